@@ -29,7 +29,7 @@ from peers import MODELS, SMOKE
 from tables import RESULTS, read_table, result_path, show, write_table
 from torch import Tensor
 
-from vitkit.inference.backends.optimized import Double
+from vitkit.inference.backends.optimized import OptimizedModel
 from vitkit.inference.backends.torch import best, build, measure, processor
 from vitkit.inference.pipeline import BATCH, cores
 from vitkit.model.names import config_for
@@ -51,19 +51,21 @@ def beside(busy: bool) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _processor_seconds(double: Double, images: Tensor) -> float:
+def _processor_seconds(double: OptimizedModel, images: Tensor) -> float:
     began = time.thread_time()
     double(images)
     return time.thread_time() - began
 
 
-def ratios_of(plan: Double, plain: Double, images: Tensor, rounds: int) -> tuple[list[float], list[float]]:
+def ratios_of(
+    plan: OptimizedModel, plain: OptimizedModel, images: Tensor, rounds: int
+) -> tuple[list[float], list[float]]:
     """Of each round the plain model's time in that of the plan, all cores at work: wall clock, and processor."""
     wall, processors = [], []
     before = torch.get_num_threads()
     with ThreadPoolExecutor(cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
 
-        def seconds(double: Double) -> tuple[float, float]:
+        def seconds(double: OptimizedModel) -> tuple[float, float]:
             began = time.perf_counter()
             own = list(pool.map(lambda _: _processor_seconds(double, images), range(cores())))
             return time.perf_counter() - began, sum(own)

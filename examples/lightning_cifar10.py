@@ -1,8 +1,9 @@
-"""CIFAR-10 with Lightning's own Trainer: `python examples/lightning_cifar10.py [DATA] [EPOCHS] [MODEL]`.
+"""Train on CIFAR-10 with Lightning's Trainer: `python examples/lightning_cifar10.py [DATA] [EPOCHS] [MODEL]`.
 
-A ViT of vitkit's in a LightningModule, with ModelCheckpoint, stochastic weight averaging and a cosine schedule; then a
-model folder of the averaged weights, for `vitkit predict runs/lightning IMAGE` and all other commands. DATA is
-`cifar10` (downloaded once) or any folder with train/ and test/. Needs `pip install vitkit[lightning]`.
+The script wraps a ViT in a LightningModule and trains it with ModelCheckpoint, stochastic weight averaging and a cosine
+schedule. It saves the averaged weights as a model folder, for `vitkit predict runs/lightning IMAGE` and all other
+commands. DATA is `cifar10` (downloaded once) or any folder with train/ and test/. It requires
+`pip install vitkit[lightning]`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vitkit.training.recipe import Recipe
 
 
 class Augmented(torch.utils.data.Dataset):
-    """Vitkit draws augmentation by (seed, epoch, image); a Trainer asks for images alone."""
+    """Training images for a Trainer, which passes only an index; vitkit draws augmentation by (seed, epoch, image)."""
 
     def __init__(self, images: TrainingImages) -> None:
         self.images = images
@@ -40,7 +41,7 @@ class Augmented(torch.utils.data.Dataset):
 def main(
     data: str = "cifar10", epochs: int = 10, name: str = "vit_tiny_patch4_32", out: Path = Path("runs/lightning")
 ) -> None:
-    """Train, and leave a model folder."""
+    """Train a model and save it as a model folder."""
     L.seed_everything(0, verbose=False)
     table = split(read_source(data), (0.9, 0.1, 0.0), seed=0)  # train/ is divided, test/ stays as it is
     model = vitkit.create_model(name, num_classes=len(table.classes))

@@ -1,7 +1,7 @@
-"""Make the pictures of docs/guide/looking-inside.md: `python examples/looking_inside.py DIGITS_RUN DEIT_WEIGHTS [OUT]`.
+"""Draw the pictures of docs/guide/looking-inside.md: `python examples/looking_inside.py DIGITS_RUN DEIT_WEIGHTS [OUT]`.
 
-DIGITS_RUN is what `vitkit train digits` leaves, DEIT_WEIGHTS is DeiT-Ti/16 (`deit_tiny_patch16_224`). The photographs
-are the two that come with scikit-learn.
+DIGITS_RUN is the run folder of `vitkit train digits`; DEIT_WEIGHTS is DeiT-Ti/16 (`deit_tiny_patch16_224`). The
+photographs are the two sample images of scikit-learn.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ NINE = Path(__file__).parents[1] / "docs" / "pictures" / "nine.png"
 
 
 def save(path: Path, figure: Figure) -> None:
-    """A PNG, or with photographs a JPEG, which is smaller."""
+    """Save a figure as a JPEG or PNG, by the suffix of the path."""
     with Image.open(io.BytesIO(draw.to_png(figure))) as picture:
         picture.convert("RGB").save(path, quality=82, optimize=True)
 
 
 def main(run: str, weights: str, out: Path) -> None:
-    """Draw them all."""
+    """Draw all pictures into a folder."""
     out.mkdir(parents=True, exist_ok=True)
     digits, deit = load(run), load(weights)
 
     for name, classifier, picture in (("digit", digits, NINE), ("flower", deit, FLOWER)):
-        found = classifier.explain(picture, "all")
-        save(out / f"{name}-methods.jpg", draw.side_by_side(found.photograph, found.maps, found.box, found.title))
-        assert found.heads is not None
-        save(out / f"{name}-heads.png", draw.head_sheet(found.heads, found.layers, "Each head's attention"))
-    small, box = draw.fit(FLOWER, found.box, 200)
-    film = draw.animation(small, found.heads.mean(axis=1), box, [f"layer {layer}" for layer in found.layers])
+        result = classifier.explain(picture, "all")
+        save(out / f"{name}-methods.jpg", draw.side_by_side(result.photograph, result.maps, result.box, result.title))
+        assert result.heads is not None
+        save(out / f"{name}-heads.png", draw.head_sheet(result.heads, result.layers, "Each head's attention"))
+    small, box = draw.fit(FLOWER, result.box, 200)
+    film = draw.animation(small, result.heads.mean(axis=1), box, [f"layer {layer}" for layer in result.layers])
     (out / "flower-layers.gif").write_bytes(film)
 
     answers = [deit.explain(CHINA, "gradient", name) for name in ("palace", "pirate")]

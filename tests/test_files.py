@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import is_empty, replacing, sole, sole_in, write_json, write_text
+from vitkit.system.files import exclusive, exclusive_in, is_empty, replacing, write_json, write_text
 
 
 @contextmanager
@@ -115,17 +115,17 @@ def test_what_cannot_be_json_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_only_one_works_on_a_file_and_the_other_is_told_who(tmp_path: Path) -> None:
-    with sole(tmp_path / "a.csv"):
-        with sole(tmp_path / "b.csv"), pytest.raises(VitkitError) as caught, sole(tmp_path / "a.csv"):
+    with exclusive(tmp_path / "a.csv"):
+        with exclusive(tmp_path / "b.csv"), pytest.raises(VitkitError) as caught, exclusive(tmp_path / "a.csv"):
             pass
         assert f"a.csv is being written by process {os.getpid()} of" in str(caught.value)
-    with sole(tmp_path / "a.csv"):
+    with exclusive(tmp_path / "a.csv"):
         pass
     assert names(tmp_path) == []
 
 
 def test_the_longest_name_can_be_held(tmp_path: Path) -> None:
-    with sole(tmp_path / ("x" * 251 + ".npz")):
+    with exclusive(tmp_path / ("x" * 251 + ".npz")):
         assert len(names(tmp_path)) == 1
     assert names(tmp_path) == []
 
@@ -134,13 +134,13 @@ def test_a_folder_is_made_to_be_held_and_goes_again_where_nothing_came_into_it(t
     place, own = tmp_path / "a" / "b", tmp_path / "own"
     own.mkdir()
     for folder in (place, own):
-        with sole_in(folder):
+        with exclusive_in(folder):
             assert is_empty(folder)
-            with pytest.raises(VitkitError, match="is being written by"), sole_in(folder):
+            with pytest.raises(VitkitError, match="is being written by"), exclusive_in(folder):
                 pass
             assert names(folder) == [".lock"]
     assert names(tmp_path) == ["own"]
-    with sole_in(place):
+    with exclusive_in(place):
         (place / "file").touch()
         assert not is_empty(place)
     assert names(place) == ["file"]
@@ -148,14 +148,14 @@ def test_a_folder_is_made_to_be_held_and_goes_again_where_nothing_came_into_it(t
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from vitkit.system.files import sole\n"
-        "with sole(Path(sys.argv[1])): print('held', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from pathlib import Path; from vitkit.system.files import exclusive\n"
+        "with exclusive(Path(sys.argv[1])): print('held', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     path = tmp_path / "a.csv"
     ended = subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (-9, b"held\n")
     assert names(tmp_path) == [".a.csv.lock"]
-    with sole(path):
+    with exclusive(path):
         pass
     assert names(tmp_path) == []
 
@@ -166,10 +166,10 @@ def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path:
         (tmp_path / name).write_text("half")
     (tmp_path / ".a.npz.78.tmp").mkdir()
     (tmp_path / ".a.npz.78.tmp" / "a.npz").touch()
-    with pytest.raises(VitkitError), sole(tmp_path / "c"), sole(tmp_path / "c"):
+    with pytest.raises(VitkitError), exclusive(tmp_path / "c"), exclusive(tmp_path / "c"):
         pass
     assert len(names(tmp_path)) == len(others) + 3
-    with sole(path):
+    with exclusive(path):
         assert names(tmp_path) == sorted([*others, ".a.npz.lock"])
 
 
@@ -177,11 +177,11 @@ def test_of_many_at_once_one_works(tmp_path: Path) -> None:
     """Each adds a line to the file and takes it away again; two at once would see the other's."""
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from vitkit.errors import VitkitError; from vitkit.system.files import sole\n"
+        "from vitkit.errors import VitkitError; from vitkit.system.files import exclusive\n"
         "path, done = Path(sys.argv[1]), 0\n"
         "while done < 5:\n"
         "    try:\n"
-        "        with sole(path):\n"
+        "        with exclusive(path):\n"
         "            path.touch(exist_ok=False); time.sleep(0.001); path.unlink(); done += 1\n"
         "    except VitkitError:\n"
         "        time.sleep(0.0005)\n"

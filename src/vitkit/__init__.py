@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
     from vitkit.verbs.search import Found, search
     from vitkit.verbs.train import TrainingRun, train
-    from vitkit.webapp.app import studio
+    from vitkit.webapp.studio import studio
     from vitkit.weights import load
     from vitkit.weights.loading import create_model
 
@@ -93,7 +93,7 @@ __all__ = [
     "zero_shot",
 ]
 
-_HOMES = {
+HOMES = {  # below vitkit; functions in verbs are commands, too (vitkit.cli.commands)
     "Anatomy": "verbs.explain",
     "Benchmark": "verbs.bench",
     "Checkup": "verbs.doctor",
@@ -139,11 +139,11 @@ _HOMES = {
     "pretrain": "verbs.pretrain",
     "search": "verbs.search",
     "serve": "serving.serve",
-    "studio": "webapp.app",
+    "studio": "webapp.studio",
     "train": "verbs.train",
     "zero_shot": "language.zero_shot",
 }
-__getattr__ = importer(__name__, _HOMES)
+__getattr__ = importer(__name__, HOMES)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""A model, its class names and its preprocessing: what every command after `train` takes, and all that is saved."""
+"""`Classifier`: a model with its class names and preprocessing, as every command after `train` uses and saves it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from vitkit import model_folder
 from vitkit.data.decode import picture_of, warn_of_doubt
-from vitkit.data.in_memory import Source, picture_held, sources_of
+from vitkit.data.in_memory import Held, Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features, read_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.system.environment import choose_device
-from vitkit.system.progress import Say, unsaid
+from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, type_of
 from vitkit.text.fields import is_number
 from vitkit.text.names import check_names
@@ -31,34 +31,36 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vitkit.data.in_memory import Held, InMemory
+    from vitkit.data.in_memory import InMemory
+    from vitkit.data.storage import Stored
     from vitkit.explanation.explanation import Explanation
     from vitkit.inference.backends.registry import Runner
     from vitkit.model.build import Model
     from vitkit.model.load_report import LoadReport
 
-    Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held]
+    Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held | Stored]
 
 _LARGEST_BATCH = 10**6
 
 
 @dataclass
 class Classifier:
-    """A trained model that can be asked about images.
+    """A trained model that classifies images.
 
-    It answers as in evaluation mode, also where `model.train()` has been called: each question puts the model's parts
-    into that mode and back.
+    It always computes in evaluation mode, even after `model.train()`: each call switches the parts of the model to that
+    mode and back.
 
     Attributes:
         model: the plain float32 model: a Vision Transformer, or another library's network.
         classes: names, in the order of the logits.
-        preprocess: from a picture to the model's input.
-        temperature: logits are divided by it before the softmax, or the sigmoid.
-        provenance: where the weights came from: data and its hash, recipe, seed, versions, metrics.
-        report: what became of every tensor, where the weights were loaded.
-        thresholds: of a multi-label model, the probability from which on an image has a class, one a class; else None.
-        pictures: the record of what the weights were trained on, in bytes (`data.seen`); None: there is none.
-        runner: what computes logits in the model's place, see `use`; features and explanations are the model's own.
+        preprocess: the conversion of a picture to the model's input.
+        temperature: the divisor of the logits before the softmax or sigmoid.
+        provenance: the origin of the weights: data and its hash, recipe, seed, versions, metrics.
+        report: what became of every tensor, if the weights were loaded.
+        thresholds: for a multi-label model, the probability from which on an image has a class, one a class; else None.
+        pictures: the record of what the weights were trained on, in bytes (`data.seen`), or None.
+        runner: the backend that computes logits instead of the model, see `use`; features and explanations always come
+            from the model.
     """
 
     model: Model
@@ -96,23 +98,23 @@ class Classifier:
 
     @property
     def task(self) -> Literal["single", "multi"]:
-        """Whether an image has one class, or may have several or none."""
+        """Whether an image has exactly one class, or any number of them."""
         return "single" if self.thresholds is None else "multi"
 
     @property
     def device(self) -> torch.device:
-        """Where the model is. Images and answers may be elsewhere."""
+        """The device of the model. Images and answers may be elsewhere."""
         return next(self.model.parameters()).device
 
     @check_arguments
     def to(self, device: str = "auto") -> Classifier:
-        """Move the model, as torch does; returns this classifier.
+        """Move the model, as torch does, and return this classifier.
 
         Args:
             device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
 
         Raises:
-            VitkitError: there is no such device here, or logits are computed by a backend that has weights of its own.
+            VitkitError: this machine has no such device, or a backend computes logits with a copy of the weights.
         """
         chosen = choose_device(device)
         if self.runner is not None:
@@ -121,7 +123,7 @@ class Classifier:
         return self
 
     def logits(self, images: Tensor) -> Tensor:
-        """(B, C, height, width), preprocessed -> (B, K) logits, in float32, where the images are."""
+        """Compute (B, C, height, width), preprocessed -> (B, K) logits, in float32, on the images' device."""
         import torch
 
         with torch.inference_mode():
@@ -141,78 +143,78 @@ class Classifier:
         images: int | None = None,
         merge: int = 0,
         plan: str = "auto",
-        say: Say = unsaid,
+        say: Say = ignore,
         device: str = "auto",
     ) -> Classifier:
-        """This classifier, with logits by one of `inference.backends` from the weights that the model has now.
+        """Return this classifier with logits by one of `inference.backends`, from the current weights of the model.
 
         Args:
-            backend: `eager`, `compile`, `openvino` or `onnx`; `auto` takes the fastest that is there.
-            precision: `float32` or `bfloat16`; `auto` takes bfloat16 where the hardware multiplies such numbers.
-            images: how many will be asked, for `auto`; None for many.
-            merge: patches that are merged with others in every layer, by backend eager.
-            plan: how eager computes on a CPU; `auto`: the fastest, in float32 the model itself unless `images` >= 500.
-            say: is told what was measured.
+            backend: `eager`, `compile`, `openvino` or `onnx`; `auto` is the fastest that is installed.
+            precision: `float32` or `bfloat16`; `auto` is bfloat16 where the hardware multiplies such numbers.
+            images: the expected number of images, for `auto`; None for many.
+            merge: patches that are merged with others in every layer, with backend eager.
+            plan: how eager computes on a CPU; `auto` is the fastest, in float32 the model unless `images` >= 500.
+            say: receives what was measured.
             device: `cpu`, `cuda` or `mps`, for the backend; `auto` is where the model is, or a GPU if there is one.
 
         Raises:
-            VitkitError: there is no such backend, precision, plan or device, it does not work here, or the model
-                cannot be merged.
+            VitkitError: there is no such backend, precision, plan or device, it does not work here, or the model cannot
+                be merged.
         """
         from vitkit.inference.backends import open_runner
 
         return self._by(open_runner(self.model, backend, precision, images, merge, plan, say, device))
 
     def _by(self, runner: Runner | None) -> Classifier:
-        """This classifier with another runner; the model's mode, which a new classifier sets, stays as it is."""
+        """Return this classifier with another runner. The mode of the model stays, which a new classifier would set."""
         other = copy.copy(self)
         other.runner = runner
         return other
 
     @property
     def backend(self) -> str:
-        """What computes logits."""
+        """The backend that computes logits."""
         return "eager" if self.runner is None else self.runner.backend
 
     @property
     def precision(self) -> str:
-        """In what precision logits are computed."""
+        """The precision in which logits are computed."""
         return "float32" if self.runner is None else self.runner.precision
 
     @property
     def computation(self) -> dict[str, Any]:
-        """What computes logits, as figures name it: `backend`, `precision`, `plan` (empty: no choice) and `merge`."""
+        """What computes logits: `backend`, `precision`, `plan` (empty if there is no choice) and `merge`."""
         merged, plan = (0, "") if self.runner is None else (self.runner.merged, self.runner.plan)
         return {"backend": self.backend, "precision": self.precision, "plan": plan, "merge": merged}
 
     @property
     def computed(self) -> str:
-        """What computes logits and in what precision, in words."""
+        """What computes logits, and in which precision, in words."""
         merged, plan = self.computation["merge"], self.computation["plan"]
         words = [self.backend, self.precision, *([f"plan {plan}"] if plan not in ("", "plain") else [])]
         return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """(B, C, height, width), preprocessed -> (B, K) calibrated probabilities.
+        """Compute (B, C, height, width), preprocessed -> (B, K) calibrated probabilities.
 
-        Each row sums to 1; of a multi-label model each class has a probability of its own. A row of which a logit is
-        not finite is NaN throughout: a sigmoid would make a certainty of an overflow.
+        Each row sums to 1; classes of a multi-label model have independent probabilities. A row with a logit that is
+        not finite is NaN throughout: a sigmoid would turn an overflow into a certainty.
         """
         logits = self.logits(images) / self.temperature
-        found = logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
-        return found.masked_fill(~logits.isfinite().all(dim=-1, keepdim=True), math.nan)
+        probabilities = logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
+        return probabilities.masked_fill(~logits.isfinite().all(dim=-1, keepdim=True), math.nan)
 
     def answer(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """As `probabilities`, of and in numpy's arrays."""
+        """Compute `probabilities` from and to numpy arrays."""
         import torch
 
         return np.asarray(self.probabilities(torch.from_numpy(pixels)))
 
-    def read(self, image: str | Path | InMemory) -> Tensor:
-        """An image -> (C, height, width) float32, as the model reads it.
+    def read(self, image: str | Path | InMemory | Stored) -> Tensor:
+        """Read an image as the model's input: (C, height, width) float32.
 
         Raises:
-            UnreadableImageError: the file does not hold a picture.
+            UnreadableImageError: the file does not contain a picture.
             VitkitError: it is neither a path nor a picture in memory (`data.in_memory`).
         """
         import torch
@@ -224,15 +226,17 @@ class Classifier:
 
     def _pixels(self, source: Source) -> npt.NDArray[np.float32]:
         short_side = self.preprocess.short_side
-        path = source if isinstance(source, str) else source.name
-        with picture_of(path, short_side) if isinstance(source, str) else picture_held(source, short_side) as picture:
+        path = source.name if isinstance(source, Held) else source
+        with (
+            picture_held(source, short_side) if isinstance(source, Held) else picture_of(source, short_side) as picture
+        ):
             warn_of_doubt(path, picture)
             return self.preprocess(picture.image)
 
     def features(self, images: Tensor, what: Features = "head", precision: str = "float32") -> Tensor:
-        """(B, C, height, width), preprocessed -> features, in float32, where the images are.
+        """Compute (B, C, height, width), preprocessed -> features, in float32, on the images' device.
 
-        See `inference.features.read_features` for what there is. In precision `bfloat16` products are computed in that.
+        `inference.features.read_features` lists the kinds. Precision `bfloat16` computes products in it.
 
         Raises:
             VitkitError: the model has no class token.
@@ -248,13 +252,13 @@ class Classifier:
     def stream(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Each image's path with its (K,) probabilities, or with the reason why there are none; in order, as they come.
+        """Yield each image's path with its (K,) probabilities, or with the reason why there are none, in order.
 
         Pictures in memory are called `picture 0` and so on. Memory does not grow with the number of images.
 
         Raises:
             VitkitError: batch_size is not at least 1, or the model has no head.
-            ShortageError: memory runs out, for a picture or for a batch: what came before can be kept.
+            ShortageError: memory runs out, for a picture or a batch; earlier results stay valid.
         """
         if not self.classes:
             raise VitkitError("the model has no head, so there are no classes: train one, or load with num_classes")
@@ -268,9 +272,9 @@ class Classifier:
         batch_size: int | None = None,
         precision: str = "float32",
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """As `stream`, with `features` in the place of probabilities."""
-        own = self._by(None)
-        return own._map(own._tensor, lambda batch: self.features(batch, what, precision), images, batch_size)
+        """Yield `features` instead of probabilities; see `stream`."""
+        plain = self._by(None)
+        return plain._map(plain._tensor, lambda batch: self.features(batch, what, precision), images, batch_size)
 
     def _tensor(self, source: Source) -> Tensor:
         import torch
@@ -295,14 +299,14 @@ class Classifier:
 
     @check_arguments
     def predict(self, images: Sources, batch_size: int | None = None) -> Iterator[Prediction]:
-        """A prediction for each image, in order, as they come.
+        """Yield a prediction for each image, in order.
 
-        An image that cannot be read, or answered with finite numbers, gives a `Prediction` with its `error`.
+        An image that cannot be read, or whose numbers are not finite, gives a `Prediction` with its `error`.
 
         Args:
             images: one or several: paths, PIL images, numpy arrays (height, width, C) or torch tensors (C, height,
                 width), uint8 from 0 to 255 or floats from 0 to 1; an array or tensor of four axes is several.
-            batch_size: images computed at a time; by default as suits the backend.
+            batch_size: images computed at a time; the default suits the backend.
 
         Raises:
             VitkitError: something is neither a path nor a picture; its type is named.
@@ -311,7 +315,7 @@ class Classifier:
             yield self.prediction(path, outcome)
 
     def prediction(self, path: str, outcome: npt.NDArray[np.float32] | str) -> Prediction:
-        """What (K,) probabilities of an image come to, or the reason why there are none."""
+        """Make a prediction from the (K,) probabilities of an image, or from the reason why there are none."""
         if isinstance(outcome, str):
             return Prediction(path, error=outcome)
         thresholds = None if self.thresholds is None else np.array(self.thresholds)
@@ -320,12 +324,12 @@ class Classifier:
     @check_arguments
     def explain(
         self,
-        image: str | Path | bytes | InMemory,
+        image: str | Path | bytes | InMemory | Stored,
         method: str = "gradient",
         target: str | int = "top",
         layer: int | None = None,
     ) -> Explanation:
-        """Where in an image a class comes from, by the very pixels that predictions are made of.
+        """Explain which regions of an image speak for a class, with the same pixels that predictions use.
 
         Args:
             image: a file, its content, or a picture in memory, as for `predict`.
@@ -334,7 +338,7 @@ class Classifier:
             layer: for the methods that look at one layer, and for `heads`; None is the last, and for `heads` every one.
 
         Raises:
-            UnreadableImageError: the file does not hold a picture.
+            UnreadableImageError: the file does not contain a picture.
             UnansweredError: the model's numbers for it are not finite.
             VitkitError: the model has no head; there is no such method, class or layer.
         """
@@ -344,11 +348,11 @@ class Classifier:
 
     @check_arguments
     def save(self, folder: str | Path) -> None:
-        """Write the model folder. What was there stays whole until the new files are.
+        """Write the model folder. The previous model stays intact until the new files are complete.
 
         Raises:
             VitkitError: its preprocessing makes images of another size than the model reads.
-            OSError: the disk is full or not writable; the folder then holds what it held before.
+            OSError: the disk is full or not writable; the folder then holds its previous content.
         """
         from vitkit.model.build import stored_weights
 

@@ -1,4 +1,4 @@
-"""The exceptions that are addressed to the person at the keyboard."""
+"""The exceptions that address the user."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ NOT_FINITE = "the model's answer is not finite: its weights are damaged, or too 
 
 
 class VitkitError(ValueError):
-    """Something the user can change: the message names it, says what was expected and what to do.
+    """An error that the user can fix: the message names its cause, what was expected and what to do.
 
-    The command line prints the message alone and exits with code 2; `--debug` shows the traceback.
+    The command line prints only the message and exits with code 2; `--debug` shows the traceback.
     """
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of somebody else's says, in one line; its kind where it says nothing."""
+    """Return the first line of an exception's message, or the exception's type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class ShortageError(VitkitError):
-    """The machine has too little memory, or too many files open, for now; what it was asked is not to blame."""
+    """The machine is short of memory or of open files at present; the request itself is valid."""
 
 
 _FEW_FILES = (errno.EMFILE, errno.ENFILE)
@@ -28,7 +28,7 @@ _SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def is_memory_short(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or in main memory."""
+    """Return whether an error means that the memory of a GPU or of the machine ran out."""
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
     return isinstance(error, MemoryError) or (
@@ -37,19 +37,19 @@ def is_memory_short(error: BaseException) -> bool:
 
 
 def are_files_short(error: BaseException) -> bool:
-    """Whether an error says that this process, or the machine, has as many files open as it may."""
+    """Return whether an error means that this process or the machine has too many open files."""
     return isinstance(error, OSError) and error.errno in _FEW_FILES
 
 
 class UnansweredError(VitkitError):
-    """A model computed numbers for an image that are not finite, which is no answer."""
+    """The numbers that a model computed for an image are not finite."""
 
 
-class Interrupted(BaseException):  # not an error: somebody asked for it
+class Interrupted(BaseException):  # not an error, but a request
     """The user or the machine asked the work to stop, and it stopped in good order.
 
-    As with `KeyboardInterrupt`, nobody who catches errors catches it. The command line exits with
-    128 + `signal_number`: 130 after Ctrl-C.
+    Handlers of errors do not catch it, as with `KeyboardInterrupt`. The command line exits with 128 +
+    `signal_number`: 130 after Ctrl-C.
     """
 
     def __init__(self, signal_number: int) -> None:

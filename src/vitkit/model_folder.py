@@ -1,8 +1,8 @@
-"""The folder that a classifier is saved in.
+"""The folder of a saved classifier: `model.safetensors`, `model.json`, and `pictures.npz`.
 
-It holds `model.safetensors`, `model.json`, and `pictures.npz`, the record of what the weights were trained on. The JSON
-names the hashes of both, so that damage and mismatched files are noticed; it is journalled, so that a crash while
-saving leaves the old model or the new one.
+The last is the record of the training images. The JSON contains the hashes of the other two, so that damaged or
+mismatched files are noticed. Saving is journalled: a
+crash leaves either the old or the new model.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT_VERSION = 2
-OF_VIT = 1  # the version that a Vision Transformer's folder still has, which earlier vitkits read
+OF_VIT = 1  # the version of a Vision Transformer's folder, which earlier vitkits can read
 WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
 _NEXT = "model.json.next"  # the description of weights that are about to take their place
 _NEXT_RECORD = "pictures.npz.next"  # and the record that goes with it
 
 
 def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str, Any], pictures: bytes | None) -> None:
-    """Write the folder. What was there stays whole until the new files are.
+    """Write the folder. The previous model stays intact until the new files are complete.
 
     Args:
-        folder: is made if it is not there.
-        weights: by their names in the state dict.
-        description: what `model.json` says beside versions and hashes.
-        pictures: the record of what the weights were trained on; None: there is none.
+        folder: the folder; it is made if it is missing.
+        weights: tensors by their names in the state dict.
+        description: the content of `model.json` without versions and hashes.
+        pictures: the record of what the weights were trained on; None if there is none.
 
     Raises:
-        OSError: the disk is full or not writable; the folder then holds what it held before.
+        OSError: the disk is full or not writable; the folder then holds its previous content.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _settle(folder)
@@ -57,34 +57,20 @@ def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str,
         _settle(folder)
 
 
-def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    path.touch()
-    mode = path.stat().st_mode  # safetensors makes files that only their owner can read
-    try:
-        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
-        save_file(tensors, path, {"vitkit_version": vitkit.__version__})
-        path.chmod(mode)
-    except SafetensorError as error:  # how safetensors reports a full disk
-        raise OSError(f"cannot write {path.with_name(WEIGHTS)}: {error}") from error
-
-
 def is_model_folder(path: Path) -> bool:
-    """Whether the folder is one of vitkit's own, damaged or not."""
+    """Return whether the folder was written by vitkit, damaged or not."""
     return any((path / name).is_file() for name in (DESCRIPTION, _NEXT))
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The description that belongs to the weights; a save cut short after its first step is completed here."""
+    """Read the description that belongs to the weights, and accept a save that was interrupted after its first step."""
     weights = folder / WEIGHTS
-    found = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
-    if not found or not weights.is_file():
-        missing = DESCRIPTION if not found else WEIGHTS
+    names = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
+    if not names or not weights.is_file():
+        missing = DESCRIPTION if not names else WEIGHTS
         raise VitkitError(f"{folder} is not a model folder: it has no {missing}")
     weights_hash = _sha256(weights)
-    for name in found:
+    for name in names:
         description = _parse(folder / name)
         if description.get("weights_sha256") == weights_hash:
             return _with_known_task(folder, description)
@@ -92,10 +78,10 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
-    """The record of pictures that belongs to the weights; None where there was none.
+    """Read the record of training images that belongs to the weights; None if there was none.
 
     Raises:
-        VitkitError: it is gone, or its content is not what the description says.
+        VitkitError: it is missing, or its content is not the described one.
     """
     expected = description.get("pictures_sha256")
     if expected is None:
@@ -112,9 +98,45 @@ def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
     )
 
 
+def _settle(folder: Path) -> None:
+    """Complete a save: the next description takes its name if its weights are in place, and is removed otherwise."""
+    pending, weights = folder / _NEXT, folder / WEIGHTS
+    if not pending.is_file():
+        (folder / _NEXT_RECORD).unlink(missing_ok=True)
+        return
+    try:
+        description = from_json(pending.read_text(encoding="utf-8"))
+        expected = description["weights_sha256"]
+    except (ValueError, KeyError, TypeError):
+        expected = None
+    if weights.is_file() and expected == _sha256(weights):
+        if "pictures_sha256" not in description:
+            (folder / RECORD).unlink(missing_ok=True)  # it belongs to the previous model
+        with suppress(FileNotFoundError):
+            (folder / _NEXT_RECORD).replace(folder / RECORD)
+        pending.replace(folder / DESCRIPTION)
+    else:
+        pending.unlink()
+        (folder / _NEXT_RECORD).unlink(missing_ok=True)
+
+
+def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode  # safetensors makes files that only their owner can read
+    try:
+        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(tensors, path, {"vitkit_version": vitkit.__version__})
+        path.chmod(mode)
+    except SafetensorError as error:  # how safetensors reports a full disk
+        raise OSError(f"cannot write {path.with_name(WEIGHTS)}: {error}") from error
+
+
 def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     task, thresholds = description.get("task", "single"), description.get("thresholds")
-    is_list = isinstance(thresholds, list) and all(isinstance(own, (int, float)) for own in thresholds)
+    is_list = isinstance(thresholds, list) and all(isinstance(threshold, (int, float)) for threshold in thresholds)
     if (task, is_list) not in (("single", False), ("multi", True)):
         raise VitkitError(f"{folder / DESCRIPTION} is damaged: task {task!r} with thresholds {thresholds!r}")
     return description
@@ -133,28 +155,6 @@ def _parse(path: Path) -> dict[str, Any]:
             f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit"
         )
     return description
-
-
-def _settle(folder: Path) -> None:
-    """Bring a save to its end: the next description takes its name if its weights are in place, else it goes."""
-    pending, weights = folder / _NEXT, folder / WEIGHTS
-    if not pending.is_file():
-        (folder / _NEXT_RECORD).unlink(missing_ok=True)
-        return
-    try:
-        description = from_json(pending.read_text(encoding="utf-8"))
-        expected = description["weights_sha256"]
-    except (ValueError, KeyError, TypeError):
-        expected = None
-    if weights.is_file() and expected == _sha256(weights):
-        if "pictures_sha256" not in description:
-            (folder / RECORD).unlink(missing_ok=True)  # of a model that was here before
-        with suppress(FileNotFoundError):
-            (folder / _NEXT_RECORD).replace(folder / RECORD)
-        pending.replace(folder / DESCRIPTION)
-    else:
-        pending.unlink()
-        (folder / _NEXT_RECORD).unlink(missing_ok=True)
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -4,8 +4,10 @@ unnoticed."""
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +19,7 @@ import typer
 
 import runs
 import vitkit as package
-from vitkit.cli.app import VERBS, function_of, sentence_of
+from vitkit.cli.app import VERBS, function_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
 FUNCTIONS: dict[str, Callable[..., Any]] = {verb: function_of(verb) for verb in VERBS}
@@ -116,7 +118,7 @@ def test_the_package_runs_as_a_module() -> None:
 def test_help_loads_neither_torch_nor_numpy() -> None:
     for loaded, verbs in zip(modules_after(["--help"], ["train", "--help"]), ([], ["train"]), strict=True):
         assert [
-            verb for verb in VERBS if f"vitkit.cli.{verb}" in loaded
+            verb for verb, row in VERBS.items() if f"vitkit.{row.module}" in loaded
         ] == verbs  # one is imported when it is asked for
         assert loaded & (SLOW | {"torch", "numpy", "matplotlib", "sklearn"}) == set()
 
@@ -139,7 +141,8 @@ def test_what_can_be_refused_by_itself_is_refused_before_anything_slow_is_import
 def test_the_sentence_of_a_verb_begins_its_help() -> None:
     for verb, function in FUNCTIONS.items():
         text = " ".join((function.__doc__ or "").partition("\n\n")[0].split())
-        assert text.startswith(sentence_of(verb)) and sentence_of(verb).endswith("."), verb
+        sentence = VERBS[verb].sentence
+        assert text.startswith(sentence) and sentence.endswith("."), verb
 
 
 def test_predict_and_explain_load_nothing_that_is_slow_to_import(trained: Path, data: Path, tmp_path: Path) -> None:
@@ -238,3 +241,98 @@ def test_memory_that_is_short_anywhere_is_told_in_a_line(
     outcome = vitkit("info", "vit_tiny_patch16_224")
     assert outcome.code == 2
     assert outcome.err == f"error: there is too little memory ({told}): free some, or ask for less at a time\n"
+
+
+# --- A new verb -------------------------------------------------------------------------------------
+
+COUNT = '''"""`vitkit.count`: how many files there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from vitkit.system.progress import Progress, Say, silent, ignore
+from vitkit.text.arguments import check_arguments
+from vitkit.text.fields import Between
+from vitkit.verbs.result import Result
+
+
+@dataclass(frozen=True, repr=False)
+class Count(Result):
+    files: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"files": self.files}
+
+    def lines(self) -> list[str]:
+        return [f"{self.files} files"]
+
+
+@check_arguments
+def count(
+    folder: str | Path,
+    *,
+    ending: Sequence[str] = (),
+    most: Annotated[int, Between(1)] = 100,
+    hidden: bool = True,
+    note: Say = ignore,
+    progress: Progress = silent,
+) -> Count:
+    """Count the files of a folder, up to `most`. It does not look into other folders.
+
+    `vitkit.count("photos").files` is a number.
+
+    On the command line: `vitkit count photos --ending .jpg`.
+
+    Args:
+        folder: where to look.
+        ending: an ending that is counted; several times. By default all are.
+        most: stop at so many files in `folder`.
+        hidden: whether hidden files count.
+        note: told once.
+        progress: of counting.
+    """
+    note("counted")
+    names = [path.name for path in Path(folder).iterdir() if hidden or not path.name.startswith(".")]
+    return Count(min(most, sum(not ending or name.endswith(tuple(ending)) for name in names)))
+'''
+
+
+def test_a_verb_is_added_by_its_module_and_its_public_name(tmp_path: Path) -> None:
+    """Two files are edited, and the command has its arguments, flags, help, ranges and JSON."""
+    package_of_two = tmp_path / "vitkit"
+    shutil.copytree(Path(package.__file__).parent, package_of_two, ignore=shutil.ignore_patterns("__pycache__"))
+    (package_of_two / "verbs" / "count.py").write_text(COUNT)
+    door = package_of_two / "__init__.py"
+    door.write_text(door.read_text().replace("HOMES = {", 'HOMES = {"count": "verbs.count",'))
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.jpg", "b.jpg", ".c.jpg", "d.txt"):
+        (photos / name).touch()
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        environment = runs.environment() | {"PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
+        command = [sys.executable, "-m", "vitkit", "count", *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    done = run(photos, "--ending", ".jpg", "--no-hidden", "--json")
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"files": 2}, "note: counted\n")
+    assert run(photos, "--ending", ".txt", "--ending", "jpg").stdout == "4 files\n"
+    refused = run(photos, "--most", 0)
+    assert refused.returncode == 2
+    assert "--most" in refused.stderr
+    assert "greater than or equal to 1" in refused.stderr
+    assert run().returncode == 2
+    help_text = " ".join(run("--help").stdout.replace("│", " ").split())
+    assert "Count the files of a folder, up to --most. It does not look into other folders." in help_text
+    assert "Example: vitkit count photos --ending .jpg" in help_text
+    assert "Stop at so many files in FOLDER." in help_text
+    assert "is a number" not in help_text
+    listed = subprocess.run(
+        [sys.executable, "-c", "from vitkit.cli.app import VERBS; print(VERBS['count'].sentence)"],
+        env=runs.environment() | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert listed.stdout == "Count the files of a folder, up to --most.\n"

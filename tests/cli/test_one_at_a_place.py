@@ -11,7 +11,7 @@ import pytest
 
 from photos import fingerprint
 from vitkit.errors import VitkitError
-from vitkit.system.files import sole, sole_in
+from vitkit.system.files import exclusive, exclusive_in
 
 BENCH = ("bench", "{run}", "--batch-sizes", "1", "--backends", "eager", "--precisions", "float32", "--rounds", "1")
 COMMANDS = {
@@ -42,7 +42,7 @@ def words(name: str, run: Path, photos: Path) -> list[str]:
 def held(name: str) -> AbstractContextManager[None]:
     """What it writes, as another process of its kind would hold it; to a lock this process is another, too."""
     out = Path(next(word for word in COMMANDS[name] if word.startswith("out")))
-    return sole(out) if out.suffix else sole_in(out)
+    return exclusive(out) if out.suffix else exclusive_in(out)
 
 
 def take(name: str) -> Path:

@@ -32,7 +32,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.walk import find_images
 from vitkit.reporting import gallery as album
-from vitkit.system.files import sole
+from vitkit.system.files import exclusive
 from vitkit.text.cells import restored
 from vitkit.verbs.predict import predict
 from vitkit.weights import load
@@ -83,7 +83,7 @@ def test_top_adds_two_columns_a_class(vitkit: Any, trained: Path, here: Path, to
 
 
 def test_a_file_that_another_process_writes_is_left_to_it(vitkit: Any, trained: Path, here: Path) -> None:
-    with sole(here / "answers.csv"):
+    with exclusive(here / "answers.csv"):
         for flag in ([], ["--resume"], ["--force"]):
             outcome = vitkit("predict", trained, "photos/red", "-o", "answers.csv", *flag)
             assert (outcome.code, outcome.out) == (2, "")

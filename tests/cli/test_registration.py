@@ -135,7 +135,7 @@ def read(name, path, layout):
     rows = [line.split() for line in path.read_text().splitlines()]
     return table_of(name, path.parent, [(image, label, "test") for label, image in rows])
 
-register(SourceKind("toy", "a list of toys", __name__, (".toys",)))
+register(SourceKind("toy", "a list of toys", read, (".toys",)))
 """
 
 

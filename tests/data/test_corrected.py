@@ -145,7 +145,7 @@ def test_a_heap_of_pictures_has_the_classes_of_its_label_file(tmp_path: Path) ->
     assert labelled(table) == {"0.png": "a", "1.png": "b", "2.png": "a"}
     assert "2 pictures without a label yet are left out" in table.corrections
     several = corrected(data, Edit("0.png", "a;b"), Edit("1.png", "b"), Edit("2.png", ";"))
-    assert several.is_multi
+    assert several.task.name == "multi"
     assert labelled(several) == {"0.png": "a;b", "1.png": "b", "2.png": ";"}
 
 

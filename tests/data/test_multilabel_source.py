@@ -18,7 +18,8 @@ from vitkit.data.doctor.examine import examine
 from vitkit.data.sources import read_source
 from vitkit.data.split_file import split_from_file, split_to_dict
 from vitkit.data.splits import fold, limit_training, split
-from vitkit.data.table import ImageTable, number_sets
+from vitkit.data.table import ImageTable
+from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL
 from vitkit.errors import VitkitError
 from vitkit.reporting.dataset_report import write_checkup
 
@@ -34,7 +35,7 @@ def names_of(table: ImageTable) -> list[str]:
 
 
 def table_of(own: list[tuple[int, ...]], classes: int, splits: list[str | None] | None = None) -> ImageTable:
-    sets, labels = number_sets([tuple(sorted(labels)) for labels in own])
+    sets, labels = MULTI_LABEL.encode([tuple(sorted(labels)) for labels in own])
     return ImageTable(
         name="some",
         root=Path("/photos"),
@@ -61,7 +62,7 @@ def random_sets(images: int, classes: int, seed: int) -> list[tuple[int, ...]]:
 
 def test_names_are_split_stripped_sorted_and_counted_once(tmp_path: Path) -> None:
     table = read_source(csv_of(tmp_path, "a.png, dog ;cat", "b.png,", "c.png,cat;cat;", "d.png,;", "e.png,Zebra"))
-    assert table.is_multi
+    assert table.task is MULTI_LABEL
     assert table.classes == ("Zebra", "cat", "dog")
     assert names_of(table) == ["cat;dog", "", "cat", "", "Zebra"]
     assert [table.target(i) for i in range(3)] == [[0, 1, 1], [0, 0, 0], [0, 1, 0]]
@@ -72,17 +73,17 @@ def test_names_are_split_stripped_sorted_and_counted_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize("header", ["path,labels", "path,Labels", "filename,LABELS"])
 def test_a_column_called_labels_is_multi_label_without_any_joint(tmp_path: Path, header: str) -> None:
     table = read_source(csv_of(tmp_path, "a.png,cat", "b.png,dog", header=header))
-    assert table.is_multi and names_of(table) == ["cat", "dog"]
+    assert table.task is MULTI_LABEL and names_of(table) == ["cat", "dog"]
 
 
 def test_a_label_column_is_multi_label_where_it_joins_names(tmp_path: Path) -> None:
     table = read_source(csv_of(tmp_path, "a.png,cat;dog", "b.png,dog", "c.png,", header="path,label"))
-    assert table.is_multi and names_of(table) == ["cat;dog", "dog", ""]
+    assert table.task is MULTI_LABEL and names_of(table) == ["cat;dog", "dog", ""]
 
 
 def test_a_label_column_without_several_names_stays_single(tmp_path: Path) -> None:
     table = read_source(csv_of(tmp_path, "a.png,cat", "b.png,dog", header="path,label"))
-    assert not table.is_multi and table.sets == () and table.labels == (0, 1)
+    assert table.task is SINGLE_LABEL and table.sets == () and table.labels == (0, 1)
     with pytest.raises(VitkitError, match="line 3: label is empty"):
         read_source(csv_of(tmp_path, "a.png,cat", "b.png,", header="path,label"))
 
@@ -125,7 +126,7 @@ def test_any_names_survive_the_csv_and_split_json(
     (folder / "split.json").write_text(json.dumps(split_to_dict(table)), encoding="utf-8")
     again = split_from_file(folder / "split.json")
     assert dict(zip(again.paths, names_of(again), strict=True)) == dict(zip(table.paths, names_of(table), strict=True))
-    assert again.classes == table.classes and again.is_multi
+    assert again.classes == table.classes and again.task is MULTI_LABEL
 
 
 # --- The table -------------------------------------------------------------------------------------

@@ -194,8 +194,8 @@ def test_a_missing_folder_is_named_with_the_names_that_are_known(tmp_path: Path)
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.zip").touch()
-    assert "is a file" in refusal(tmp_path / "a.zip")
+    (tmp_path / "a.rar").touch()
+    assert "is a file" in refusal(tmp_path / "a.rar")
 
 
 # --- CSV files -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL
 from vitkit.evaluation.calibration import most_rise
 from vitkit.evaluation.figures import calibration_rise, chosen_on, figures
 from vitkit.evaluation.metrics import Evaluation
@@ -29,9 +30,9 @@ from vitkit.reporting.sections import confidence, headline
     ],
 )
 def test_what_chose_is_named(fields: dict[str, object], expected: tuple[str, ...]) -> None:
-    assert chosen_on("val", fields, is_multi=False) == (*expected, "temperature by log loss")
-    assert chosen_on("val", fields, is_multi=True) == (*expected, "thresholds by F1")
-    assert chosen_on("test", fields, is_multi=False) == chosen_on("all", fields, is_multi=True) == ()
+    assert chosen_on("val", fields, SINGLE_LABEL) == (*expected, "temperature by log loss")
+    assert chosen_on("val", fields, MULTI_LABEL) == (*expected, "thresholds by F1")
+    assert chosen_on("test", fields, SINGLE_LABEL) == chosen_on("all", fields, MULTI_LABEL) == ()
 
 
 def random_labels(seed: int, images: int = 150, classes: int = 8) -> MultiEvaluation:

@@ -166,7 +166,7 @@ def test_the_most_probable_classes_are_looked_for_once_however_many_mistakes_the
 
 
 def test_figures_need_one_more_table_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("calibration._NUMBERS", "label_errors._NUMBERS", "standings._NUMBERS"):
+    for place in ("calibration._NUMBERS", "label_errors._NUMBERS", "metrics._NUMBERS"):
         monkeypatch.setattr(f"vitkit.evaluation.{place}", 2**12)
     own, counts = draw_evaluation(1500, 400), {"counts": range(1, 401), "prior": "data"}
     tracemalloc.start()

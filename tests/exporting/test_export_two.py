@@ -10,7 +10,7 @@ import pytest
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import format_of
 from vitkit.exporting.writing import _staged
-from vitkit.system.files import sole
+from vitkit.system.files import exclusive
 
 
 def test_what_a_killed_export_left_is_removed_by_the_next_of_that_name(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_of_that_name(tmp_path:
 def test_a_file_that_another_process_exports_is_left_to_it(tmp_path: Path) -> None:
     out = tmp_path / "a.pt2"
     staged = _staged(out, format_of(out), force=True)
-    with sole(out), pytest.raises(VitkitError, match=r"a\.pt2 is being written by"), staged:
+    with exclusive(out), pytest.raises(VitkitError, match=r"a\.pt2 is being written by"), staged:
         pytest.fail("two at once")
     assert list(tmp_path.iterdir()) == []
 

@@ -28,7 +28,7 @@ from vitkit.data.seen import PictureRecord
 from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_plan import Job, Plan
 from vitkit.language.tokenizer import read_tokenizer
-from vitkit.system.files import sole, sole_in
+from vitkit.system.files import exclusive, exclusive_in
 from vitkit.training import run
 from vitkit.weights import load
 from vitkit.weights.checkpoint import read_checkpoint
@@ -66,7 +66,7 @@ def test_a_lock_that_is_a_link_is_not_written(tmp_path: Path) -> None:
     (tmp_path / ".out.csv.lock").symlink_to("precious")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / ".lock").symlink_to("../precious")
-    for lock in (sole(tmp_path / "out.csv"), sole_in(tmp_path / "folder")):
+    for lock in (exclusive(tmp_path / "out.csv"), exclusive_in(tmp_path / "folder")):
         with pytest.raises(VitkitError, match="is a link"), lock:
             pass
     assert (tmp_path / "precious").read_text() == "precious"

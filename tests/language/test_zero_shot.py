@@ -21,7 +21,7 @@ import wordy
 from photos import noise, save
 from tiny import largest_difference, randomise
 from vitkit.errors import VitkitError
-from vitkit.language.text_files import read_words
+from vitkit.language.text_files import read_text_encoder
 from vitkit.language.zero_shot import SEVEN, TEMPLATES, read_images_and_words, zero_shot
 from vitkit.weights.checkpoint import read_checkpoint
 
@@ -143,11 +143,11 @@ def test_every_tensor_of_words_that_is_missing_or_misshapen_is_named(tmp_path: P
         tokens = "token_embedding" in spoiled
         save_file({name: own for name, own in state.items() if name != spoiled}, tmp_path / "model.safetensors")
         with pytest.raises(VitkitError, match="no text encoder" if tokens else spoiled):
-            read_words(read_checkpoint(tmp_path), "erf")
+            read_text_encoder(read_checkpoint(tmp_path), "erf")
         longer = torch.cat([state[spoiled]] * 2, dim=-1)
         save_file({**state, spoiled: longer}, tmp_path / "model.safetensors")
         with pytest.raises(VitkitError, match="does not fit" if tokens else spoiled.rpartition(".")[0]):
-            read_words(read_checkpoint(tmp_path), "erf")
+            read_text_encoder(read_checkpoint(tmp_path), "erf")
     spoiled = "text_model.final_layer_norm.bias"
     save_file({**state, spoiled: state[spoiled] * torch.nan}, tmp_path / "model.safetensors")
     with pytest.raises(VitkitError, match=f"{spoiled} holds numbers that are NaN"):

@@ -12,24 +12,27 @@ from torch import nn
 
 from tiny import build, images, tiny
 from vitkit.errors import VitkitError
+from vitkit.explanation import attention_maps
 from vitkit.inference.backends.optimized import prepare
 from vitkit.inference.backends.token_merging import merge
-from vitkit.model import branches
+from vitkit.model import branches, variants
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import MLP, VisionTransformer
+from vitkit.weights.formats.export import refuse
 
 Compute = Callable[[VisionTransformer], object]
 
 
-def draw(model: VisionTransformer) -> object:
+def emit(model: VisionTransformer) -> object:
     onnx_graph = pytest.importorskip("vitkit.inference.backends.onnx_graph")
     return onnx_graph.to_graph(model)
 
 
 COMPUTE: dict[str, Compute] = {
     "optimized": prepare,
-    "graph_builder": draw,
+    "graph_builder": emit,
     "token_merging": lambda model: merge(model, 1),
+    "explanation": lambda model: next(iter(attention_maps(model, images(1)))),
 }
 
 
@@ -40,21 +43,43 @@ class Later(ViTConfig):
     qk_norm: bool = False
 
 
-@pytest.mark.parametrize("name", COMPUTE)
-def test_a_field_that_is_not_known_is_refused_by_name(name: str) -> None:
-    later = VisionTransformer(Later(**dataclasses.asdict(tiny()), qk_norm=True)).eval()
-    with pytest.raises(VitkitError, match=rf"{name}\) does not know 'qk_norm' of ViTConfig"):
-        COMPUTE[name](later)
+WHO = {
+    "optimized": "the optimised model",
+    "graph_builder": "the graph builder",
+    "token_merging": "token merging",
+    "explanation": "attention maps",
+}
+
+
+def later(**fields: Any) -> VisionTransformer:
+    return VisionTransformer(Later(**dataclasses.asdict(tiny()), **fields)).eval()
 
 
 @pytest.mark.parametrize("name", COMPUTE)
-@pytest.mark.parametrize("field", dataclasses.fields(ViTConfig), ids=lambda field: field.name)
-def test_every_field_of_today_is_known_once(name: str, field: Any) -> None:
-    """Fields that change no answer are known to all; of each other one each says by itself that it computes it."""
-    import importlib
+def test_a_field_at_another_value_than_its_default_is_refused_by_name_and_value(name: str) -> None:
+    with pytest.raises(VitkitError, match=rf"{WHO[name]} does not know qk_norm=True of ViTConfig"):
+        COMPUTE[name](later(qk_norm=True))
 
-    known = importlib.import_module(f"vitkit.inference.backends.{name}")._KNOWN
-    assert (field.name in known) != (field.name in branches.WITHOUT_EFFECT)
+
+@pytest.mark.parametrize("name", COMPUTE)
+def test_a_new_field_at_its_default_is_fine(name: str) -> None:
+    COMPUTE[name](later())
+
+
+@pytest.mark.parametrize("to", ["timm", "Hugging Face", "npz"])
+def test_layouts_refuse_a_new_field_by_its_value_alone(to: str) -> None:
+    refuse(later().config, to, {})
+    with pytest.raises(VitkitError, match=f"the {to} layout cannot express qk_norm True"):
+        refuse(later(qk_norm=True).config, to, {})
+
+
+def test_every_field_of_today_is_in_the_registry_once() -> None:
+    """A field that changes answers is computed at any value, or has rows for its values."""
+    rows = {row.field for row in variants.VARIANTS}
+    for field in dataclasses.fields(ViTConfig):
+        known = (variants.WITHOUT_EFFECT, variants.COMPUTED, rows)
+        assert sum(field.name in among for among in known) == 1, field.name
+    assert variants.WRITTEN <= variants.COMPUTED
 
 
 @pytest.mark.parametrize(
@@ -107,7 +132,7 @@ def _other_activation(model: VisionTransformer) -> None:
     model.blocks[1].mlp.act = nn.ReLU()
 
 
-@pytest.mark.parametrize("name", COMPUTE)
+@pytest.mark.parametrize("name", [name for name in COMPUTE if name != "explanation"])
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -128,4 +153,4 @@ def test_a_head_of_another_kind_is_not_drawn_as_none() -> None:
     model = build()
     model.head = nn.Sequential(nn.Linear(model.config.hidden_size, 7))  # type: ignore[assignment]
     with pytest.raises(VitkitError, match="its head, a Sequential"):
-        draw(model)
+        emit(model)

@@ -28,7 +28,7 @@ def strict() -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "HEAD_SECONDS", 0.3)
         with serve(classifier(), port=0, backend="eager", precision="float32") as running:
-            guard = running._running._server.config.app
+            guard = running._server.config.app
             guard.rules = replace(guard.rules, seconds=0.4, most_bytes=200_000)
             yield running
 

@@ -168,7 +168,7 @@ def test_a_request_that_does_not_come_to_its_end_does_not_keep_a_server_from_sto
     monkeypatch.setattr(running_module, "_LAST", 1)
     with serve(classifier(), port=0, backend="eager", precision="float32") as own:
         host, port = own.url.removeprefix("http://").split(":")
-        guard = own._running._server.config.app
+        guard = own._server.config.app
         with socket.create_connection((host, int(port)), timeout=60) as other:
             other.sendall(b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n" + b"x" * 1000)
             until(lambda: guard._held > 0)

@@ -17,7 +17,7 @@ import tiny
 from vitkit.model.layers import Dropout, DropPath, _scramble, random_bits, survives
 from vitkit.model.vit import VisionTransformer
 from vitkit.training.adapters import Draws, PatchDropout, drop_patches
-from vitkit.training.distributed import Team
+from vitkit.training.distributed import ProcessGroup
 
 RATES = {"dropout": 0.2, "attention_dropout": 0.2, "position_dropout": 0.2, "drop_path": 0.5}
 CPU = torch.device("cpu")
@@ -107,7 +107,7 @@ def test_the_numbers_of_all_shares_and_pieces_are_those_of_the_batch(
         places = range(rank, length, size)
         own = draws.of(seed, places, CPU)
         assert torch.equal(own, whole[:, list(places)])
-        with draws.told(own[:, :piece]):
+        with draws.using(own[:, :piece]):
             pass
     assert not torch.equal(draws.of(seed + 1, range(length), CPU), whole)
 
@@ -118,12 +118,12 @@ def test_shares_and_pieces_of_a_batch_come_to_the_rows_of_the_whole(name: str) -
     if name == "plain":
         drop_patches(model, 0.3)
     draws, images = Draws(model), tiny.images(6, config=model.config)
-    with torch.no_grad(), draws.told(draws.of(5, range(6), CPU)):
+    with torch.no_grad(), draws.using(draws.of(5, range(6), CPU)):
         whole = model(images)
     assert tiny.largest_difference(whole, model.eval()(images)) > 1e-3
     model.train()
     for places in (range(0, 6, 2), range(1, 6, 2), range(5, 6)):
-        with torch.no_grad(), draws.told(draws.of(5, places, CPU)):
+        with torch.no_grad(), draws.using(draws.of(5, places, CPU)):
             assert tiny.largest_difference(model(images[list(places)]), whole[list(places)]) < 1e-5
 
 
@@ -139,7 +139,7 @@ def test_every_layer_draws_for_itself() -> None:
     for module in model.modules():
         if isinstance(module, Dropout):
             module.register_forward_hook(lambda _, inputs, output: masks.append((output == 0) & (inputs[0] != 0)))
-    with draws.told(keys):
+    with draws.using(keys):
         model(tiny.images(4, config=model.config))
     of_shape: dict[Any, list[Tensor]] = {}
     for mask in masks:
@@ -156,7 +156,7 @@ def test_checkpointing_draws_the_same_again_and_so_does_a_compiled_pass() -> Non
     for checkpointing, forward in ((0, model.forward_heads), (1, model.forward_heads), (0, compiled)):
         model.checkpointing = checkpointing
         for seed in (3, 4):  # the second time with what was compiled for the first
-            with draws.told(draws.of(seed, range(4), CPU)):
+            with draws.using(draws.of(seed, range(4), CPU)):
                 loss = forward(images)[0].square().sum()
                 gradients.append(list(torch.autograd.grad(loss, list(model.parameters()))))
     for number in (0, 1):
@@ -169,7 +169,7 @@ def test_checkpointing_draws_the_same_again_and_so_does_a_compiled_pass() -> Non
 def test_layers_forget_what_they_were_told_even_if_memory_runs_out() -> None:
     model = dropping()
     draws = Draws(model)
-    with pytest.raises(MemoryError), draws.told(draws.of(0, range(2), CPU)):
+    with pytest.raises(MemoryError), draws.using(draws.of(0, range(2), CPU)):
         raise MemoryError
     assert [m.keys for m in model.modules() if isinstance(m, (Dropout, DropPath)) and m.keys is not None] == []
 
@@ -193,6 +193,6 @@ def test_each_share_gets_the_images_before_its_own(length: int, size: int) -> No
             patched.setattr(dist, "all_gather_into_tensor", meet)
             for rank in range(size):
                 own = whole[rank::size] if rank < length else whole[:1]  # a stand-in
-                before = Team(rank, size).before(own, length)
+                before = ProcessGroup(rank, size).before(own, length)
                 expected = whole.roll(1, dims=0)[rank::size] if rank < length else own
                 assert meet is note or torch.equal(before, expected)

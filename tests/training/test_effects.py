@@ -171,7 +171,7 @@ def test_a_divided_folder_is_not_divided_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_nothing_in_a_bundled_recipe_is_idle(name: str) -> None:
     fields = load_fields(name)
-    recipe, _ = choose(fields, 100, is_multi=False)
+    recipe, _ = choose(fields, 100)
     assert without_effect(recipe, fields) == {}
 
 

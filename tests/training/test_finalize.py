@@ -21,6 +21,7 @@ import runs
 import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.loading import EpochSampler
+from vitkit.data.task import MULTI_LABEL
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, calibrate, fit_temperature, log_odds, to_probabilities
 from vitkit.evaluation.figures import for_prior, operating_points
@@ -104,10 +105,10 @@ def test_several_classes_an_image_have_their_true_probabilities_too() -> None:
     )
     y = torch.bernoulli(expected, generator=generator)
     counts = y.sum(0).int().tolist()
-    weights = class_weights(counts, is_multi=True)
+    weights = class_weights(counts, MULTI_LABEL)
     assert weights.min() == 1 and weights.max() > 5, "a common class weighs no less than without balance"
     logits = fit(x, lambda own: binary_loss([own], y, weights.float()), 2)
-    shift = torch.tensor(stand(counts, "loss", "data", tiny.build(num_classes=2), is_multi=True).shift)
+    shift = torch.tensor(stand(counts, "loss", "data", tiny.build(num_classes=2), task=MULTI_LABEL).shift)
     assert ((logits + shift).sigmoid() - expected).abs().mean() < 0.01
     assert (logits.sigmoid() - expected)[:, 1].mean() > 0.05, "without the shift the rare class is said too often"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.training.stability import AskAtOnce, Guard, Outcome, Place, all_finite, has_collapsed
+from vitkit.training.stability import FiniteCheck, Guard, Outcome, StepIndex, all_finite, has_collapsed
 
 TRUE = torch.arange(60) % 3
 
@@ -151,8 +151,7 @@ def test_a_bad_share_of_another_process_is_the_one_that_is_kept() -> None:
     guard: Any = SimpleNamespace(skip_step=lambda what, batch: kept.append((what, batch["images"])))
     team: Any = Pair()
     optimizer: Any = None
-    soundness = AskAtOnce(guard, lambda *_: {"images": "ours"}, team)
-    soundness.begin()
-    soundness.note_loss(torch.tensor(0.5), (torch.zeros(1), torch.zeros(1)), Place(0, 1, 3))
-    assert not soundness.allows(optimizer, torch.tensor(1.0))
+    check = FiniteCheck(guard, lambda *_: {"images": "ours"}, team)
+    check.note_loss(torch.tensor(0.5), (torch.zeros(1), torch.zeros(1)), StepIndex(0, 1, 3))
+    assert not check.allows(optimizer, torch.tensor(1.0))
     assert kept == [("loss", "theirs")]

@@ -12,7 +12,7 @@ import pytest
 
 import runs
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.system.files import sole, sole_in
+from vitkit.system.files import exclusive, exclusive_in
 from vitkit.training import run
 from vitkit.training import start as settling
 
@@ -103,7 +103,7 @@ def test_a_run_that_another_process_works_on_is_left_to_it(finished: Path, data:
     """Other locks of this process are as those of another."""
     folder = runs.copy_of(finished, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with sole(folder, folder / ".lock"):
+    with exclusive(folder, folder / ".lock"):
         for work in (
             lambda: run.train(runs.quick(data), folder, say=lambda _: None),
             lambda: run.train(runs.quick(data), folder, force=True, say=lambda _: None),
@@ -121,7 +121,7 @@ def test_a_run_is_held_from_before_its_images_are_read_to_its_end(
 
     def look(name: str) -> Callable[..., Any]:
         def is_held(*args: Any, **kwargs: Any) -> Any:
-            with pytest.raises(VitkitError, match="is being written by"), sole_in(tmp_path / "run"):
+            with pytest.raises(VitkitError, match="is being written by"), exclusive_in(tmp_path / "run"):
                 pass
             seen.append(name)
             raise Interrupted(signal.SIGTERM)
@@ -133,7 +133,7 @@ def test_a_run_is_held_from_before_its_images_are_read_to_its_end(
             patch.setattr(module, name, look(name))
             run.train(runs.quick(data), tmp_path / "run", say=lambda _: None)
     assert seen == ["examine", "fit_and_report"]
-    with sole_in(tmp_path / "run"):
+    with exclusive_in(tmp_path / "run"):
         pass
 
 

@@ -35,6 +35,11 @@ MODEL: dict[str, Any] = {"model": f"torchvision:{NAME}", "image_size": 32, "epoc
 QUIET: dict[str, Any] = {"say": lambda line: None}
 
 
+def finite() -> Tensor:
+    """Loss and gradient are finite."""
+    return torch.tensor(True)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """27 images to train on, 3 to validate on, 6 to test on."""
@@ -190,7 +195,7 @@ def test_new_statistics_begin_as_the_mean_over_the_first_batches(momentum: float
         mean, var = mean.lerp(batch.mean(0), part), var.lerp(batch.var(0), part)
         remembered.begin()
         norm(batch)
-        remembered.end(8)
+        remembered.finish(8, finite)
         torch.testing.assert_close(norm.running_mean, mean)
         torch.testing.assert_close(norm.running_var, var)
 
@@ -206,7 +211,7 @@ def test_once_the_beginnings_are_forgotten_nothing_is_computed_for_them(monkeypa
             plain.load_state_dict(norm.state_dict())
         remembered.begin()
         norm(batch)
-        remembered.end(8)
+        remembered.finish(8, finite)
         if step >= 50:
             plain(batch)
             assert torch.equal(norm.running_mean, plain.running_mean)
@@ -220,7 +225,7 @@ def test_batches_of_one_step_count_each() -> None:
     remembered.begin()
     for piece in pieces:
         norm(piece)
-    remembered.end(24)
+    remembered.finish(24, finite)
     weights = torch.tensor([0.81, 0.9, 1.0])  # as the momentum has them, and nothing of 0 and 1
     expected = (pieces.mean(1) * weights[:, None]).sum(0) / weights.sum()
     torch.testing.assert_close(norm.running_mean, expected)
@@ -237,7 +242,7 @@ def test_statistics_that_came_with_weights_go_on_as_they_are(counted: int) -> No
     remembered.begin()
     norm(batch)
     plain(batch)
-    remembered.end(8)
+    remembered.finish(8, finite)
     torch.testing.assert_close(norm.running_mean, plain.running_mean)
     torch.testing.assert_close(norm.running_var, plain.running_var)
 
@@ -247,7 +252,7 @@ def test_norms_that_stand_still_are_left_alone() -> None:
     remembered = RunningStatistics(nn.Sequential(norm))
     remembered.begin()
     norm(torch.randn(8, 3))
-    remembered.end(8)
+    remembered.finish(8, finite)
     assert not norm.running_mean.any()
     assert (norm.running_var == 1).all()
 
@@ -343,7 +348,7 @@ class Pair:
     def __init__(self, statistics: list[Tensor], images: int) -> None:
         self._theirs = [*(own * images for own in statistics), torch.tensor([float(images)])]
 
-    def add_up(self, own: list[Tensor]) -> None:
+    def all_reduce(self, own: list[Tensor]) -> None:
         for mine, theirs in zip(own, self._theirs, strict=True):
             mine += theirs
 
@@ -361,7 +366,7 @@ def test_several_processes_remember_the_mean_of_what_each_has_seen_by_its_images
     expected = [(6 * a + 2 * b) / 8 for a, b in zip(floats(model), theirs, strict=True)]
     counters = [own.clone() for own in model.buffers() if not own.is_floating_point()]
     remembered._team = Pair(theirs, 2)  # type: ignore[assignment]
-    remembered.end(6)
+    remembered.finish(6, finite)
     for found, wanted in zip(floats(model), expected, strict=True):
         torch.testing.assert_close(found, wanted)
     assert all(map(torch.equal, counters, [own for own in model.buffers() if not own.is_floating_point()]))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 import runs
 from vitkit.data.augment import Augment
@@ -22,7 +21,7 @@ from vitkit.training import fine_tune as search
 from vitkit.training import run as fit
 from vitkit.training.adapters import freeze_backbone
 from vitkit.training.distributed import fabric_of
-from vitkit.training.loop import Loop
+from vitkit.training.loop import Loop, MicroBatch
 from vitkit.training.losses import Objective
 from vitkit.training.recipe import Recipe
 from vitkit.training.run import train
@@ -135,18 +134,18 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     losses: list[tuple[int, float]] = []
     tried: list[dict[float, float]] = []
     given: dict[str, Any] = {}
-    add, find_lr = Loop._add_gradient, search.find_lr
+    note, find_lr = Loop._note, search.find_lr
 
-    def add_gradient(loop: Loop, batch: tuple[Tensor, Tensor], number: int, first: int) -> None:
-        add(loop, batch, number, first)
-        losses.append((number, float(loop._sums.losses[-1])))
+    def noted(loop: Loop, micro: MicroBatch) -> None:
+        note(loop, micro)
+        losses.append((micro.index.batch, float(loop._sums.losses[-1])))
 
     def spied(*args: Any, **options: Any) -> dict[float, float]:
         given.update(vars(args[3]))
         tried.append(find_lr(*args, **options))
         return tried[-1]
 
-    monkeypatch.setattr(Loop, "_add_gradient", add_gradient)
+    monkeypatch.setattr(Loop, "_note", noted)
     monkeypatch.setattr(
         "vitkit.training.stability.has_collapsed", lambda *outcome: False
     )  # what is learned does not matter
@@ -163,7 +162,7 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     assert losses[:half] == losses[half:], "and all others"
     (found,) = tried[0].values()
     assert found == pytest.approx(runs.metrics(folder)[-1]["val_loss"], rel=1e-6)
-    objective = {name: given[name] for name in ("imitate", "class_weights", "sets", "shift")}
+    objective = {name: given.get(name) for name in ("imitate", "class_weights", "sets", "shift")}
     return {name: own for name, own in objective.items() if own is not None and not (name == "shift" and not own.any())}
 
 

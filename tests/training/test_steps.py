@@ -19,7 +19,7 @@ from vitkit.training.optim import build_optimizer
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.recipe import build as build_recipe
 from vitkit.training.run import train
-from vitkit.training.stability import AskLater, Later, Place, add_gradients
+from vitkit.training.stability import DeferredFiniteCheck, StepIndex, add_gradients
 
 QUIET: dict[str, Any] = {"say": lambda line: None}
 
@@ -33,7 +33,29 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photos(tmp_path_factory.mktemp("steps") / "data")
 
 
-# --- Later --------------------------------------------------------------------------------------------
+# --- Steps that the optimiser leaves out by itself ----------------------------------------------------
+
+
+class Noted:
+    """Whether each step went well, in the place of a guard; of those that did not, which they were."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepIndex | None] = []
+
+    def pass_step(self) -> None:
+        self.steps.append(None)
+
+    def skip_step(self, what: str, batch: Any) -> None:
+        self.steps.append(batch["index"])
+
+
+def deferred() -> tuple[Any, DeferredFiniteCheck]:
+    guard: Any = Noted()
+    return guard, DeferredFiniteCheck(guard, lambda index: {"index": index})
+
+
+def note(check: DeferredFiniteCheck, loss: float, index: StepIndex) -> None:
+    check.note_loss(torch.tensor(loss), (torch.zeros(1), torch.zeros(1)), index)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])
@@ -41,39 +63,41 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bad_step_moves_nothing_and_is_told_of(kind: type[torch.optim.Optimizer], bad: str) -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = kind([weight], lr=0.1, fused=True)  # type: ignore[call-arg]
-    later, moved = Later(), []
+    (guard, check), moved = deferred(), []
     for step in range(4):
         weight.grad = torch.full((3,), float("nan") if step == 1 else 1.0)
         before = weight.detach().clone()
-        later.note_loss(torch.tensor(float("inf") if step == 1 and bad == "loss" else 1.0))
+        note(check, float("inf") if step == 1 and bad == "loss" else 1.0, StepIndex(0, step, step))
         norm = torch.tensor(float("nan") if step == 1 and bad == "norm" else 1.0)
-        later.prepare(optimizer, norm, Place(0, step, step))
+        assert check.allows(optimizer, norm)
         optimizer.step()
         moved.append(not torch.equal(weight, before))
     assert moved == [True, False, True, True]
-    assert later.settle() == [None, Place(0, 1, 1), None, None]
-    assert later.settle() == []
+    check.settle()
+    assert guard.steps == [None, StepIndex(0, 1, 1), None, None]
+    check.settle()
+    assert len(guard.steps) == 4
 
 
 def test_one_bad_batch_spoils_the_step_that_it_is_part_of_and_no_other() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, fused=True)
-    later = Later()
+    guard, check = deferred()
     for losses in ([1.0, float("nan")], [1.0, 1.0], [float("inf"), 1.0]):
         for loss in losses:
-            later.note_loss(torch.tensor(loss))
-        later.prepare(optimizer, torch.tensor(1.0), Place(0, 0, 0))
-    assert [place is None for place in later.settle()] == [False, True, False]
+            note(check, loss, StepIndex(0, 0, 0))
+        check.allows(optimizer, torch.tensor(1.0))
+    check.settle()
+    assert [index is None for index in guard.steps] == [False, True, False]
 
 
 def test_outcomes_are_asked_for_now_and_then() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, fused=True)
-    later = Later()
+    guard, check = deferred()
     for step in range(50):
-        assert not later.is_due
-        later.prepare(optimizer, torch.tensor(1.0), Place(0, step, step))
-    assert later.is_due
-    assert later.settle() == [None] * 50
-    assert not later.is_due
+        assert guard.steps == []
+        note(check, 1.0, StepIndex(0, step, step))
+        check.allows(optimizer, torch.tensor(1.0))
+    assert guard.steps == [None] * 50
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +106,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def init(loop: Loop, *args: Any, **options: Any) -> None:
         begin(loop, *args, **options)
-        loop.soundness = AskLater(loop.state.guard, loop._describe_again)
+        loop.check = DeferredFiniteCheck(loop.state.guard, loop._describe_again)
 
     def fused(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         optimizer = build(model, recipe)

@@ -28,7 +28,7 @@ from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.training.distributed import ALONE, Team, assemble, check_team, describe_team
+from vitkit.training.distributed import ALONE, ProcessGroup, assemble, check_team, describe_team
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_fields
 from vitkit.training.run_folder import read_metrics
@@ -288,8 +288,8 @@ def test_validation_images_are_put_together_in_order_and_once(val: int, size: in
 
 def test_a_team_of_one_talks_to_nobody() -> None:
     assert assemble(None, None) is ALONE
-    assert ALONE.is_first and ALONE.gather(3) == [3] and ALONE.any(True) and not ALONE.any(False)
-    assert ALONE.by_first(lambda: 4) == ALONE.in_turn(lambda: 4) == 4
+    assert ALONE.is_main and ALONE.gather(3) == [3] and ALONE.any(True) and not ALONE.any(False)
+    assert ALONE.broadcast_from_main(lambda: 4) == ALONE.main_first(lambda: 4) == 4
 
 
 def test_other_numbers_than_were_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,10 +313,10 @@ def test_what_several_processes_cannot_do_is_refused(fields: dict[str, object], 
     recipe = Recipe(**fields)  # type: ignore[arg-type]
     check_team(recipe, ALONE)
     with pytest.raises(VitkitError, match=expected):
-        check_team(recipe, Team(rank=0, size=3))
+        check_team(recipe, ProcessGroup(rank=0, size=3))
 
 
 def test_the_user_is_told_of_the_team_and_that_a_head_needs_none() -> None:
     assert describe_team(Recipe(), ALONE) == []
-    assert "of all together" in describe_team(Recipe(), Team(size=2))[0]
-    assert "one of the 2 processes fits it" in describe_team(Recipe(method="probe"), Team(size=2))[0]
+    assert "of all together" in describe_team(Recipe(), ProcessGroup(size=2))[0]
+    assert "one of the 2 processes fits it" in describe_team(Recipe(method="probe"), ProcessGroup(size=2))[0]

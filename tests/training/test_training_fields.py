@@ -21,8 +21,7 @@ from vitkit.data.split_file import split_from_file
 from vitkit.data.splits import split
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.training import fine_tune as descent
-from vitkit.training import run
+from vitkit.training import losses, run
 from vitkit.training.loop import Loop
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import load_fields, request_of
@@ -191,13 +190,13 @@ def test_uneven_classes_are_weighed_and_said(tmp_path: Path, blue: int, said: bo
     for image in sorted((source / "blue").iterdir())[blue:]:
         image.unlink()
     weights: list[Any] = []
-    original = descent.Objective
+    original = losses.Objective
 
-    def objective(*args: Any, **fields: Any) -> descent.Objective:
+    def objective(*args: Any, **fields: Any) -> losses.Objective:
         weights.append(fields["class_weights"])
         return original(*args, **fields)
 
-    monkeypatch.setattr(descent, "Objective", objective)
+    monkeypatch.setattr(losses, "Objective", objective)
     folder, lines = train(runs.quick(source, epochs=1), tmp_path / "run")
     assert ("balance loss" in lines) == said
     assert (weights[0] is not None) == said

@@ -14,7 +14,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.system.files import sole
+from vitkit.system.files import exclusive
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "<red>")
@@ -129,7 +129,7 @@ def test_a_writer_gets_each_prediction_and_none_is_kept(model: Path, photos: Pat
 
 
 def test_a_place_that_another_process_writes_is_left_to_it(model: Path, photos: Path, tmp_path: Path) -> None:
-    with sole(tmp_path / "out.csv"), pytest.raises(VitkitError, match="is being written by process"):
+    with exclusive(tmp_path / "out.csv"), pytest.raises(VitkitError, match="is being written by process"):
         package.predict(model, photos, out=tmp_path / "out.csv")
 
 

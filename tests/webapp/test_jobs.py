@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import is_held, sole, sole_in
+from vitkit.system.files import exclusive, exclusive_in, is_held
 from vitkit.webapp import jobs as module
 from vitkit.webapp.jobs import Job, Jobs, work
 
@@ -25,10 +25,10 @@ TRAINING = """
 import signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {source!r})
-from vitkit.system.files import sole_in
+from vitkit.system.files import exclusive_in
 folder, seconds, out = Path(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[1]).parent / "order.txt"
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-with sole_in(folder):
+with exclusive_in(folder):
     with out.open("a") as order:
         order.write("begin " + folder.name + "\\n")
     (folder / "recipe.toml").write_text("")
@@ -177,7 +177,7 @@ def test_a_number_that_another_process_has_by_now_is_neither_waited_for_nor_stop
         jobs.folder.mkdir(parents=True)
         jobs.write(Job(1, "a-1", ("0",), "", {}, queued=1.0, started=2.0, process=other.pid, birth=began))
         jobs.add("a-2", ("0",), {})
-        with sole(jobs.own, jobs.own / "runner.lock"):
+        with exclusive(jobs.own, jobs.own / "runner.lock"):
             assert states(jobs) == {"a-1": "failed", "a-2": "queued"}
             with pytest.raises(VitkitError, match="does not run"):
                 jobs.stop("a-1")
@@ -268,7 +268,7 @@ def test_a_process_that_has_no_number_is_not_stopped(jobs: Jobs, monkeypatch: py
 
 def test_a_run_of_the_command_line_runs_too(jobs: Jobs) -> None:
     folder = jobs.runs / "b-1"
-    with sole_in(folder):
+    with exclusive_in(folder):
         (folder / "recipe.toml").write_text("")
         assert jobs.state("b-1", None) == "running"
         assert is_held(folder)
@@ -280,7 +280,8 @@ def test_a_lock_that_a_killed_process_left_holds_nothing(jobs: Jobs) -> None:
     folder = jobs.runs / "b-1"
     code = (
         f"import sys, os; sys.path.insert(0, {SOURCE!r})\nfrom pathlib import Path\n"
-        f"from vitkit.system.files import sole_in\nwith sole_in(Path({str(folder)!r})):\n    os.kill(os.getpid(), 9)\n"
+        f"from vitkit.system.files import exclusive_in\n"
+        f"with exclusive_in(Path({str(folder)!r})):\n    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=False)
     assert (folder / ".lock").exists()

@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 import runs
 from vitkit.errors import VitkitError
 from vitkit.system.environment import state_folder
-from vitkit.system.files import sole, sole_in
+from vitkit.system.files import exclusive, exclusive_in
 from vitkit.system.stopping import birth_of
 from vitkit.webapp import jobs as module
 from vitkit.webapp.app import create_app
@@ -108,7 +108,10 @@ def test_no_record_stops_a_process_that_is_no_training_of_this_queue(
 ) -> None:
     sent: list[int] = []
     client, jobs = client_of(place), Jobs(place.runs)
-    with sole(jobs.own, jobs.own / "runner.lock"), monkeypatch.context() as patch:  # as if they were just being begun
+    with (
+        exclusive(jobs.own, jobs.own / "runner.lock"),
+        monkeypatch.context() as patch,
+    ):  # as if they were just being begun
         patch.setattr(module.os, "kill", lambda process, number: number and sent.append(process))
         for process in (-1, 0, 1, -other.pid, other.pid, os.getpid(), 2**40):
             for birth in ("", "long ago"):
@@ -128,7 +131,7 @@ def test_what_was_begun_elsewhere_is_stopped_elsewhere(place: Workspace, other: 
         assert client.get("/api/train/runs").status_code == 200
         assert client.post("/api/train/runs/run-1/stop").status_code == 400
     lock.unlink()
-    with sole_in(place.runs / "run-1"):
+    with exclusive_in(place.runs / "run-1"):
         assert client.get("/api/train/runs/run-1").json()["state"] == "running"
         assert client.get("/api/train/runs/run-1").json()["can_stop"] is False
         answer = client.post("/api/train/runs/run-1/stop")

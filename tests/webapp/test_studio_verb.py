@@ -13,7 +13,7 @@ import pytest
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.webapp import app as module
+from vitkit.webapp import studio as module
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from vitkit.weights import inspect
 
 TIMM = {
     "vit_base_patch16_sapiens2": "Sapiens",
-    "vit_dwee_patch16_reg1_gap_256": "a ViT whose attention is a difference of two",
-    "vit_pwee_patch16_reg1_gap_256": "side by side",
+    "vit_base_patch16_xp_224": "normalises queries and keys",
+    "vit_small_patch16_18x2_224": "side by side",
     "vit_base_mci_224": "MobileCLIP",
     "samvit_base_patch16": "SAM",
     "swin_tiny_patch4_window7_224": "Swin",

@@ -204,9 +204,9 @@ def test_what_exists_on_disk_is_no_name(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_list_says_whose_pixels_are_others(capsys: pytest.CaptureFixture[str]) -> None:
-    from vitkit.cli.models import models
+    from vitkit.cli.app import function_of
 
-    models(weights=True)
+    function_of("models")(weights=True, as_json=False)
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1].startswith("56 have other pixels here, their authors' own, than in timm")
     column = printed[0].index("timm's")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ MODERN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vit_intern300m_patch14_448": ({"patch_size": 16}, {}),
     "vit_medium_patch16_gap_240": ({}, {}),
     "vit_betwixt_patch16_reg4_gap_256": ({}, {}),
+    "vit_dwee_patch16_reg1_gap_256": ({}, {}),
+    "vit_pwee_patch16_reg1_gap_256": ({}, {}),
+    "vit_dpwee_patch16_reg1_gap_256": ({}, {}),
     "aimv2_large_patch14_224": ({"patch_size": 16}, {}),
     "vit_base_patch16_rpn_224": ({}, {"norm": "res-post"}),
     "test_vit3": ({}, {}),
@@ -240,7 +244,9 @@ def test_a_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, name: st
     state, told = theirs(name).state_dict(), {"heads": 4} | MODERN[name][1]
     path = tmp_path / "x.safetensors"
     # Some models have them and some have not: the report says what was taken, and by the absence of what.
-    unsure = {"pos_embed", "rope.freqs"} if "_rope_" in name else {"reg_token"} if "_reg4_gap_" in name else set()
+    unsure = (
+        {"pos_embed", "rope.freqs"} if "_rope_" in name else {"reg_token"} if re.search(r"_reg\d_gap_", name) else set()
+    )
     unsure |= {"cls_token"} if "relpos" in name else set()
     for spoiled in state:
         if spoiled.startswith("blocks.1."):

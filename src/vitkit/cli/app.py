@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 import vitkit
+from vitkit.cli.commands import VERBS
 from vitkit.cli.say import give_up_stdout, prepare_streams, say
 from vitkit.errors import VitkitError, first_line, is_memory_short
 
@@ -20,42 +18,9 @@ _BROKEN_PIPE = 128 + 13  # as a command ends that writes to one who has read eno
 _LONGEST = 2000  # characters of an error
 
 
-# In the order of the list: each is a function, of this name, in the module that the verb is called after.
-VERBS = {
-    "studio": "studio",
-    "doctor": "doctor",
-    "pretrain": "pretrain",
-    "train": "train",
-    "compare": "compare",
-    "lab": "lab",
-    "eval": "evaluate",
-    "predict": "predict",
-    "convert": "convert",
-    "embed": "embed",
-    "search": "search",
-    "explain": "explain",
-    "info": "info",
-    "models": "models",
-    "plan": "plan",
-    "export": "export",
-    "serve": "serve",
-    "bench": "bench",
-}
-
-
-def function_of(verb: str) -> Callable[..., Any]:
+def function_of(verb: str) -> Callable[..., None]:
     """What the verb calls. A verb is imported when it is asked for: all of them would take longer than most answers."""
-    function: Callable[..., Any] = getattr(import_module(f"vitkit.cli.{verb}"), VERBS[verb])
-    return function
-
-
-def sentence_of(verb: str) -> str:
-    """The first sentence of its function's docstring, read from the file."""
-    tree = ast.parse(Path(__file__).with_name(f"{verb}.py").read_text(encoding="utf-8"))
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
-    text = next(ast.get_docstring(node) or "" for node in functions if node.name == VERBS[verb])
-    sentence, stop, _ = " ".join(text.partition("\n\n")[0].split()).partition(". ")
-    return sentence + stop.strip()
+    return VERBS[verb].function()
 
 
 class _Commands(Mapping[str, Any]):
@@ -89,7 +54,7 @@ class _Verbs(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # called by its name
         """Each with its whole sentence, which click would cut to a line."""
         with formatter.section("Commands"):
-            formatter.write_dl([(verb, sentence_of(verb)) for verb in VERBS])
+            formatter.write_dl([(verb, command.sentence) for verb, command in VERBS.items()])
 
 
 app = typer.Typer(

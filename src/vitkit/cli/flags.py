@@ -1,16 +1,26 @@
-"""One function turns the fields of a dataclass into flags, so that flags, recipes and their help cannot disagree."""
+"""Commands from functions: the signature and the docstring of a verb, and the fields of a recipe, say it all.
+
+A parameter that a text can be is an argument or a flag. Of a union the first such type counts: `Path | str` is a path,
+`str | Path` may be a name, too. The first sentence of its entry under `Args:` is its help, with parameters in
+backticks; further sentences are for those who call the function. A text in `Annotated` takes the place of the sentence
+where the help depends on a table, and a `Between` is the range. A paragraph `On the command line: ...` is the example.
+"""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import functools
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from vitkit.training.recipe import read_sets
+from vitkit.text.arguments import unannotated
+from vitkit.text.fields import Between
 
 PANELS = {  # the first flag of each panel of the help
     "objective": "What is learned without labels",
@@ -20,35 +30,165 @@ PANELS = {  # the first flag of each panel of the help
     "fit": "Pixels and augmentation",
     "layout": "Data, choice of the best, machine",
 }
+_FLAGS = {  # that are not called as their parameters are
+    "out": ("--out", "-o"),
+    "templates": ("--template",),
+    "show": ("--open/--no-open",),
+    "model_fields": ("--set",),
+    "as_json": ("--json",),
+}
+_ARGUMENTS = {  # what the help calls them; one that ends in ... may be given several times
+    "model": "MODEL",
+    "models": "MODEL...",
+    "sources": "SRC...",
+    "destination": "DST",
+    "text": "TEXT",
+    "name": "NAME",
+}
+_METAVARS = {**_ARGUMENTS, "preprocess": "TEXT|FILE", "target": "CLASS|top|N"}
+_ENVIRONMENT = {"token": "VITKIT_TOKEN"}
+_TYPES = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "Sequence[str]": list[str]}
 
 
-def with_flags_of(*owners: type[Any], but: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag a field; those that are given arrive in its `flags`, by field name.
+def parameters_of(
+    function: Callable[..., Any],
+    flags: Collection[str] = (),
+    but: Collection[str] = (),
+    metavars: Mapping[str, str] | None = None,
+) -> list[inspect.Parameter]:
+    """The arguments and flags of a function's command, in the order and the form that typer reads.
 
     Args:
-        owners: dataclasses, whose fields are annotated with their help, and with what to show for their default if
-            it is not that; defaults are left to them. Of a field that several have, the first one's counts.
-        but: fields that get no flag.
+        function: of the public interface.
+        flags: positional parameters that are flags on the command line, as `out` always is.
+        but: parameters without a flag, though a text could be one.
+        metavars: what the help calls values, beside those that are called alike in all commands.
     """
-    offered = {name: option for own in reversed(owners) for name, option in _options(own).items()}
-    options = [offered[name] for own in owners for name in _options(own) if name not in but]
-    options = list(dict.fromkeys(options))
+    plain, called = inspect.unwrap(function), {**_METAVARS, **(metavars or {})}
+    entries, written = _entries(inspect.getdoc(plain) or ""), _spelling(function, flags)
+    found = []
+    for parameter in inspect.signature(plain).parameters.values():
+        kind, marks = _read(parameter.annotation, plain.__globals__)
+        if kind is None or parameter.name in but:
+            continue
+        text = next((mark for mark in marks if isinstance(mark, str)), None)
+        settings: dict[str, Any] = {"help": text or _as_help(entries.get(parameter.name, ""), written)}
+        if _is_argument(parameter, flags):
+            found.append(_argument(parameter, kind, settings | {"metavar": called.get(parameter.name)}))
+            continue
+        settings["metavar"] = called.get(parameter.name) if parameter.name not in _ARGUMENTS else None
+        if parameter.name in _ENVIRONMENT:
+            settings |= {"envvar": _ENVIRONMENT[parameter.name], "show_envvar": True}
+        for between in marks:
+            if isinstance(between, Between):
+                settings |= {"min": between.low, "max": None if between.high == math.inf else between.high}
+        found.append(_flag(parameter, kind, settings))
+    return found
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def with_flags(**values: Any) -> None:
-            flags = {option.name: values.pop(option.name) for option in options}
-            if "model_fields" in flags:
-                flags["model_fields"] = read_sets(flags["model_fields"] or ()) or None
-            command(**values, flags={name: value for name, value in flags.items() if value is not None})
 
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
-        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
-        return with_flags
+def parameters_of_fields(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """A flag of each field of dataclasses that the function takes besides its parameters, if it takes such."""
+    owners, but = getattr(function, "recipe_fields", ((), ()))
+    offered = {name: option for owner in reversed(owners) for name, option in _options(owner).items()}
+    names = dict.fromkeys(field.name for owner in owners for field in dataclasses.fields(owner))
+    return [offered[name] for name in names if name not in but]
 
-    return decorate
+
+def switch(name: str, text: str) -> inspect.Parameter:
+    """A flag that is no parameter of the function, such as --json."""
+    return _parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False)
+
+
+def description_of(function: Callable[..., Any], flags: Collection[str] = ()) -> str:
+    """The text of a command's help; paragraphs with Python in them are for those who call the function."""
+    text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
+    paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
+    shown = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
+    shown = re.sub(r"(Example: .*)`\.$", r"\1`", shown)
+    return _in_flags(shown, _spelling(function, flags)).replace("[", "\\[")
+
+
+def sentence_of(file: Path, name: str) -> str:
+    """The first sentence of a function's docstring, found in its file: to import or to parse it takes longer."""
+    text = file.read_text(encoding="utf-8")
+    begun = text.index('    """', text.index(f"\ndef {name}(")) + len('    """')
+    paragraph = " ".join(text[begun : text.index('"""', begun)].partition("\n\n")[0].split())
+    shown = re.sub(r"`(\w+)`", lambda match: _flags_of(match[1])[0], paragraph)
+    sentence, stop, _ = shown.partition(". ")
+    return sentence + stop.strip()
+
+
+def _flags_of(name: str) -> tuple[str, ...]:
+    return _FLAGS.get(name, ("--" + name.replace("_", "-"),))
+
+
+def _is_argument(parameter: inspect.Parameter, flags: Collection[str]) -> bool:
+    return parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.name not in ("out", *flags)
+
+
+def _spelling(function: Callable[..., Any], flags: Collection[str]) -> dict[str, str]:
+    """Each parameter as the help of others names it."""
+    parameters = inspect.signature(function).parameters.values()
+    arguments = {p.name: _ARGUMENTS.get(p.name, p.name.upper()) for p in parameters if _is_argument(p, flags)}
+    return {p.name: _flags_of(p.name)[0].split("/")[0] for p in parameters} | arguments
+
+
+def _in_flags(text: str, written: Mapping[str, str]) -> str:
+    """Text with parameters as the command line writes them, and nothing in backticks."""
+    return re.sub(r"`([^`]+)`", lambda match: written.get(match[1], match[1]), text)
+
+
+def _entries(doc: str) -> dict[str, str]:
+    """What a docstring says of each parameter, in a line."""
+    section = re.split(r"\n\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
+    parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def _as_help(entry: str, written: Mapping[str, str]) -> str:
+    sentence = re.split(r"(?<=\.)\s+(?=[A-Z`])", entry)[0]
+    return _in_flags(sentence if sentence.startswith("`") else sentence[:1].upper() + sentence[1:], written)
+
+
+def _read(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The type that a text is read as, None where it can be none, and what `Annotated` adds.
+
+    Annotations are read as text: they may name types that take seconds to import.
+    """
+    kind, marks = unannotated(annotation, known)
+    parts = (_type(ast.unparse(part), known) for part in _alternatives(ast.parse(kind, mode="eval").body))
+    return next((part for part in parts if part is not None), None), marks
+
+
+def _alternatives(node: ast.expr) -> list[ast.expr]:
+    return [*_alternatives(node.left), node.right] if isinstance(node, ast.BinOp) else [node]
+
+
+def _type(name: str, known: dict[str, Any]) -> Any:
+    alias = known.get(name)
+    return alias if get_origin(alias) is Literal else _TYPES.get(name)
+
+
+def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _argument(parameter: inspect.Parameter, kind: Any, settings: dict[str, Any]) -> inspect.Parameter:
+    kind = list[str] if (settings["metavar"] or "").endswith("...") else kind
+    default = parameter.default
+    if default in (None, ()):
+        kind, default = kind | None, None
+    return _parameter(parameter.name, kind, typer.Argument(**settings), default)
+
+
+def _flag(parameter: inspect.Parameter, kind: Any, settings: dict[str, Any]) -> inspect.Parameter:
+    written, default = _flags_of(parameter.name), parameter.default
+    if kind is bool:
+        is_pair = default is True and "/" not in written[0]
+        written, default = (f"{written[0]}/--no-{written[0][2:]}",) if is_pair else written, bool(default)
+    elif default in (None, ()):
+        kind, default = kind | None, None
+    return _parameter(parameter.name, kind, typer.Option(*written, **settings), default)
 
 
 def _options(dataclass: type[Any]) -> dict[str, inspect.Parameter]:
@@ -63,23 +203,15 @@ def _options(dataclass: type[Any]) -> dict[str, inspect.Parameter]:
 
 
 def _option(field: dataclasses.Field[Any], kind: Any, text: str, panel: str, shown: str | bool) -> inspect.Parameter:
+    (flag,) = _flags_of(field.name)
+    settings: dict[str, Any] = {"help": text, "show_default": shown, "rich_help_panel": panel}
     if field.name == "model_fields":
-        return _set(panel)
-    flag = "--" + field.name.replace("_", "-")
+        kind = list[str]
+        settings["help"] = "Change a field of the model, as in --set model.position=none --set model.layers=6."
+        settings |= {"metavar": "model.FIELD=VALUE", "show_default": False}
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-    option = typer.Option(declaration, help=text, show_default=shown, rich_help_panel=panel)
     optional = kind if type(None) in get_args(kind) and get_origin(kind) is not tuple else kind | None
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[optional, option]
-    )
-
-
-def _set(panel: str) -> inspect.Parameter:
-    text = "Change a field of the model, as in --set model.position=none --set model.layers=6."
-    option = typer.Option("--set", metavar="model.FIELD=VALUE", help=text, show_default=False, rich_help_panel=panel)
-    return inspect.Parameter(
-        "model_fields", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, option]
-    )
+    return _parameter(field.name, optional, typer.Option(declaration, **settings), None)
 
 
 def _show(default: Any) -> str | bool:

@@ -1,120 +1,38 @@
-"""`vitkit predict`: what a classifier says of images."""
+"""`vitkit predict`: rows on stdout as they come, and the way on from an output that was cut short."""
 
 from __future__ import annotations
 
 import io
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from vitkit.cli.arguments import (
-    BackendName,
-    Device,
-    MergeNumber,
-    ModelSource,
-    PlanName,
-    PrecisionName,
-    PreprocessText,
-    tell,
-)
 from vitkit.cli.progress import Bar
-from vitkit.cli.say import HARMLESS, say
+from vitkit.cli.say import HARMLESS, say, tell
 from vitkit.errors import Interrupted, ShortageError
 from vitkit.inference.prediction_files import Columns, Format, JsonLines, partial_of
 from vitkit.system.files import to_json
-from vitkit.verbs import predict as verb
 
 if TYPE_CHECKING:
     from vitkit.inference.prediction import Prediction
+    from vitkit.verbs.predict import Predictions, Write, Writer
 
 
-def predict(
-    model: ModelSource,
-    sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Images, folders (walked), or patterns.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this .csv or .jsonl file.")] = None,
-    pictures: Annotated[
-        Path | None, typer.Option("--pictures", help="Draw each image under its class into this folder.")
-    ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Classes to name for each image.")] = 1,
-    classes: Annotated[
-        str | None,
-        typer.Option("--classes", help="Classes by name, with CLIP or SigLIP: 'daisy, rose', or a list's file."),
-    ] = None,
-    templates: Annotated[
-        list[str] | None, typer.Option("--template", help="With --classes: a sentence with {}; several are averaged.")
-    ] = None,
-    one: Annotated[
-        bool, typer.Option("--one", help="With --classes of SigLIP: each image has exactly one of them.")
-    ] = False,
-    reject: Annotated[
-        float | None, typer.Option("--reject", help="Withhold the label below this confidence, 0 to 1.")
-    ] = None,
-    preprocess: PreprocessText = None,
-    backend: BackendName = "auto",
-    precision: PrecisionName = "auto",
-    plan: PlanName = "auto",
-    merge: MergeNumber = 0,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Images at a time; by default as suits the backend.")
-    ] = None,
-    device: Device = "auto",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an --out that was cut short, or add what it lacks.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over --out and --pictures.")] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="CSV text as it is, though a spreadsheet or terminal may act upon it.")
-    ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image or folder cannot be read.")] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="A JSON object a line for each image, as in a .jsonl file; with --out the counts."),
-    ] = False,
-) -> None:
-    """The class of each image with its probability; an image that cannot be read is a row with its reason.
-
-    Of a multi-label model the classes, joined by `;`, with the lowest of their probabilities.
-
-    Example: vitkit predict runs/digits-1 photo.jpg
-    """
+def run(function: Callable[..., Predictions], values: dict[str, Any], *, strict: bool, as_json: bool) -> int:
+    """Predict, print, and say whether the exit code is 1."""
+    out = values.get("out")
     with _resumable(out), Bar() as bar:
-        found = verb.predict(
-            model,
-            sources,
-            out=out,
-            pictures=pictures,
-            top=top,
-            classes=classes,
-            templates=templates or (),
-            one=one or None,
-            reject=reject,
-            preprocess=preprocess,
-            backend=backend,
-            precision=precision,
-            plan=plan,
-            merge=merge,
-            batch_size=batch_size,
-            device=device,
-            resume=resume,
-            force=force,
-            raw=raw,
-            say=tell if as_json else bar.say,
-            note=tell,
-            progress=bar,
-            writer=_json_writer(bar) if as_json else _writer(bar),
-        )
+        writer = (_json_writer if as_json else _writer)(bar)
+        found = function(**values, say=tell if as_json else bar.say, note=tell, progress=bar, writer=writer)
     if as_json and out is not None:
         print(to_json(found.counts()))
     else:
         for line in found.lines():
             say(line, file=sys.stderr if out is None else None)  # where the rows are on stdout
-    if found.unreadable == found.images or (strict and not found.is_whole):
-        raise typer.Exit(1)
+    return int(found.unreadable == found.images or (strict and not found.is_whole))
 
 
 @contextmanager
@@ -131,10 +49,10 @@ def _resumable(out: Path | None) -> Iterator[None]:
         raise
 
 
-def _writer(bar: Bar) -> verb.Writer:
+def _writer(bar: Bar) -> Writer:
     """Rows to stdout as they come, in place of the bar; a single image on a terminal in a form for people."""
 
-    def begin(form: Format, images: int) -> verb.Write:
+    def begin(form: Format, images: int) -> Write:
         bar.stop()
         if images == 1 and sys.stdout.isatty():
             return lambda prediction: _print_all(prediction, form.columns)
@@ -146,10 +64,10 @@ def _writer(bar: Bar) -> verb.Writer:
     return begin
 
 
-def _json_writer(bar: Bar) -> verb.Writer:
+def _json_writer(bar: Bar) -> Writer:
     """The rows of a JSON lines file to stdout, as they come."""
 
-    def begin(form: Format, images: int) -> verb.Write:  # noqa: ARG001
+    def begin(form: Format, images: int) -> Write:  # noqa: ARG001
         bar.stop()
         lines = JsonLines(form.columns)
         return lambda prediction: print(lines.encode(prediction), end="")

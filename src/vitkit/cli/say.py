@@ -55,6 +55,11 @@ def say(text: object = "", *, file: TextIO | None = None, flush: bool = False) -
     print(visible(str(text)), file=file, flush=flush)
 
 
+def tell(line: str) -> None:
+    """A line beside the answers, on stderr."""
+    say(f"note: {line}", file=sys.stderr)
+
+
 def show(found: Result, *, as_json: bool) -> None:
     """What a verb found, on stdout: its lines for people, or its figures as JSON for programs."""
     if as_json:

@@ -11,15 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, Proposal, labels_in, read_labels
+from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, Proposal, read_labels
 from vitkit.data.layout import LayoutName
 from vitkit.data.proposals import Renaming
 from vitkit.data.sources import check_classes, has_no_folders, read_table, read_unlabelled
-from vitkit.data.table import UNLABELLED, ImageTable, Row, number_sets
+from vitkit.data.table import UNLABELLED, ImageTable, Row
+from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
-from vitkit.text.cells import JOINT, listed, plural
+from vitkit.text.cells import listed, plural
 from vitkit.text.names import bare, look
 
 
@@ -74,8 +75,8 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     before = [table.cell_of(i) for i in range(len(table))]
     after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
     added: dict[str, str] = {}
-    spelt, is_multi = {look(name): name for name in table.classes}, _has_several(table, labels)
-    for edit, label, found in _settled_edits(table, labels, finder, spelt, is_multi=is_multi):
+    spelt, task = {look(name): name for name in table.classes}, _task_with(table, labels)
+    for edit, label, found in _settled_edits(table, labels, finder, spelt, task):
         for i in found:
             tally.take(i, edit, after[i], label, table)
             after[i] = label
@@ -93,7 +94,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             f"{labels.name} lists labels that look wrong, and changes none: write what is right into its column label "
             f"(empty: leave the picture out), or see them first: vitkit doctor {labels.name}"
         )
-    changed = _built(table, after, added, is_multi=is_multi)
+    changed = _built(table, after, added, task)
     changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))
     changed = replace(changed, proposals=_proposals(table, changed, (before, after), added, tally))
     told, unmatched = _in_words(table, changed, labels, (before, after), added, tally, homeless)
@@ -167,21 +168,23 @@ def _proposals(
     return tuple(found)
 
 
-def _has_several(table: ImageTable, labels: LabelFile) -> bool:
-    """Whether pictures may have several classes, as the data say, or the labels of data without any."""
-    return table.is_multi or (table.classes == (UNLABELLED,) and any(JOINT in own.label for own in labels.edits))
+def _task_with(table: ImageTable, labels: LabelFile) -> Task:
+    """The task of the data; of data without classes, the one that the label file shows."""
+    if table.classes == (UNLABELLED,) and any(SINGLE_LABEL.refuses(edit.label) for edit in labels.edits):
+        return MULTI_LABEL
+    return table.task
 
 
 def _settled_edits(
-    table: ImageTable, labels: LabelFile, finder: PathFinder, spelt: dict[str, str], *, is_multi: bool
+    table: ImageTable, labels: LabelFile, finder: PathFinder, spelt: dict[str, str], task: Task
 ) -> Iterator[tuple[Edit, str, Sequence[int]]]:
     """Each row of a label file with its label as it is to stand in the table, and the images that it names."""
     for line, edit in zip(labels.lines, labels.edits, strict=True):
-        label = _settled(labels.name, line, edit.label, table, spelt, is_multi=is_multi)
+        label = _settled(labels.name, line, edit.label, table, spelt, task)
         yield edit, label, finder.find(edit.path)
 
 
-def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[str, str], *, is_multi: bool) -> str:
+def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[str, str], task: Task) -> str:
     """A label as it stands in the table, or is to.
 
     Accents may be written otherwise than in the table, as folders made on a Mac have them, or a space of no width may
@@ -192,14 +195,12 @@ def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[st
     label = bare(label).strip()
     if label == EXCLUDED or label in table.classes:
         return label
-    if is_multi:
-        return JOINT.join(sorted({spelt.setdefault(look(own), own) for own in labels_in(label)})) or JOINT
-    if JOINT in label:
+    if task.refuses(label):
         raise VitkitError(
             f"{name}, line {line}: {label!r} names several classes, and the pictures of {table.name} have one each; a "
             "CSV with the column labels holds pictures of several"
         )
-    return spelt.setdefault(look(label), label)
+    return task.label_of(spelt.setdefault(look(part), part) for part in task.names_in(label))
 
 
 def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -220,18 +221,18 @@ def _split_of_folder(table: ImageTable) -> dict[str, str]:
     return {folder: own for folder, splits in found.items() if len(splits) == 1 and (own := next(iter(splits)))}
 
 
-def _built(table: ImageTable, after: Sequence[str], added: dict[str, str], *, is_multi: bool) -> ImageTable:
+def _built(table: ImageTable, after: Sequence[str], added: dict[str, str], task: Task) -> ImageTable:
     """The table of the rows that are left, and of those that were added."""
     kept = [i for i, label in enumerate(after) if label not in (EXCLUDED, UNLABELLED)]
     labels = [*(after[i] for i in kept), *added.values()]
     if not labels:
         raise VitkitError(f"{table.name}: the label file leaves out every picture, or gives none of them a class")
     homes = _split_of_folder(table) if any(table.splits) else {}
-    own = [labels_in(label) if is_multi else [label] for label in labels]
+    own = [task.names_in(label) for label in labels]
     classes = tuple(sorted({name for names in own for name in names}))
     number = {name: i for i, name in enumerate(classes)}
     indices = [tuple(sorted(number[name] for name in names)) for names in own]
-    sets, numbers = number_sets(indices) if is_multi else ((), tuple(only for (only,) in indices))
+    sets, numbers = task.encode(indices)
     return replace(
         table,
         classes=classes,
@@ -324,7 +325,7 @@ class Followed:
 
     def _begin(self) -> None:
         self._edits: tuple[Edit, ...] = ()
-        self._is_multi = self._table.is_multi
+        self._task = self._table.task
         self._spelt = {look(name): name for name in self._table.classes}
         self.labels = [self._table.cell_of(i) for i in range(len(self._table))]
         self.lost: dict[str, None] = {}
@@ -336,13 +337,14 @@ class Followed:
             VitkitError: a label names several classes where pictures have one.
         """
         known = len(self._edits)
-        is_multi = self._is_multi or _has_several(self._table, replace(file, edits=file.edits[known:]))
-        if is_multi != self._is_multi or file.edits[:known] != self._edits:
+        task = _task_with(self._table, replace(file, edits=file.edits[known:]))
+        task = self._task if task is self._table.task else task
+        if task is not self._task or file.edits[:known] != self._edits:
             self._begin()
-            known, self._is_multi = 0, is_multi
+            known, self._task = 0, task
         added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
         self._edits = ()  # until all are taken
-        for edit, label, found in _settled_edits(self._table, added, self._finder, self._spelt, is_multi=is_multi):
+        for edit, label, found in _settled_edits(self._table, added, self._finder, self._spelt, task):
             for i in found:
                 self.labels[i] = label
             if not found and self._finder.beside(edit.path) is None:

@@ -9,7 +9,6 @@ import io
 import logging
 import math
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,9 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from vitkit.data.image_cache import available_memory
 from vitkit.data.opening import QUIET, open_picture
 from vitkit.data.samples import STRIP, Samples, read_samples, stretch_bytes, strips, to_grey
-from vitkit.errors import ShortageError, VitkitError, are_files_short, is_memory_short
+from vitkit.data.storage import Place, stored_at
+from vitkit.data.storage import UnreadableImageError as UnreadableImageError
+from vitkit.errors import ShortageError, are_files_short, is_memory_short
 from vitkit.text.cells import visible
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for what may be a decompression bomb
@@ -125,10 +126,6 @@ _TELLING = threading.Lock()
 _TOLD: set[Path] = set()  # folders
 
 
-class UnreadableImageError(VitkitError):
-    """A file that does not hold a picture. The message is the reason, without the file's name."""
-
-
 @dataclass(frozen=True)
 class Picture:
     """A picture and what its file said about it.
@@ -150,14 +147,14 @@ class Picture:
     doubt: str | None = None
 
 
-def decode(path: str | Path, short_side: int | None = None) -> Image.Image:
+def decode(path: str | Place, short_side: int | None = None) -> Image.Image:
     """The picture in a file, upright and in RGB.
 
     EXIF orientation is applied, transparency lands on white, numbers of more than 8 bits are scaled by what the file
     says of them (`data.samples`), and of several frames the first is taken.
 
     Args:
-        path: the file.
+        path: the file, or the image of a storage.
         short_side: pixels that the caller will resize the short side to. A large JPEG is then decoded at the smallest
             scale that leaves at least twice as many, which costs a quarter of the time at 12 megapixels.
 
@@ -168,14 +165,14 @@ def decode(path: str | Path, short_side: int | None = None) -> Image.Image:
     return read_picture(path, short_side).image
 
 
-def read_picture(path: str | Path, short_side: int | None = None) -> Picture:
+def read_picture(path: str | Place, short_side: int | None = None) -> Picture:
     """As `decode`, with what the file said about its picture."""
     with picture_of(path, short_side) as picture:
         return picture
 
 
 @contextmanager
-def picture_of(path: str | Path, short_side: int | None = None, content: bytes | None = None) -> Iterator[Picture]:
+def picture_of(path: str | Place, short_side: int | None = None, content: bytes | None = None) -> Iterator[Picture]:
     """As `read_picture`, for a block that makes something smaller of it.
 
     Threads that read large pictures at a time wait for one another, until the block that has the memory is done.
@@ -189,12 +186,12 @@ def picture_of(path: str | Path, short_side: int | None = None, content: bytes |
         yield _read(path, short_side, content, take)
 
 
-def _read(path: str | Path, short_side: int | None, content: bytes | None, take: Callable[[int], None]) -> Picture:
+def _read(path: str | Place, short_side: int | None, content: bytes | None, take: Callable[[int], None]) -> Picture:
     size = 0
     try:
-        if content is None:
-            refuse_special(path)
-        source = path if content is None else io.BytesIO(content)
+        if content is None and (kept := stored_at(path)) is not None:
+            content = kept.storage.open(kept.key).read()
+        source = str(path) if content is None else io.BytesIO(content)
         with QUIET, open_picture(source) as image:
             _check_pixels(image.size)
             stored, mode = image.size, image.mode
@@ -216,11 +213,11 @@ def _read(path: str | Path, short_side: int | None, content: bytes | None, take:
         raise UnreadableImageError(reason(path, error, content)) from error
 
 
-def warn_of_doubt(path: str | Path, picture: Picture) -> None:
+def warn_of_doubt(path: str | Place, picture: Picture) -> None:
     """Log what is doubtful about a picture's brightness, for the first such picture of each folder."""
     if picture.doubt is None:
         return
-    folder = Path(path).parent
+    folder = Path(str(path)).parent
     with _TELLING:
         is_new = folder not in _TOLD
         _TOLD.add(folder)
@@ -229,19 +226,7 @@ def warn_of_doubt(path: str | Path, picture: Picture) -> None:
         logging.getLogger(__name__).warning("%s", visible(text))
 
 
-def refuse_special(path: str | Path) -> None:
-    """Raise for a pipe or a device, whose reading might never end; a folder or a missing file is told by opening it.
-
-    Raises:
-        UnreadableImageError: it is one.
-        OSError: there is no such file, or it cannot be seen.
-    """
-    mode = os.stat(path).st_mode  # noqa: PTH116  # half the time of a Path's own
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise UnreadableImageError("not a regular file")
-
-
-def refuse_shortage(path: str | Path, error: Exception, size: int = 0) -> None:
+def refuse_shortage(path: str | Place, error: Exception, size: int = 0) -> None:
     """Raise where the machine is to blame for what a file's reading ran into, and not the file.
 
     A damaged file may ask for more memory than any machine has. It is the machine that is short where there is not
@@ -338,7 +323,7 @@ def _on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
 
 
-def reason(path: str | Path, error: Exception, content: bytes | None = None) -> str:
+def reason(path: str | Place, error: Exception, content: bytes | None = None) -> str:
     """Why a file cannot be read, in a few words, from what its reading, or that of its content, ran into."""
     if isinstance(error, UnreadableImageError):
         return str(error)
@@ -353,7 +338,7 @@ def reason(path: str | Path, error: Exception, content: bytes | None = None) -> 
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than the limit of {MAX_PIXELS:,}"
     if isinstance(error, UnidentifiedImageError):
-        size = Path(path).stat().st_size if content is None else len(content)
+        size = Path(str(path)).stat().st_size if content is None else len(content)
         return "not an image" if size else "empty file"
     if "truncated" in str(error).lower():
         return "truncated"

@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from vitkit.data.opening import decoders
+from vitkit.data.storage import Place, Stored
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import to_json
 
@@ -190,8 +190,10 @@ def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     return (keys[start : start + _ASKED] for start in range(0, len(keys), _ASKED))
 
 
-def stamp_of(file: Path) -> bytes | None:
+def stamp_of(file: Place) -> bytes | None:
     """What changes whenever a file does; None where it cannot be seen, or changed so lately that it might again."""
+    if isinstance(file, Stored):
+        return file.storage.stamp(file.key)
     try:
         seen = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
     except OSError:

@@ -25,6 +25,7 @@ from PIL import Image
 
 from vitkit.data.file_facts import stamp_of
 from vitkit.data.opening import decoders, open_picture
+from vitkit.data.storage import Place, UnreadableImageError, open_place, read_place, version_of
 from vitkit.system.environment import cache_folder
 
 Cache = Literal["auto", "ram", "disk", "none"]
@@ -38,7 +39,7 @@ _HEAD = struct.Struct("<III")  # checksum, width, height
 class Keeper(Protocol):
     """Gives the picture of a file, from what is kept or made anew and kept where there is room."""
 
-    def picture(self, index: int, file: Path, make: Make) -> Image.Image:
+    def picture(self, index: int, file: Place, make: Make) -> Image.Image:
         """Number `index` of its images, in RGB."""
         ...
 
@@ -46,7 +47,7 @@ class Keeper(Protocol):
 class NoKeeper:
     """Keeps nothing."""
 
-    def picture(self, index: int, file: Path, make: Make) -> Image.Image:  # noqa: ARG002
+    def picture(self, index: int, file: Place, make: Make) -> Image.Image:  # noqa: ARG002
         return make()
 
 
@@ -79,14 +80,14 @@ class MemoryKeeper:
         self._pixels = mmap.mmap(-1, max(size, 1))
         self._entries = np.frombuffer(mmap.mmap(-1, max(images, 1) * 7 * 8), np.int64).reshape(-1, 7)
 
-    def picture(self, index: int, file: Path, make: Make) -> Image.Image:
-        seen = _seen(file)
+    def picture(self, index: int, file: Place, make: Make) -> Image.Image:
+        seen = version_of(file)
         with self._room.lock:
             stored, start, width, height, *known = self._entries[index].tolist()
         if stored and seen is not None and tuple(known) == seen:
             return Image.frombytes("RGB", (width, height), memoryview(self._pixels)[start : start + 3 * width * height])
         image = make()
-        if seen is not None and seen == _seen(file):  # not replaced while it was read
+        if seen is not None and seen == version_of(file):  # not replaced while it was read
             self._keep(index, image, seen)
         return image
 
@@ -118,7 +119,7 @@ class DiskKeeper:
             cache_folder() / f"pictures-{_FORMAT}-{decoders()}",
         )
 
-    def picture(self, index: int, file: Path, make: Make) -> Image.Image:  # noqa: ARG002
+    def picture(self, index: int, file: Place, make: Make) -> Image.Image:  # noqa: ARG002
         path = self._path_of(file)
         if path is None:
             return make()
@@ -129,13 +130,13 @@ class DiskKeeper:
                 self._write(path, image)
         return image
 
-    def _path_of(self, file: Path) -> Path | None:
+    def _path_of(self, file: Place) -> Path | None:
         """Where the picture of a file would be; None where the file cannot be read."""
         content = stamp_of(file)
         if content is None:  # changed so lately that its times tell nothing
             try:
-                content = hashlib.sha256(file.read_bytes()).digest()
-            except OSError:
+                content = hashlib.sha256(read_place(file)).digest()
+            except (OSError, UnreadableImageError):
                 return None
         name = hashlib.sha256(self._rule + b"\0" + content).hexdigest()
         return self._folder / name[:2] / name
@@ -169,15 +170,6 @@ def _read(path: Path) -> Image.Image | None:
     if len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
         return None
     return Image.frombytes("RGB", (width, height), pixels)
-
-
-def _seen(file: Path) -> tuple[int, int, int] | None:
-    """What changes when a file does, as far as one run goes."""
-    try:
-        seen = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
-    except OSError:
-        return None
-    return seen.st_size, seen.st_mtime_ns, seen.st_ino
 
 
 def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> str:
@@ -218,7 +210,7 @@ def make_keeper(cache: str, images: int, need: int, rule: str) -> Keeper:
     return NoKeeper()
 
 
-def bytes_of(files: Sequence[Path], short_side: int | None, fixed: tuple[int, int] | None = None) -> int:
+def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, int] | None = None) -> int:
     """About how many bytes the pictures of these files take.
 
     Args:
@@ -230,7 +222,11 @@ def bytes_of(files: Sequence[Path], short_side: int | None, fixed: tuple[int, in
         return len(files) * 3 * fixed[0] * fixed[1]
     sizes = []
     for file in files[:: math.ceil(len(files) / _MEASURED) or 1]:
-        with contextlib.suppress(Exception), open_picture(file) as image:  # what cannot be read is told elsewhere
+        with (
+            contextlib.suppress(Exception),
+            open_place(file) as opened,
+            open_picture(opened) as image,
+        ):  # what cannot be read is told elsewhere
             scale = min(1.0, (short_side or math.inf) / min(image.size))
             sizes.append(3 * image.width * image.height * scale**2)
     return math.ceil(len(files) * sum(sizes) / max(len(sizes), 1))

@@ -23,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+import vitkit.data.sources  # noqa: F401  # whose kinds of archives a path may lead into
 from vitkit.data.decode import MAX_PIXELS, Picture, UnreadableImageError, flattened, picture_of, reason, upright
+from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.text.arguments import path_text, type_of
 
@@ -48,7 +50,7 @@ class Held:
     image: Image.Image | npt.NDArray[Any] | Tensor
 
 
-Source: TypeAlias = str | Held
+Source: TypeAlias = str | Held | Stored
 
 
 def is_in_memory(source: object) -> bool:
@@ -66,7 +68,9 @@ def sources_of(sources: object) -> Iterator[Source]:
     Raises:
         VitkitError: something is neither a path nor a picture; its type is named.
     """
-    if isinstance(sources, (str, os.PathLike, Held)) or (is_in_memory(sources) and getattr(sources, "ndim", 0) != 4):
+    if isinstance(sources, (str, os.PathLike, Held, Stored)) or (
+        is_in_memory(sources) and getattr(sources, "ndim", 0) != 4
+    ):
         sources = [sources]
     is_refused = isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
     if is_refused or not (isinstance(sources, Iterable) or is_in_memory(sources)):
@@ -147,7 +151,7 @@ def as_file(image: Image.Image) -> bytes:
 
 
 def _source(source: object, place: int) -> Source:
-    if isinstance(source, Held):
+    if isinstance(source, (Held, Stored)):
         return source
     if is_in_memory(source):
         return Held(f"picture {place}", source)  # type: ignore[arg-type]

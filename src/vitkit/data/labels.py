@@ -24,16 +24,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitkit.data.csv_rows import SEPARATOR, CsvRows, read_rows, refuse_encoding
+from vitkit.data.storage import is_there
+from vitkit.data.task import MULTI_LABEL
 from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.files import (
     append_bytes,
     cut_off,
+    exclusive,
     mend_append,
     read_appended,
     read_bytes,
     regular,
-    sole,
     write_bytes,
 )
 from vitkit.text.cells import JOINT, by_chance, harmless, restored
@@ -172,7 +174,7 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
         OSError: it cannot be written.
     """
     path = Path(file)
-    with sole(path, wait=_WAIT):
+    with exclusive(path, wait=_WAIT):
         content = _content_for_writing(path)
         when = _now((content or b"")[-_RECENT:])
         made = tuple(edit._replace(when=edit.when or when) for edit in edits)
@@ -204,7 +206,7 @@ def undo_edits(
     path = Path(file)
     if not path.exists():
         return ()
-    with sole(path, wait=_WAIT):
+    with exclusive(path, wait=_WAIT):
         content = _content_for_writing(path) or b""
         edits = _for_writing(path, content, known).edits
         end = next((i for i in range(len(edits), 0, -1) if may is None or may(edits[i - 1])), 0)
@@ -345,11 +347,6 @@ def _list_that_proposed(name: str, label: str, cells: dict[str, str]) -> str:
     return Path(name).name if suggested and label.strip() in (suggested, EXCLUDED) else ""
 
 
-def labels_in(cell: str) -> list[str]:
-    """The classes that a label joins."""
-    return [name for name in (own.strip() for own in cell.split(JOINT)) if name]
-
-
 def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]:
     """A class under another name, or merged into another: a row for each of its pictures.
 
@@ -365,7 +362,7 @@ def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]
         raise VitkitError(f"a class needs a name: what is {old} to be called?")
     made = []
     for path, label in edits:
-        names = [label] if label == old else labels_in(label)
+        names = [label] if label == old else MULTI_LABEL.names_in(label)
         if old in names:
             kept = list(dict.fromkeys(new if name == old else name for name in names))
             made.append(Edit(path, JOINT.join(kept), label))
@@ -483,7 +480,7 @@ class PathFinder:
         """The path from the folder of a picture that is in it; None: there is no such file, or it is no picture."""
         for own in dict.fromkeys((path, path.strip())):
             place = Path(self._followed(self._place(own), normal=False))
-            if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and place.is_file():
+            if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and is_there(place):
                 return place.relative_to(self._root).as_posix()
         return None
 

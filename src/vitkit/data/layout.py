@@ -17,13 +17,14 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from vitkit.data.table import ImageTable, Row, table_of
 from vitkit.data.walk import Overlooked, is_passed_over, why_ignored
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed
@@ -229,20 +230,18 @@ class Layout:
     text: str
 
 
-def understand(name: str, root: Path, asked: LayoutName, overlooked: Overlooked) -> Layout:
-    """Tell classes from splits among the folders below `root`, by their names and by where images lie.
+def understand(name: str, top: Folder, asked: LayoutName) -> Layout:
+    """Tell classes from splits among the folders below `top`, by their names and by where images lie.
 
     Args:
         name: what the user called it.
-        root: the folder.
-        asked: `classes` takes every folder in `root` for a class, `splits` only folders with a split's name for splits;
+        top: the folder (`survey`).
+        asked: `classes` takes every folder in `top` for a class, `splits` only folders with a split's name for splits;
             `auto` tells by itself, or refuses.
-        overlooked: is told of folders that are not looked into.
 
     Raises:
         VitkitError: it is not clear what is meant, or there are no splits where they are asked for.
     """
-    top = survey(root, overlooked)
     if asked == "classes":
         return _as_classes(top, top)
     inner = _unwrap(top)
@@ -436,4 +435,53 @@ def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
         between=(*between(top, folder), *(own.path for own in folder.full)),
         left_out=(),
         text=f"folders read as classes with splits in them: {len(folder.full)} with {', '.join(present)}",
+    )
+
+
+# --- The images ----------------------------------------------------------------------------------------------------
+
+
+def table_of_layout(
+    name: str,
+    root: Path,
+    layout: Layout,
+    overlooked: Overlooked,
+    images_below: Callable[[Path], list[str]],
+    entries: Callable[[Path], list[tuple[str, bool]]],
+) -> ImageTable:
+    """The images of folders that were understood.
+
+    Args:
+        name: what the user called them.
+        root: the folder, or the archive.
+        layout: what its folders mean.
+        overlooked: is told what is passed over.
+        images_below: the images below a folder, as seen from it.
+        entries: the names in a folder, and whether each is a file's.
+
+    Raises:
+        VitkitError: there are none.
+    """
+    ignored = overlooked.ignored
+    rows: list[Row] = []
+    for folder in layout.classes:
+        where = folder.path.relative_to(root).as_posix()
+        rows += [(f"{where}/{file}", folder.name, folder.split) for file in images_below(folder.path)]
+    for parent in layout.between:
+        ignored["outside the class folders"] += sum(is_file for _, is_file in entries(parent))
+        ignored["folder __MACOSX"] += sum(child == "__MACOSX" for child, _ in entries(parent))
+    ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
+    if not rows:
+        loose = sum(is_file and why_ignored(child) is None for child, is_file in entries(root))
+        hint = f" ({loose} images lie in the folder itself)" if loose else ""
+        more = "".join(f"; {line}" for line in overlooked.lines(root)) or hint
+        raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{more}")
+    table = table_of(name, root, rows)
+    return replace(
+        table,
+        ignored={reason: count for reason, count in ignored.items() if count},
+        empty=tuple(sorted({folder.name for folder in layout.classes} - set(table.classes))),
+        folders=(table.root,),
+        layout=layout.text,
+        overlooked=tuple(overlooked.lines(root)),
     )

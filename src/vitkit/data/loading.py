@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,6 +28,7 @@ from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.image_cache import Keeper, NoKeeper, bytes_of, choose_cache, make_keeper
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import in_proportion
+from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.errors import ShortageError, VitkitError
 
@@ -362,11 +362,11 @@ class TrainingImages(_TableImages):
         return self.transform_pixels(pixels)
 
 
-def _files(table: ImageTable) -> list[Path]:
+def _files(table: ImageTable) -> list[Place]:
     return [table.file(index) for index in range(len(table))]
 
 
-def _decode(path: Path, short_side: int) -> Image.Image:
+def _decode(path: Place, short_side: int) -> Image.Image:
     try:
         return decode(path, short_side)
     except UnreadableImageError as error:  # it was readable when the run began

@@ -6,10 +6,10 @@ Pillow reads all but HEIF, the format of many phones. What reads that is loaded 
 from __future__ import annotations
 
 import hashlib
-import io
 import threading
 import warnings
 from pathlib import Path
+from typing import BinaryIO
 
 import PIL
 from PIL import (  # readers register themselves; all of Pillow's, 42 modules, take three times as long to import
@@ -57,7 +57,7 @@ class _Quiet:
 QUIET = _Quiet()
 
 
-def open_picture(source: str | Path | io.BytesIO) -> ImageFile.ImageFile:
+def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     """A picture whose pixels are not read yet.
 
     Args:
@@ -92,12 +92,14 @@ def _available() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def _is_heif(source: str | Path | io.BytesIO) -> bool:
-    if isinstance(source, io.BytesIO):
-        head = source.getvalue()[:12]
-    else:
+def _is_heif(source: str | Path | BinaryIO) -> bool:
+    if isinstance(source, (str, Path)):
         with Path(source).open("rb") as file:
             head = file.read(12)
+    else:
+        source.seek(0)
+        head = source.read(12)
+        source.seek(0)
     return head[4:8] == b"ftyp" and head[8:12] in _BRANDS
 
 

@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.data.labels import EXCLUDED, Proposal, labels_in, read_suspects
+from vitkit.data.labels import EXCLUDED, Proposal, read_suspects
 from vitkit.data.split_file import by_content, digest_of, read_contents, split_from_file
 from vitkit.data.table import ImageTable
+from vitkit.data.task import Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import LABEL_ERRORS, PROPOSALS, SPLIT, folds_in
-from vitkit.text.cells import JOINT
 
 _MOST_RUNS = 10  # of a folder, the newest
 _SAME = 0.75  # part of the labels that nobody doubted, from which on two runs are of one labelling
@@ -32,11 +32,11 @@ class Renaming:
 
     Args:
         names: of each old class that is gone, the new one.
-        is_multi: whether a label joins several classes.
+        task: how a label names its classes.
     """
 
-    def __init__(self, names: Mapping[str, str], *, is_multi: bool) -> None:
-        self._names, self._is_multi = names, is_multi
+    def __init__(self, names: Mapping[str, str], task: Task) -> None:
+        self._names, self._task = names, task
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], table: ImageTable) -> Renaming:
@@ -44,23 +44,17 @@ class Renaming:
         votes: dict[str, Counter[str]] = {}
         kept = set(table.classes)
         for (old, new), count in Counter(pairs).items():
-            before, after = _names(old, is_multi=table.is_multi), _names(new, is_multi=table.is_multi)
+            before, after = (set(table.task.names_in(label)) - {EXCLUDED} for label in (old, new))
             for name in before - kept:
                 votes.setdefault(name, Counter()).update(dict.fromkeys(sorted(after - before), count))
         names = {old: own.most_common(1)[0][0] for old, own in votes.items() if own}
-        return cls(names, is_multi=table.is_multi)
+        return cls(names, table.task)
 
     def __call__(self, label: str) -> str:
         """A label as it is called now; one whose class is gone for good stays as it is."""
         if not self._names:
             return label
-        if self._is_multi:
-            return JOINT.join(sorted({self._names.get(name, name) for name in labels_in(label)})) or JOINT
-        return self._names.get(label, label)
-
-
-def _names(label: str, *, is_multi: bool) -> set[str]:
-    return set(labels_in(label)) if is_multi else {label} - {EXCLUDED}
+        return self._task.label_of(self._names.get(name, name) for name in self._task.names_in(label))
 
 
 # --- What runs tell ------------------------------------------------------------------------------------------
@@ -179,8 +173,8 @@ def proposals_of_run(run: Path, table: ImageTable, progress: Progress | None = N
     if not stored:
         return ()
     place = dict(zip(split_from_file(run / SPLIT).paths, table.paths, strict=True))
-    lost = {own.digest for own in stored if own.path not in place and digest_of(table.root / own.path) != own.digest}
-    found = by_content(table.root, progress) if lost else {}
+    lost = {own.digest for own in stored if own.path not in place and digest_of(table.at(own.path)) != own.digest}
+    found = by_content(table, progress) if lost else {}
     return tuple(
         own._replace(path=found.get(own.digest, own.path) if own.digest in lost else place.get(own.path, own.path))
         for own in stored

@@ -443,7 +443,7 @@ def read_digests(table: ImageTable, progress: Progress) -> dict[str, str]:
     """The beginning of the SHA-256 of each readable image of a table, and of those that are left out, by its path."""
     paths = [*table.paths, *(path for path, _, _ in table.left_out)]
     with Memory() as memory:
-        facts = scan([table.root / path for path in paths], memory, partial(progress, "reading images"))
+        facts = scan([table.at(path) for path in paths], memory, partial(progress, "reading images"))
     return {path: fact.digest[:DIGEST].hex() for path, fact in zip(paths, facts, strict=True) if fact.error is None}
 
 

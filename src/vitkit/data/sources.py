@@ -1,6 +1,6 @@
 """Where images come from: a kind of source, one row each, or a named data set. Nothing here opens an image.
 
-All become an `ImageTable`: path, label and, where given, split of each image. Adding a kind is a module and a row.
+All become an `ImageTable`: key, label and, where given, split of each image. Adding a kind is a module and a row.
 Data sets that have a name are a table of their own (`named_sets`), and become folders.
 
 Images in class folders: what the folders of a folder mean is told by `layout`. Class order is Python's `sorted()` of
@@ -18,14 +18,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vitkit.data import archive
 from vitkit.data.csv_rows import read_rows, refuse_encoding
-from vitkit.data.layout import LayoutName, split_of_word, understand
+from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
 from vitkit.data.named_sets import DATASETS
-from vitkit.data.table import UNLABELLED, ImageTable, Row, number_sets, refuse_twins, table_of
-from vitkit.data.walk import Overlooked, images_below, is_passed_over, why_ignored
+from vitkit.data.storage import STORAGES, Storage
+from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_of
+from vitkit.data.task import MULTI_LABEL
+from vitkit.data.walk import Overlooked, images_below, is_passed_over
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
-from vitkit.text.cells import JOINT, restored
+from vitkit.text.cells import restored
 
 # --- Kinds of sources -------------------------------------------------------------------------------------
 
@@ -41,6 +44,7 @@ class SourceKind:
             `name`; it refuses what cannot be understood, or has no images.
         suffixes: of its files, in small letters; none: it is a folder.
         has_layout: whether its folders may be classes or splits (`--layout`).
+        storage: what gives the bytes of the images in a file of this kind; None: they are files that it leads to.
     """
 
     name: str
@@ -48,6 +52,7 @@ class SourceKind:
     read: Callable[[str, Path, LayoutName], ImageTable]
     suffixes: tuple[str, ...] = ()
     has_layout: bool = False
+    storage: Callable[[Path], Storage] | None = None
 
 
 SOURCE_KINDS: dict[str, SourceKind] = {}
@@ -63,6 +68,8 @@ def register(kind: SourceKind) -> None:
     if kind.name in SOURCE_KINDS or taken & set(kind.suffixes or ("",)):
         raise ValueError(f"there is a kind of source {kind.name!r} already, or one of its suffix")
     SOURCE_KINDS[kind.name] = kind
+    if kind.storage is not None:
+        STORAGES.update(dict.fromkeys(kind.suffixes, kind.storage))
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
@@ -76,6 +83,12 @@ def kind_of(path: Path) -> SourceKind | None:
     if not path.is_dir():
         return kind_of_file(path)
     return next(kind for kind in SOURCE_KINDS.values() if not kind.suffixes)
+
+
+def storage_at(path: Path) -> Storage | None:
+    """What gives the bytes of the images in a file; None of a folder, and of a file that holds none itself."""
+    opener = STORAGES.get(path.suffix.lower())
+    return None if opener is None or not path.is_file() else opener(path)
 
 
 def read_source(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
@@ -95,7 +108,7 @@ def check_classes(table: ImageTable) -> None:
     Raises:
         VitkitError: there is one alone.
     """
-    if len(table.classes) == 1 and not table.is_multi:
+    if len(table.classes) == 1 < table.task.least_classes:
         raise VitkitError(
             f"{table.name} has a single class, {table.classes[0]!r}; a classifier needs at least two{_within(table)}"
         )
@@ -163,33 +176,15 @@ def _within(table: ImageTable) -> str:
 def read_folders(name: str, root: Path, asked: LayoutName) -> ImageTable:
     """The images of a folder (`class/image`, `train/class/image`, see `layout.understand`)."""
     overlooked = Overlooked()
-    layout = understand(name, root, asked, overlooked)
-    ignored = overlooked.ignored
-    rows: list[Row] = []
-    for folder in layout.classes:
-        where = folder.path.relative_to(root).as_posix()
-        rows += [(f"{where}/{file}", folder.name, folder.split) for file in images_below(folder.path, overlooked)]
-    for parent in layout.between:
-        ignored["outside the class folders"] += sum(child.is_file() for child in parent.iterdir())
-        ignored["folder __MACOSX"] += sum(child.name == "__MACOSX" for child in parent.iterdir())
-    ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
-    if not rows:
-        told = "".join(f"; {line}" for line in overlooked.lines(root)) or _hint(root)
-        raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{told}")
-    table = table_of(name, root, rows)
-    return replace(
-        table,
-        ignored={reason: count for reason, count in ignored.items() if count},
-        empty=tuple(sorted({folder.name for folder in layout.classes} - set(table.classes))),
-        folders=(table.root,),
-        layout=layout.text,
-        overlooked=tuple(overlooked.lines(root)),
+    layout = understand(name, survey(root, overlooked), asked)
+    return table_of_layout(
+        name,
+        root,
+        layout,
+        overlooked,
+        lambda folder: images_below(folder, overlooked),
+        lambda folder: [(child.name, child.is_file()) for child in folder.iterdir()],
     )
-
-
-def _hint(root: Path) -> str:
-    loose = sum(why_ignored(child.name) is None for child in root.iterdir() if child.is_file())
-    return f" ({loose} images lie in the folder itself)" if loose else ""
 
 
 _COLUMNS = {  # of a CSV file, by what people call them
@@ -208,28 +203,28 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
             found = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
-    is_multi = "labels" in map(str.lower, found.titles) or any(
-        len(_names(restored(own.get("label", "").strip()))) > 1 for _, own in found.rows
+    has_several = "labels" in map(str.lower, found.titles) or any(
+        len(set(MULTI_LABEL.names_in(restored(own.get("label", "").strip())))) > 1 for _, own in found.rows
     )
-    rows = [_csv_row(name, line, own, may_be_empty=is_multi) for line, own in found.rows]
+    rows = [_csv_row(name, line, own, may_be_empty=has_several) for line, own in found.rows]
     if not rows:
         raise VitkitError(f"{name} names no images: it has no rows below its header")
     without = sum(row[2] is None for row in rows)
     if 0 < without < len(rows):
         raise VitkitError(f"{name}: {without} of {len(rows)} rows have no split; give it to all of them or to none")
-    table = _to_multi_table(name, file.parent, rows) if is_multi else table_of(name, file.parent, rows)
-    parents = {table.file(i).parent for i in range(len(table))}
+    table = _to_multi_table(name, file.parent, rows) if has_several else table_of(name, file.parent, rows)
+    parents = {(table.root / path).parent for path in table.paths}
     return replace(table, folders=tuple({parent.resolve() for parent in parents}))
 
 
 def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
-    own = [sorted(_names(row[1])) for row in rows]
+    own = [sorted(set(MULTI_LABEL.names_in(row[1]))) for row in rows]
     classes = tuple(sorted({label for labels in own for label in labels}))
     if not classes:
         raise VitkitError(f"{name} names no classes: every label is empty")
     refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
-    sets, labels = number_sets([tuple(index[label] for label in labels) for labels in own])
+    sets, labels = MULTI_LABEL.encode([tuple(index[label] for label in labels) for labels in own])
     return ImageTable(
         name=name,
         root=root.resolve(),
@@ -239,10 +234,6 @@ def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
         splits=tuple(row[2] for row in rows),
         sets=sets,
     )
-
-
-def _names(text: str) -> set[str]:
-    return {name.strip() for name in text.split(JOINT)} - {""}
 
 
 def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool) -> Row:
@@ -267,6 +258,8 @@ def read_unlabelled(data: str | Path, progress: Progress | None = None) -> Image
         from vitkit.data import named
 
         root = named.materialise(str(data), progress=progress)
+    if isinstance(storage_at(root), archive.Archive):
+        return archive.read_unlabelled_archive(str(data), root)
     if not root.is_dir():
         raise VitkitError(f"no such folder: {data}; pictures without labels are those below a folder")
     overlooked = Overlooked()
@@ -291,11 +284,21 @@ def read_unlabelled(data: str | Path, progress: Progress | None = None) -> Image
 def has_no_folders(data: str | Path) -> bool:
     """Whether a folder's pictures all lie in the folder itself."""
     root = Path(data)
+    if isinstance(storage_at(root), archive.Archive):
+        return not any("/" in key for key in archive.read_unlabelled_archive(str(data), root).paths)
     return root.is_dir() and bool(paths := images_below(root, Overlooked())) and not any("/" in path for path in paths)
 
 
 for _row in (
     SourceKind("folder", "a folder with one sub-folder of images per class", read_folders, has_layout=True),
     SourceKind("list", "a CSV", read_list, (".csv", ".tsv")),
+    SourceKind(
+        "archive",
+        "a .zip or .tar of one",
+        archive.read_archive,
+        archive.SUFFIXES,
+        has_layout=True,
+        storage=archive.Archive,
+    ),
 ):
     register(_row)

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data import named
-from vitkit.data.decode import UnreadableImageError, refuse_special
 from vitkit.data.file_facts import Memory, stamp_of
 from vitkit.data.named_sets import DATASETS
 from vitkit.data.seen import DIGEST, PictureRecord
+from vitkit.data.sources import storage_at
 from vitkit.data.splits import SPLITS
+from vitkit.data.storage import Place, UnreadableImageError, is_there, open_place
 from vitkit.data.table import ImageTable
+from vitkit.data.task import SINGLE_LABEL
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json
@@ -39,7 +41,11 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
     for path, label, own in zip(table.paths, table.labels, table.splits, strict=True):
         if own is not None:
             splits[own][names[label]].append(path)
-    content = {"classes": list(table.classes), **({"task": "multi"} if table.is_multi else {}), "splits": splits}
+    content = {
+        "classes": list(table.classes),
+        **({} if table.task is SINGLE_LABEL else {"task": table.task.name}),
+        "splits": splits,
+    }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return {"data": table.name, "root": str(table.root), "hash": digest, **content}
 
@@ -71,6 +77,7 @@ def split_from_file(path: Path) -> ImageTable:
             labels=tuple(row[1] for row in rows),
             splits=tuple(row[2] for row in rows),
             sets=sets,
+            storage=storage_at(Path(stored["root"])),
         )
         if split_to_dict(table)["hash"] != stored["hash"]:
             raise ValueError("its hash does not match its content")
@@ -201,7 +208,7 @@ def look_over(
     paths, missing = list(table.paths), []
     for i in rest:
         digest = digest_of.get(i)
-        if digest is None and (i in digest_of or not table.file(i).is_file()):
+        if digest is None and (i in digest_of or not is_there(table.file(i))):
             missing.append(paths[i])
         elif digest is not None and digest != contents[paths[i]]:
             paths[i] += _OTHER
@@ -211,7 +218,7 @@ def look_over(
     return replace(table, paths=tuple(paths)), Changes(len(chosen), what, changed, tuple(missing))
 
 
-def is_unchanged(file: Path, digest: str | None) -> bool:
+def is_unchanged(file: Place, digest: str | None) -> bool:
     """Whether a file holds the picture that a run recorded; so it is taken where the run recorded none."""
     return digest is None or digest_of(file) == digest
 
@@ -257,7 +264,7 @@ def locate(table: ImageTable, progress: Progress | None = None) -> ImageTable:
     Raises:
         VitkitError: the folder is gone.
     """
-    if table.root.is_dir():
+    if table.storage is not None or table.root.is_dir():
         return table
     if table.name in DATASETS:
         return replace(table, root=named.materialise(table.name, progress=progress))
@@ -297,7 +304,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
     before = split_from_file(split_file)
     contents, _ = read_contents(split_file), groups_from_file(split_file.with_name(GROUPS))  # refuse what is damaged
     after = _under(before, root, contents, progress)
-    if gone := [path for i, path in enumerate(after.paths) if not after.file(i).is_file()]:
+    if gone := [path for i, path in enumerate(after.paths) if not is_there(after.file(i))]:
         raise VitkitError(f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})")
     place = dict(zip(before.paths, after.paths, strict=True))
     moved = {place[old]: digest for old, digest in contents.items() if old in place}
@@ -306,7 +313,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
         write_json(groups, [[place.get(path, path) for path in own] for own in stored])
     if (proposals := split_file.with_name(PROPOSALS)).is_file():
         stored = from_json(read_text(proposals))
-        found = by_content(root, progress) if any(own["path"] not in place for own in stored) else {}
+        found = by_content(after, progress) if any(own["path"] not in place for own in stored) else {}
         write_json(
             proposals,
             [{**own, "path": place.get(own["path"]) or found.get(own["digest"], own["path"])} for own in stored],
@@ -315,41 +322,46 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
 
 
 def _under(table: ImageTable, root: Path, contents: Mapping[str, str], progress: Progress | None) -> ImageTable:
-    if not root.is_dir():
+    if not root.is_dir() and storage_at(root) is None:
         raise VitkitError(f"--data-root {root}: no such folder")
-    own = [digest_of(root / path) for path in table.paths]
+    table = replace(table, root=root.resolve(), storage=storage_at(root))
+    own = [digest_of(table.at(path)) for path in table.paths]
     paths = list(table.paths)
     lost = [i for i, path in enumerate(paths) if own[i] is None or own[i] != contents.get(path, own[i])]
     if lost:
-        found = by_content(root, progress)
+        found = by_content(table, progress)
         for i in lost:
             paths[i] = found.get(contents.get(paths[i], ""), paths[i])
     if all(own[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
         raise VitkitError(f"--data-root {root} holds none of the run's {len(table)} images (first: {table.paths[0]})")
-    return _without_impostors(replace(table, root=root.resolve(), paths=tuple(paths)), lost, table.paths)
+    return _without_impostors(replace(table, paths=tuple(paths)), lost, table.paths)
 
 
 def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[str]) -> ImageTable:
     """An image whose path now holds another picture, and that is found nowhere else, is not there."""
-    gone = {i for i in lost if table.paths[i] == before[i] and table.file(i).is_file()}
+    gone = {i for i in lost if table.paths[i] == before[i] and is_there(table.file(i))}
     paths = (f"{path}{_OTHER}" if i in gone else path for i, path in enumerate(table.paths))
     return replace(table, paths=tuple(paths))
 
 
-def by_content(root: Path, progress: Progress | None) -> dict[str, str]:
-    """The path below the root of each content there."""
-    files = [file for file in walk(root) if file.suffix.lower() in SUFFIXES]
+def by_content(table: ImageTable, progress: Progress | None) -> dict[str, str]:
+    """The key of each content below a table's root, or in its storage."""
+    if table.storage is None:
+        keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
+    else:
+        keys = sorted(table.storage.keys())
+    keys = [key for key in keys if Path(key).suffix.lower() in SUFFIXES]
     found: dict[str, str] = {}
-    for done, file in enumerate(files, start=1):
-        digest = digest_of(file)
+    for done, key in enumerate(keys, start=1):
+        digest = digest_of(table.at(key))
         if digest is not None:
-            found.setdefault(digest, file.relative_to(root).as_posix())
+            found.setdefault(digest, key)
         if progress is not None:
-            progress("looking for the run's images", done, len(files))
+            progress("looking for the run's images", done, len(keys))
     return found
 
 
-def _digests(files: Sequence[Path], progress: Progress | None) -> list[str | None]:
+def _digests(files: Sequence[Place], progress: Progress | None) -> list[str | None]:
     """The digest of each file, None where it cannot be read. Files that have not changed since the doctor read them, as
     their size and times tell, are not read again."""
     found: list[str | None] = []
@@ -364,11 +376,10 @@ def _digests(files: Sequence[Path], progress: Progress | None) -> list[str | Non
     return found
 
 
-def digest_of(file: Path) -> str | None:
+def digest_of(file: Place) -> str | None:
     """The beginning of a file's SHA-256, as runs keep it; None where it cannot be read."""
     try:
-        refuse_special(file)
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").digest()[:DIGEST].hex()
+        with open_place(file) as opened:
+            return hashlib.file_digest(opened, "sha256").digest()[:DIGEST].hex()  # type: ignore[arg-type]  # it has readinto
     except (OSError, UnreadableImageError):
         return None

@@ -196,7 +196,7 @@ def split(
     held = _keep(splits, free, kept, {"train", "val"} if given else set(SPLITS))
     groups = range(len(table)) if groups is None else groups
     members = members_of(groups, [i for i in free if i not in held])
-    if table.is_multi:
+    if table.sets:
         parts = deal_sets(table, members, shares, rng, _have_sets(table, held, splits))
         for images, part in zip(members, parts, strict=True):
             for i in images:
@@ -273,7 +273,7 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
         raise VitkitError(f"folds must be between 2 and {largest}, the parts that the largest class has; not {folds}")
     rng = np.random.default_rng(seed)
     fold_of = [0] * len(table)
-    if table.is_multi:
+    if table.sets:
         whole = total([Counter({ALL: len(table)}), *counts])
         wants = [{label: whole[label] / folds for label in whole} for _ in range(folds)]
         for images, part in zip(members, stratify(members, counts, wants, rng), strict=True):

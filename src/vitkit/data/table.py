@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from vitkit.data.labels import Proposal
+from vitkit.data.storage import Place, Storage, Stored, open_place
+from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.text.cells import JOINT
 from vitkit.text.names import alike
 
-Row = tuple[str, str, str | None]  # path, class, split
+Row = tuple[str, str, str | None]  # key, class, split
 
 UNLABELLED = "unlabelled"  # the label of a picture whose class was not shown
 
@@ -23,9 +26,10 @@ class ImageTable:
 
     Attributes:
         name: what the user called it.
-        root: the folder that `paths` are relative to.
+        root: the folder, or the file of a storage, that the images are in.
         classes: names; a label is an index into them, or into `sets`.
-        paths, labels, splits: one entry an image; a split is train, val, test, or None where it is still to be made.
+        paths: the key of each image, which is shown to people: of a file its path as seen from `root`.
+        labels, splits: one entry an image; a split is train, val, test, or None where it is still to be made.
         ignored: count of files and folders passed over, by reason.
         empty: class folders without an image, which are no classes.
         folders: where the photographs lie; nothing may be written below.
@@ -36,6 +40,7 @@ class ImageTable:
         corrections, unmatched: sentences about what a label file changed, and about what of it changed nothing.
         left_out: the images that a label file leaves out, with their labels until then.
         proposals: the images whose labels were changed, or that were left out, because a model proposed it.
+        storage: what gives the bytes of the images by their keys; None: they are files below `root`.
     """
 
     name: str
@@ -54,22 +59,40 @@ class ImageTable:
     unmatched: tuple[str, ...] = ()
     left_out: tuple[Row, ...] = ()
     proposals: tuple[Proposal, ...] = ()
+    storage: Storage | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def file(self, index: int) -> Path:
-        """The path to open."""
-        return self.root / self.paths[index]
+    def file(self, index: int) -> Place:
+        """Where an image is: the path of its file, or its place in the storage."""
+        return self.at(self.paths[index])
+
+    def at(self, key: str) -> Place:
+        """Where the image of this key is, or would be."""
+        return self.place / key
+
+    @property
+    def place(self) -> Place:
+        """What `/` and a key make the place of an image of: the folder, or the storage."""
+        return self.root if self.storage is None else Stored(self.storage, "")
+
+    def open(self, index: int) -> BinaryIO:
+        """The bytes of an image.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return open_place(self.file(index))
 
     def lies_among(self, path: Path) -> bool:
         """Whether the path is below a folder of the photographs."""
         return any(path.resolve().is_relative_to(folder) for folder in self.folders)
 
     @property
-    def is_multi(self) -> bool:
-        """Whether an image may have several classes, or none."""
-        return bool(self.sets)
+    def task(self) -> Task:
+        """Whether each image has one class, or may have several."""
+        return MULTI_LABEL if self.sets else SINGLE_LABEL
 
     def classes_of(self, index: int) -> tuple[int, ...]:
         """The numbers of an image's classes: one, unless the table is multi-label."""
@@ -81,7 +104,7 @@ class ImageTable:
 
     def cell_of(self, index: int) -> str:
         """An image's label as a label file has it: of several classes, or none, `;` alone says none."""
-        return (self.name_of(index) or JOINT) if self.is_multi else self.name_of(index)
+        return self.name_of(index) or self.task.no_class
 
     def target(self, index: int) -> list[float]:
         """(K,) 1 for each class that an image has, else 0."""
@@ -110,7 +133,7 @@ class ImageTable:
         present = sorted({label for i in range(len(self)) for label in self.classes_of(i)})
         new = {label: i for i, label in enumerate(present)}
         own = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
-        sets, labels = number_sets(own) if self.sets else ((), tuple(only for (only,) in own))
+        sets, labels = self.task.encode(own)
         return replace(self, classes=tuple(self.classes[label] for label in present), labels=labels, sets=sets)
 
     def of_split(self, split: str) -> ImageTable:
@@ -118,7 +141,7 @@ class ImageTable:
         return self.take([i for i, own in enumerate(self.splits) if own == split])
 
 
-def table_of(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
+def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None = None) -> ImageTable:
     classes = tuple(sorted({row[1] for row in rows}))
     refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
@@ -129,14 +152,8 @@ def table_of(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
         paths=tuple(row[0] for row in rows),
         labels=tuple(index[row[1]] for row in rows),
         splits=tuple(row[2] for row in rows),
+        storage=storage,
     )
-
-
-def number_sets(own: Sequence[tuple[int, ...]]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """The sets that occur, in order, and the number of each image's."""
-    sets = tuple(sorted(set(own)))
-    number = {each: i for i, each in enumerate(sets)}
-    return sets, tuple(number[each] for each in own)
 
 
 def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from vitkit.data.storage import Stored, below_storage
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
 
@@ -130,7 +131,7 @@ def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, li
 
 
 def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) -> list[str]:
-    """The image files that files, folders (walked, in natural order) and patterns name, as they were named.
+    """The images that files, folders and archives (walked, in natural order) and patterns name, as they were named.
 
     Args:
         sources: what the user named.
@@ -147,23 +148,36 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
     if not source:
         raise VitkitError('one of the sources is empty (""): name a file, a folder or a pattern; . is this folder')
     closed = len(overlooked.closed)
-    if Path(source).is_dir():
+    if Path(source).exists() or below_storage(source) is not None:
         found = _as_given(source, overlooked)
-    elif Path(source).exists():
-        found = [source]
     else:
         _note_closed(source, overlooked)
         matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as it was given
         if not matches and len(overlooked.closed) == closed:
             raise VitkitError(f"no such file, folder or pattern: {source}")
-        found = [
-            path for match in matches for path in (_as_given(match, overlooked) if Path(match).is_dir() else [match])
-        ]
+        found = [path for match in matches for path in _as_given(match, overlooked)]
     if not found:
         unread = list(overlooked.closed.items())[closed:]
         because = f": {unread[0][0]} cannot be read ({unread[0][1]})" if unread else ""
         raise VitkitError(f"no images in {source}{because}")
     return sorted(found, key=natural)
+
+
+def _below(source: str, stored: Stored) -> list[str]:
+    """The images of a storage, of a folder in it, or the one that is named."""
+    keys = stored.storage.keys()
+    if stored.key in keys:
+        return [source]
+    above = f"{stored.key}/" if stored.key else ""
+    found = [key for key in keys if key.startswith(above) and _is_image(key.removeprefix(above))]
+    if not found and above and not any(key.startswith(above) for key in keys):
+        raise VitkitError(f"no such file or folder in {stored.storage.name}: {stored.key}")
+    return [f"{source.rstrip('/')}/{key.removeprefix(above)}" for key in found]
+
+
+def _is_image(key: str) -> bool:
+    *folders, name = key.split("/")
+    return why_ignored(name) is None and not any(map(is_passed_over, folders))
 
 
 def _note_closed(pattern: str, overlooked: Overlooked) -> None:
@@ -178,9 +192,13 @@ def _note_closed(pattern: str, overlooked: Overlooked) -> None:
                     overlooked.close(error)
 
 
-def _as_given(folder: str, overlooked: Overlooked) -> list[str]:
-    files = images_below(Path(folder), overlooked)
-    return [os.path.join(folder, *file.split("/")) for file in files]  # noqa: PTH118  # as it was given
+def _as_given(source: str, overlooked: Overlooked) -> list[str]:
+    """The images of a folder, an archive or a folder in one; a file is itself."""
+    if not Path(source).is_dir():
+        stored = below_storage(source)
+        return [source] if stored is None else _below(source, stored)
+    files = images_below(Path(source), overlooked)
+    return [os.path.join(source, *file.split("/")) for file in files]  # noqa: PTH118  # as it was given
 
 
 def natural(text: str) -> list[tuple[int, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from vitkit.classifier import Classifier
+from vitkit.data.storage import Place
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 
@@ -23,14 +23,14 @@ _FEWEST, _COMPONENTS = 20, 50
 
 
 def embed(
-    classifier: Classifier, evaluation: Evaluation, root: Path, progress: Callable[[int, int], None], seed: int = 0
+    classifier: Classifier, evaluation: Evaluation, root: Place, progress: Callable[[int, int], None], seed: int = 0
 ) -> LaidOut | None:
     """Some of the images of an evaluation, and where they are on the page.
 
     Args:
         classifier: whose features they are laid out by.
         evaluation: of the images.
-        root: the folder that its paths are relative to.
+        root: the folder, or storage, that its paths are relative to.
         progress: told how many are done, of how many.
         seed: of the choice and the layout.
 

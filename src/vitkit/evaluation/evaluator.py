@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.classifier import Classifier
-from vitkit.data.labels import EXCLUDED, Proposal, labels_in
+from vitkit.data.labels import EXCLUDED, Proposal
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.evaluation.figures import figures, that_count, without
@@ -35,8 +35,10 @@ def evaluate(
             not know; or images have several classes each, and the classifier says one.
         UnansweredError: an answer is not finite.
     """
-    if table.is_multi and classifier.task == "single":
-        raise VitkitError(f"{table.name} has images of several classes or none, and the model says one of each image")
+    if classifier.task == "single":
+        table.task.require_single(
+            f"{table.name} has images of several classes or none, and the model says one of each image"
+        )
     there = sorted(set(filter(None, table.splits)))
     if split not in ("all", *there):
         raise VitkitError(f"{table.name} has no {split} split: choose {', '.join([*there, 'all'])}")
@@ -183,26 +185,16 @@ def evaluate_before(
 
 def _relabelled(evaluation: Evaluation, known: Mapping[str, str]) -> Evaluation:
     """The evaluation with other labels of some images; a class that the model does not know is never said."""
-    is_multi = isinstance(evaluation, MultiEvaluation)
-    names = {path: labels_in(known[path]) if is_multi else [known[path]] for path in evaluation.paths if path in known}
-    lacking = sorted({name for own in names.values() for name in own} - set(evaluation.classes))
-    classes = (*evaluation.classes, *lacking)
-    number = {name: i for i, name in enumerate(classes)}
-    labels = _padded(evaluation.labels, len(lacking)) if is_multi else evaluation.labels.copy()
+    names = {path: evaluation.task.names_in(known[path]) for path in evaluation.paths if path in known}
+    evaluation = evaluation.with_classes(
+        sorted({name for each in names.values() for name in each} - set(evaluation.classes))
+    )
+    number = {name: i for i, name in enumerate(evaluation.classes)}
+    labels = evaluation.labels.copy()
     for i, path in enumerate(evaluation.paths):
         if path in names:
-            own = [number[name] for name in names[path]]
-            labels[i] = np.isin(np.arange(len(classes)), own) if is_multi else own[0]
-    changed = replace(
-        evaluation, classes=classes, labels=labels, probabilities=_padded(evaluation.probabilities, len(lacking))
-    )
-    if isinstance(changed, MultiEvaluation):
-        return replace(changed, thresholds=(*changed.thresholds, *(1.0 for _ in lacking)))
-    return changed
-
-
-def _padded(columns: npt.NDArray[Any], more: int) -> npt.NDArray[Any]:
-    return np.pad(columns, ((0, 0), (0, more)))
+            labels[i] = evaluation.label_row([number[name] for name in names[path]])
+    return replace(evaluation, labels=labels)
 
 
 # --- Figures -------------------------------------------------------------------------------------------------

@@ -20,12 +20,13 @@ from scipy.special import softmax
 from vitkit.data.doctor.duplicates import LookedFor
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.table import ImageTable
+from vitkit.data.task import SINGLE_LABEL, TASKS, Task
 from vitkit.evaluation.calibration import blocks, log_odds, most_rise, to_probabilities
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
-from vitkit.evaluation.registry import METRICS, TASKS
+from vitkit.evaluation.registry import METRICS
 from vitkit.system.progress import Progress
 from vitkit.text.cells import interval_text, listed
 
@@ -128,13 +129,13 @@ def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
     return {"zero-shot": f"by the class names alone, as {told}"} if told else {}
 
 
-def chosen_on(split: str, recipe: Mapping[str, Any], *, is_multi: bool) -> tuple[str, ...]:
+def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
     """What a run chose on the images of a split of its own, and by what; nothing but on validation images.
 
     Args:
         split: train, val, test or all.
         recipe: the fields of the run's recipe.
-        is_multi: whether its images may have several classes.
+        task: of the run.
     """
     if split != "val":
         return ()
@@ -148,7 +149,7 @@ def chosen_on(split: str, recipe: Mapping[str, Any], *, is_multi: bool) -> tuple
             chosen.append("learning rate by log loss")
         if recipe.get("keep", "best") != "last":
             chosen.append(f"epoch by {recipe.get('monitor', 'val_acc')}")
-    chosen.append("thresholds by F1" if is_multi else "temperature by log loss")
+    chosen.append(task.chosen)
     return tuple(chosen)
 
 

@@ -18,7 +18,7 @@ from scipy.special import betaincinv, ndtri, stdtrit
 
 from vitkit.evaluation.calibration import BINS, bin_of, blocks
 from vitkit.evaluation.metrics import Evaluation, pooled
-from vitkit.evaluation.registry import Task, metrics_of
+from vitkit.evaluation.registry import metrics_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -78,7 +78,7 @@ def intervals(evaluation: Evaluation) -> dict[str, Interval]:
     """
     n = len(evaluation.labels)
     units = Units.of(n, np.array(evaluation.groups) if evaluation.groups else None)
-    rows = metrics_of("multi" if evaluation.labels.ndim == 2 else "single", len(evaluation.classes))
+    rows = metrics_of(evaluation.task.name, len(evaluation.classes))
     return {metric.name: metric.bounds(evaluation, units) for metric in rows if metric.interval}
 
 
@@ -95,7 +95,7 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
         folds: the evaluation of each fold's images by the model that was not trained on them.
     """
     whole = pooled(folds)
-    task: Task = "multi" if whole.labels.ndim == 2 else "single"
+    task = whole.task.name
     rows = {metric.name: metric for metric in metrics_of(task, len(whole.classes))}
     found, z = {}, float(ndtri(1 - TAIL))
     for name, (low, high) in intervals(whole).items():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor
 
 from vitkit.data.table import ImageTable
+from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL
 from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.metrics import Evaluation, held_out_split
@@ -97,33 +99,63 @@ class LabelNoise:
         """
         most = max(_FITTED // probabilities.shape[1], 1)
         taught = np.arange(len(labels)) if teaches is None else np.flatnonzero(teaches)
-        frequency = _frequency_of(labels[taught], probabilities.shape[1])
+        kind, known = (_SingleLabel if labels.ndim == 1 else _MultiLabel), labels[taught]
         if len(taught) > most:  # as many tell as much of three numbers
             taught = np.sort(np.random.default_rng(0).permutation(taught)[:most])
-        model = _Model(probabilities[taught], labels[taught], frequency)
+        model = kind(probabilities[taught], labels[taught], known)
         without = model.fit([(0.0, 0.0), (-2.0, 0.0)], is_noisy=False)
         found = model.fit([(*without[0], -4.0), (*without[0], -1.5)], is_noisy=True)
         ratio = max(2 * (without[1] - found[1]), 0.0)
         # The part is at the edge of what it may be, so the ratio is 0 half of the time (Self and Liang 1987).
         p = float(chdtrc(1, ratio)) / 2 if ratio else 1.0
-        return cls(p, *_Model(probabilities, labels, frequency).verdicts(np.array(found[0])))
+        return cls(p, *kind(probabilities, labels, known).verdicts(np.array(found[0])))
 
 
-def _frequency_of(labels: Ints, classes: int) -> Floats:
-    """How frequent each class is, (K,), never quite 0 or 1."""
-    is_multi = labels.ndim == 2
-    counts = (labels.sum(axis=0) if is_multi else np.bincount(labels, minlength=classes)).astype(np.float64)
-    frequency: Floats = (counts + 0.5) / (len(labels) + (1.0 if is_multi else 0.5 * classes))
-    return frequency
+class _Model(ABC):
+    """The negative log-likelihood of labels, and its gradient, for one task.
 
+    Args:
+        probabilities: (n, K).
+        labels: (n,) classes, or (n, K) 1 where an image has a class.
+        taught: labels that tell how frequent each class is.
+    """
 
-class _Model:
-    """The negative log-likelihood of labels, and its gradient."""
+    def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, taught: Ints) -> None:
+        self.probabilities, self.labels = probabilities, labels
+        self.frequency = self._frequency(taught)
+        self.prior = self._logits(self.frequency)  # (K,)
 
-    def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, frequency: Floats) -> None:
-        self.probabilities, self.labels, self.frequency = probabilities, labels, frequency
-        self.is_multi = labels.ndim == 2
-        self.prior = logit(self.frequency) if self.is_multi else np.log(self.frequency)  # (K,)
+    @abstractmethod
+    def _frequency(self, labels: Ints) -> Floats:
+        """How frequent each class is, (K,), never quite 0 or 1."""
+
+    @abstractmethod
+    def _logits(self, p: Floats) -> Floats:
+        """Probabilities as logits."""
+
+    @abstractmethod
+    def _softened(self, logits: Floats) -> Floats:
+        """Logits as probabilities, (n, K)."""
+
+    @abstractmethod
+    def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
+        """The probability of each label, and the one that it has where labels are drawn at random."""
+
+    @abstractmethod
+    def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:
+        """The label that the classifier speaks for instead, and by how much it is more probable."""
+
+    @abstractmethod
+    def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:
+        """The gradient by the scale of the logits and by the weight of the frequencies.
+
+        Args:
+            slope: the gradient by the logarithm of each label's probability.
+            z: logits, (rows, K).
+            calibrated: the probabilities of now, (rows, K).
+            label: that of each label.
+            rows: which images.
+        """
 
     def fit(self, starts: list[tuple[float, ...]], *, is_noisy: bool) -> tuple[tuple[float, ...], float]:
         """The best parameters from several starts, and what they cost."""
@@ -144,15 +176,9 @@ class _Model:
         suggested = np.empty(self.labels.shape, dtype=np.int64)
         for rows in self._blocks():
             calibrated, _ = self._calibrated(rows, parameters)
-            own, lot = self._own(calibrated, rows)
-            wrong[rows] = part * lot * (1 - own) / np.maximum((1 - part) * own + part * lot, _TINY)
-            if self.is_multi:
-                suggested[rows], doubt[rows] = calibrated > 0.5, 1 - 2 * own
-                continue
-            at = np.arange(len(calibrated))
-            calibrated[at, self.labels[rows]] = -1.0
-            suggested[rows] = calibrated.argmax(axis=1)
-            doubt[rows] = calibrated[at, suggested[rows]] - own
+            label, lot = self._label(calibrated, rows)
+            wrong[rows] = part * lot * (1 - label) / np.maximum((1 - part) * label + part * lot, _TINY)
+            suggested[rows], doubt[rows] = self._suggest(calibrated, label, rows)
         return wrong, suggested, doubt
 
     def _blocks(self) -> list[slice]:
@@ -161,18 +187,8 @@ class _Model:
 
     def _calibrated(self, rows: slice, parameters: Floats) -> tuple[Floats, Floats]:
         """Probabilities, and the logits that they had, (rows, K)."""
-        p = np.clip(self.probabilities[rows].astype(np.float64), _TINY, 1 - _TINY if self.is_multi else None)
-        z = logit(p) if self.is_multi else np.log(p)
-        scores = np.exp(parameters[0]) * z + parameters[1] * self.prior
-        return (expit(scores) if self.is_multi else softmax(scores, axis=1)), z
-
-    def _own(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
-        """Of each label, its probability, and the one that it has where it is drawn by lot."""
-        labels = self.labels[rows]
-        if self.is_multi:
-            has = labels == 1
-            return np.where(has, calibrated, 1 - calibrated), np.where(has, self.frequency, 1 - self.frequency)
-        return calibrated[np.arange(len(labels)), labels], 1 / calibrated.shape[1]
+        z = self._logits(self.probabilities[rows].astype(np.float64))
+        return self._softened(np.exp(parameters[0]) * z + parameters[1] * self.prior), z
 
     def _cost(self, parameters: Floats) -> tuple[float, Floats]:
         scale, part = float(np.exp(parameters[0])), float(expit(parameters[2])) if len(parameters) > 2 else 0.0
@@ -181,20 +197,87 @@ class _Model:
         gradient = np.array([parameters[0] / 4, parameters[1], 0.0])
         for rows in self._blocks():
             calibrated, z = self._calibrated(rows, parameters)
-            own, lot = self._own(calibrated, rows)
-            mixed = np.maximum((1 - part) * own + part * lot, 1e-300)
+            label, lot = self._label(calibrated, rows)
+            mixed = np.maximum((1 - part) * label + part * lot, 1e-300)
             value -= float(np.log(mixed).sum())
-            slope = -(1 - part) * own / mixed  # by the logarithm of the label's probability
-            if self.is_multi:
-                towards = slope * (1 - own) * np.where(self.labels[rows] == 1, 1.0, -1.0)
-                gradient[0] += scale * float((towards * z).sum())
-                gradient[1] += float((towards * self.prior).sum())
-            else:
-                at = np.arange(len(z)), self.labels[rows]
-                gradient[0] += scale * float((slope * (z[at] - (calibrated * z).sum(axis=1))).sum())
-                gradient[1] += float((slope * (self.prior[at[1]] - calibrated @ self.prior)).sum())
-            gradient[2] -= float(((lot - own) / mixed).sum()) * part * (1 - part)
+            by_scale, by_prior = self._slopes(-(1 - part) * label / mixed, z, calibrated, label, rows)
+            gradient[0] += scale * by_scale
+            gradient[1] += by_prior
+            gradient[2] -= float(((lot - label) / mixed).sum()) * part * (1 - part)
         return value, gradient
+
+
+class _SingleLabel(_Model):
+    """Labels (n,), one class each."""
+
+    def _frequency(self, labels: Ints) -> Floats:
+        classes = self.probabilities.shape[1]
+        counts = np.bincount(labels, minlength=classes).astype(np.float64)
+        frequency: Floats = (counts + 0.5) / (len(labels) + 0.5 * classes)
+        return frequency
+
+    def _logits(self, p: Floats) -> Floats:
+        return np.log(np.maximum(p, _TINY))
+
+    def _softened(self, logits: Floats) -> Floats:
+        found: Floats = softmax(logits, axis=1)
+        return found
+
+    def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
+        labels = self.labels[rows]
+        return calibrated[np.arange(len(labels)), labels], 1 / calibrated.shape[1]
+
+    def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:
+        at = np.arange(len(calibrated))
+        calibrated[at, self.labels[rows]] = -1.0
+        suggested = calibrated.argmax(axis=1)
+        return suggested, calibrated[at, suggested] - label
+
+    def _slopes(
+        self,
+        slope: Floats,
+        z: Floats,
+        calibrated: Floats,
+        label: Floats,  # noqa: ARG002
+        rows: slice,
+    ) -> tuple[float, float]:
+        at = np.arange(len(z)), self.labels[rows]
+        by_scale = float((slope * (z[at] - (calibrated * z).sum(axis=1))).sum())
+        return by_scale, float((slope * (self.prior[at[1]] - calibrated @ self.prior)).sum())
+
+
+class _MultiLabel(_Model):
+    """Labels (n, K), a decision for each class."""
+
+    def _frequency(self, labels: Ints) -> Floats:
+        frequency: Floats = (labels.sum(axis=0).astype(np.float64) + 0.5) / (len(labels) + 1.0)
+        return frequency
+
+    def _logits(self, p: Floats) -> Floats:
+        found: Floats = logit(np.clip(p, _TINY, 1 - _TINY))
+        return found
+
+    def _softened(self, logits: Floats) -> Floats:
+        found: Floats = expit(logits)
+        return found
+
+    def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
+        has = self.labels[rows] == 1
+        return np.where(has, calibrated, 1 - calibrated), np.where(has, self.frequency, 1 - self.frequency)
+
+    def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:  # noqa: ARG002
+        return (calibrated > 0.5).astype(np.int64), 1 - 2 * label
+
+    def _slopes(
+        self,
+        slope: Floats,
+        z: Floats,
+        calibrated: Floats,  # noqa: ARG002
+        label: Floats,
+        rows: slice,
+    ) -> tuple[float, float]:
+        towards = slope * (1 - label) * np.where(self.labels[rows] == 1, 1.0, -1.0)
+        return float((towards * z).sum()), float((towards * self.prior).sum())
 
 
 def find_suspects(
@@ -257,22 +340,22 @@ def probe_out_of_fold(
     Returns:
         None where there are too few images to say anything.
     """
-    is_multi = labels.ndim == 2
+    task = SINGLE_LABEL if labels.ndim == 1 else MULTI_LABEL
     may_teach = np.ones(len(labels), np.bool_) if teaches is None else teaches
     taught, others = np.flatnonzero(may_teach), np.flatnonzero(~may_teach)
     own = labels[taught]
-    if len(taught) < 2 * FOLDS or int((own.sum(dim=0) if is_multi else own.bincount()).max()) < FOLDS:
+    if len(taught) < 2 * FOLDS or int((own.sum(dim=0) if task.is_sigmoid else own.bincount()).max()) < FOLDS:
         return None
     x = (features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-6)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class")  # it is judged all the same
-        dealer = (KFold if is_multi else StratifiedKFold)(FOLDS, shuffle=True, random_state=seed)
+        dealer = (KFold if task.is_sigmoid else StratifiedKFold)(FOLDS, shuffle=True, random_state=seed)
         folds = [
             (taught[seen], np.concatenate([taught[unseen], others[fold::FOLDS]]))
             for fold, (seen, unseen) in enumerate(dealer.split(taught, own))
         ]
     weights = [(torch.zeros(classes, x.shape[1]), torch.zeros(classes)) for _ in folds]
-    y = labels.to(x.dtype) if is_multi else labels
+    y = labels.to(x.dtype) if task.is_sigmoid else labels
     best, least = None, np.inf
     for penalty in _PENALTIES:  # from simple to complex, each from the one before
         logits = torch.zeros(len(x), classes)
@@ -287,7 +370,7 @@ def probe_out_of_fold(
             break
     if best is None:
         return None
-    return (best.double().sigmoid() if is_multi else best.double().softmax(dim=1)).numpy()
+    return (best.double().sigmoid() if task.is_sigmoid else best.double().softmax(dim=1)).numpy()
 
 
 class Doubt(NamedTuple):

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from vitkit.data.table import ImageTable
+from vitkit.data.task import SINGLE_LABEL, Task
 from vitkit.evaluation import registry
 from vitkit.evaluation.calibration import Reliability, blocks, confidence_at
 
@@ -152,6 +153,20 @@ class Evaluation:
     groups: tuple[int, ...] = ()
     chosen: tuple[str, ...] = ()
     since: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        """Whether each image has one class, or may have several."""
+        return SINGLE_LABEL
+
+    def with_classes(self, more: Sequence[str]) -> Self:
+        """The evaluation with further classes, which the classifier does not know and never says."""
+        probabilities = np.pad(self.probabilities, ((0, 0), (0, len(more))))
+        return replace(self, classes=(*self.classes, *more), probabilities=probabilities)
+
+    def label_row(self, numbers: Sequence[int]) -> int | npt.NDArray[np.bool_]:
+        """What `labels` has of an image with the classes of these numbers."""
+        return numbers[0]
 
     @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitkit.data.task import MULTI_LABEL, NO_THRESHOLD, Task
 from vitkit.evaluation import registry
 from vitkit.evaluation.metrics import Evaluation, mean_of_known, scores, standings
 from vitkit.text.cells import JOINT
 
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.floating[Any]]
-NO_THRESHOLD = 0.5  # of a class that no validation image has
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,20 @@ class MultiEvaluation(Evaluation):
     """
 
     thresholds: tuple[float, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        return MULTI_LABEL
+
+    def with_classes(self, more: Sequence[str]) -> MultiEvaluation:
+        widened = super().with_classes(more)
+        never_said = (1.0,) * len(more)
+        return replace(
+            widened, labels=np.pad(self.labels, ((0, 0), (0, len(more)))), thresholds=(*self.thresholds, *never_said)
+        )
+
+    def label_row(self, numbers: Sequence[int]) -> npt.NDArray[np.bool_]:
+        return np.isin(np.arange(len(self.classes)), numbers)
 
     @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:

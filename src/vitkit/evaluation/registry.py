@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from math import isnan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from vitkit.data.task import TASKS, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import read_json
 from vitkit.text.fields import is_number, shown
-
-Task = Literal["single", "multi"]  # images have one class each, or several or none
-TASKS: tuple[Task, ...] = ("single", "multi")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Metric:
     module: str = ""
     interval: str = ""
     interval_module: str = "vitkit.evaluation.intervals"
-    tasks: tuple[Task, ...] = TASKS
+    tasks: tuple[TaskName, ...] = tuple(TASKS)
     least_classes: int = 1
 
     def of(self, evaluation: object) -> float | None:
@@ -58,7 +56,7 @@ class Metric:
         return compute(evaluation, units)
 
 
-METRICS: dict[Task, dict[str, Metric]] = {task: {} for task in TASKS}
+METRICS: dict[TaskName, dict[str, Metric]] = {task: {} for task in TASKS}
 
 
 def register(metric: Metric) -> None:
@@ -73,12 +71,12 @@ def register(metric: Metric) -> None:
         METRICS[task][metric.name] = metric
 
 
-def metrics_of(task: Task, classes: int) -> list[Metric]:
+def metrics_of(task: TaskName, classes: int) -> list[Metric]:
     """The figures of an evaluation of so many classes."""
     return [metric for metric in METRICS[task].values() if classes >= metric.least_classes]
 
 
-def summary(evaluation: Any, task: Task) -> dict[str, float | None]:
+def summary(evaluation: Any, task: TaskName) -> dict[str, float | None]:
     """All of them, by name."""
     return {metric.name: metric.of(evaluation) for metric in metrics_of(task, len(evaluation.classes))}
 

@@ -14,21 +14,21 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.headline import images_in_words
 from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
-from vitkit.experiments.stress_kinds import stresses_of
+from vitkit.experiments.stress_kinds import STRESSES, stresses_of
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import read_json, without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, harmless
-from vitkit.text.fields import is_number
-from vitkit.verbs.fields import tell_of_fields
-from vitkit.verbs.inputs import check_data, check_least
+from vitkit.text.fields import Between, is_number
+from vitkit.verbs.fields import ComparedFields, add_recipe_fields
+from vitkit.verbs.inputs import check_data
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -183,32 +183,36 @@ def compare(
     models: str | Sequence[str] | None = None,
     *,
     recipe: str | Path | None = None,
-    seeds: int = 3,
+    seeds: Annotated[int, Between(1)] = 3,
     budget: str | None = None,
     fractions: str | float | Sequence[float] = "1",
-    stress: str | Sequence[str] = "",
-    out: str | Path | None = None,
+    stress: Annotated[
+        str | Sequence[str], f"Ask of pictures made harder, too; with commas: {', '.join(STRESSES)}."
+    ] = "",
+    out: Path | str | None = None,
     resume: bool = False,
-    devices: int = 1,
+    devices: Annotated[int, Between(1)] = 1,
     say: Say = print,
     progress: Progress = silent,
-    **fields: Any,
+    **fields: Unpack[ComparedFields],
 ) -> Comparison:
-    """Train several models alike, several times, and say which is better on the same test images, and how surely.
+    """Train several models alike, and say which is better on the same test images, and how surely.
 
         import vitkit
 
         found = vitkit.compare("digits", ["vit_micro_patch4_16", "vit_micro_r_s4_16"], epochs=1, max_images=200)
         print(found.verdicts)
 
+    On the command line: `vitkit compare digits --models vit_micro_patch4_16,vit_micro_r_s4_16 --epochs 2`.
+
     Args:
         data: folder of class folders, folder with train/ and val/, or a name such as digits.
-        models: names as `vitkit.train` takes them, NAME@WEIGHTS, or RECIPE.toml of one that is trained in its own way;
-            text has commas.
+        models: names of models as trainings have them, NAME@WEIGHTS, or RECIPE.toml of one that is trained in its own
+            way, with commas between them. A list will do, too.
         recipe: TOML file, or the name of a bundled recipe, for all models.
         seeds: trainings of each model, with seeds that follow one another from `seed` on.
         budget: of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
-        fractions: of the training images; smaller subsets are in the larger ones. Text has commas.
+        fractions: of the training images, as 0.1,0.3,1; the test images stay. Smaller subsets are in the larger ones.
         stress: ways to make the test pictures harder, with commas between them if in one text: occlusion, shuffle,
             texture, patch, jpeg, blur.
         out: folder of the comparison; by default the next runs/compare-NAME-N.
@@ -227,15 +231,14 @@ def compare(
         Interrupted: a signal stopped it; `resume` goes on.
         OSError: the folder cannot be written.
     """
-    check_least("--seeds", seeds, 1)
-    check_least("--devices", devices, 1)
     refuse_not_compared(fields, "a comparison")
     asked = {**_asked(data, models, recipe, seeds, fractions, budget), "stress": list(stresses_of(stress))}
+    shared: dict[str, Any] = {**fields}
     with ExitStack() as hold:
         if resume:
-            folder, plan = _taken_up(out, asked, fields, hold)
+            folder, plan = _taken_up(out, asked, shared, hold)
         else:
-            folder, plan = _begun(out, asked, fields, say, progress, hold)
+            folder, plan = _begun(out, asked, shared, say, progress, hold)
         from vitkit.experiments.comparison_runs import make_all
 
         try:
@@ -390,7 +393,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
     return Comparison(folder, figures)
 
 
-tell_of_fields(compare, NOT_COMPARED)
+add_recipe_fields(compare, NOT_COMPARED)
 
 
 SPEEDS = "speeds.json"

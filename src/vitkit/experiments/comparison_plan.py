@@ -154,8 +154,10 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
             idle.append(without_effect(start.recipe, resolved, shared))
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
-        if asked["stress"] and start.table.is_multi:
-            raise VitkitError("--stress asks for the one class of a picture, and these may have several: leave it out")
+        if asked["stress"]:
+            start.table.task.require_single(
+                "--stress asks for the one class of a picture, and these may have several: leave it out"
+            )
         entry = _Entry(label, {field: resolved[field] for field in resolved if field not in idle[-1]}, start)
         first = first or entry
         if entry.judged_by != first.judged_by:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, is_empty, sole_in
+from vitkit.system.files import exclusive_in, from_json, is_empty
 
 # Fields that a comparison sets itself, or that would make of one run several.
 NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy", "select_time")
@@ -98,7 +98,7 @@ class ExperimentFolder:
         Raises:
             VitkitError: another process holds it, or there is something in it.
         """
-        hold.enter_context(sole_in(Path(out)))
+        hold.enter_context(exclusive_in(Path(out)))
         if (Path(out) / self.plan).is_file():
             article = "an" if self.what[0] in "aeiou" else "a"
             raise VitkitError(
@@ -118,7 +118,7 @@ class ExperimentFolder:
             raise VitkitError(f"--resume goes on with the {self.what} in --out: name it")
         if not (Path(out) / self.plan).is_file():
             raise VitkitError(f"--out {out} holds no {self.what} to go on with: it has no {self.plan}")
-        hold.enter_context(sole_in(Path(out)))
+        hold.enter_context(exclusive_in(Path(out)))
         return Path(out)
 
     def read(self, folder: Path) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from vitkit.experiments.comparison_plan import Job
 from vitkit.model_folder import DESCRIPTION, read_description
 from vitkit.system.environment import choose_device
 from vitkit.system.files import from_json, to_json, write_json
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS, RECIPE, REPORT, SPLIT
 from vitkit.system.stopping import python
 from vitkit.training import run
@@ -147,12 +147,12 @@ def _finish(
 ) -> None:
     """Make a run from its beginning, or go on with it where it was stopped."""
     if (folder / RECIPE).is_file():
-        resume(folder, say=unsaid, progress=progress)
+        resume(folder, say=ignore, progress=progress)
         return
     if folder.is_dir():  # killed before its recipe was written, which comes last
         clear(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    begin(fields, folder, say=unsaid, progress=progress)
+    begin(fields, folder, say=ignore, progress=progress)
 
 
 def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: Progress) -> dict[str, str]:

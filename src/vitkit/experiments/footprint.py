@@ -32,14 +32,14 @@ from vitkit.model.build import Model, build
 from vitkit.model.network import Network
 from vitkit.model.network_config import Config
 from vitkit.model.vit import VisionTransformer
-from vitkit.system.progress import unsaid
+from vitkit.system.progress import ignore
 from vitkit.training.adapters import Draws, add_low_rank, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import TrainingState
 from vitkit.training.distributed import fabric_of
 from vitkit.training.loop import Loop
 from vitkit.training.losses import Objective
 from vitkit.training.recipe import Recipe, checkpoint_every
-from vitkit.training.stability import AskAtOnce, Guard
+from vitkit.training.stability import FiniteCheck, Guard
 
 
 @dataclass
@@ -270,7 +270,7 @@ def _stepped(
     ledger: Ledger,
 ) -> Footprint:
     fabric = fabric_of(precision, "cpu")
-    state = TrainingState.begin(model, recipe, 2, Guard(unsaid))
+    state = TrainingState.begin(model, recipe, 2, Guard(ignore))
     _give_moments(state.optimizer, model)
     if on_gpu:
         _set(state.optimizer, fused=True, foreach=False)
@@ -280,7 +280,7 @@ def _stepped(
     if isinstance(model, Network):
         loop.draw_nothing()
     loop.ledger, loop.config = ledger, model.config
-    loop.soundness = _Unasked(state.guard, lambda *_: {})
+    loop.check = _Unasked(state.guard, lambda *_: {})
     ledger.mark()
     before = ledger.now
     loop.take_step(0, loop.batches(min(recipe.grad_accum, 2)))  # a third adds to the same gradients as the second
@@ -367,11 +367,11 @@ class _Rehearsal(Loop):
 
 class _Undrawn(Draws):
     @contextmanager
-    def told(self, *_: Any) -> Iterator[None]:
+    def using(self, *_: Any) -> Iterator[None]:
         yield
 
 
-class _Unasked(AskAtOnce):
+class _Unasked(FiniteCheck):
     """Whether a loss is finite cannot be asked of one without a number."""
 
     def note_loss(self, *_: Any) -> None:

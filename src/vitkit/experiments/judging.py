@@ -131,7 +131,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
         held_out = len(judging)
         seen[model] = seen.get(model, frozenset()) | seen_in_run(folder, judging, split)
         recipe = load_of_run(folder / RECIPE)
-        chosen |= dict.fromkeys(chosen_on(split, vars(recipe), is_multi=table.is_multi))
+        chosen |= dict.fromkeys(chosen_on(split, vars(recipe), table.task))
     return JudgingImages(split, held_out, {model: own for model, own in seen.items() if own}, tuple(chosen))
 
 

@@ -14,28 +14,30 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
-
-from torch import nn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Unpack
 
 from vitkit.data.named_sets import DATASETS
-from vitkit.data.splits import trained_of
 from vitkit.errors import VitkitError
-from vitkit.experiments.footprint import Footprint, rehearse_step, without_numbers
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, is_model_name
 from vitkit.model.network_config import Config, NetworkConfig, is_network_name
-from vitkit.profiling.accelerators import Accelerator, find_accelerator
+from vitkit.profiling.accelerators import Accelerator, accelerator_names, find_accelerator
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.training.adapters import check_patch_dropout
-from vitkit.training.architecture import check_network, config_of, look_at_weights, named_plan, plan_of
-from vitkit.training.defaults import check_effects, choose, spare_patches
+from vitkit.text.fields import Between
 from vitkit.training.recipe import Recipe, Request, build, overlay, unfold
 from vitkit.training.recipe_files import bundled, load_fields
-from vitkit.verbs.fields import tell_of_fields
-from vitkit.verbs.inputs import check_least
+from vitkit.verbs.fields import PlannedFields, add_recipe_fields
 from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitkit.experiments.footprint import Footprint
+
+    AcceleratorName: TypeAlias = str  # choices are known when the table has been read
+else:
+    AcceleratorName = Literal[accelerator_names()]
 
 Strategy = Literal["alone", "ddp", "fsdp"]
 
@@ -228,16 +230,16 @@ DECODE_RATE = 200.0  # of photographs with a short side of 256 pixels (benchmark
 def plan(
     recipe: str | Path,
     *,
-    images: int | None = None,
-    classes: int | None = None,
-    accelerator: str = "h100",
+    images: Annotated[int | None, Between(1)] = None,
+    classes: Annotated[int | None, Between(1)] = None,
+    accelerator: AcceleratorName = "h100",
     utilisation: float = 0.4,
     price: float | None = None,
     decode_rate: float = DECODE_RATE,
     progress: Progress = silent,
-    **fields: Any,
+    **fields: Unpack[PlannedFields],
 ) -> TrainingPlan:
-    """Steps, tokens, FLOPs, memory of a device, time and cost of a training, without a tensor that takes memory.
+    """Steps, tokens, FLOPs, memory, time and cost of a training, before anything is allocated.
 
         import vitkit
 
@@ -246,12 +248,14 @@ def plan(
 
     `devices` and `nodes` of the recipe say how many accelerators there are; a batch is dealt out among them.
 
+    On the command line: `vitkit plan vit_large_patch16_224 --images 1281167 --epochs 300 --batch-size 4096 --devices 8`
+
     Args:
         recipe: TOML file, the name of a bundled recipe, or the name of a model (`torchvision:resnet50` too), which is
             planned from scratch.
-        images: that it trains on; by default as many as the recipe's data has, where that is known.
-        classes: of the data; by default as many as it has, or as the model's name says.
-        accelerator: what computes (`profiling.accelerators`).
+        images: images to train on; by default as many as the recipe's data has, where that is known.
+        classes: by default as many as the data has, or as the model's name says.
+        accelerator: what computes.
         utilisation: the part of the accelerator's peak that is reached, more than 0 and at most 1.
         price: of one device for an hour, in any currency.
         decode_rate: images that one CPU core reads and augments in a second.
@@ -261,15 +265,13 @@ def plan(
     Raises:
         VitkitError: there is no such recipe, model or accelerator, or the recipe cannot be trained by.
     """
-    check_least("--images", images, 1)
-    check_least("--classes", classes, 1)
     if not 0 < utilisation <= 1:
         raise VitkitError(f"--utilisation must be above 0 and at most 1, not {utilisation:g}")
     for flag, value in (("--price", price), ("--decode-rate", decode_rate)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise VitkitError(f"{flag} must be a number above 0, not {value:g}")
     found = find_accelerator(accelerator)
-    return _planned(recipe, fields, images, classes, found, utilisation, price, decode_rate, progress)
+    return _planned(recipe, {**fields}, images, classes, found, utilisation, price, decode_rate, progress)
 
 
 def _planned(
@@ -283,7 +285,7 @@ def _planned(
     decode_rate: float,
     progress: Progress,
 ) -> TrainingPlan:
-    from vitkit.training.distributed import Team, check_team
+    from vitkit.training.distributed import ProcessGroup, check_team
 
     job = job_of(recipe, fields, images, classes)
     own, config = job.recipe, job.config
@@ -292,7 +294,7 @@ def _planned(
         precision = "float32" if accelerator.bfloat16 is None else "bfloat16"
     accelerator.peak(precision)  # refuses what it has not
     devices, notes = (own.devices or 1) * (own.nodes or 1), job.notes
-    check_team(own, Team(size=devices))
+    check_team(own, ProcessGroup(size=devices))
     if own.method == "probe" and devices > 1:
         devices, notes = 1, (*notes, "method probe: one of the devices fits it, the others wait")
     seen, steps = passes(own, job.images)
@@ -322,7 +324,7 @@ def _planned(
     )
 
 
-tell_of_fields(plan, ("data", "select_time"))
+add_recipe_fields(plan, ("data", "select_time"))
 
 
 @dataclass(frozen=True)
@@ -354,6 +356,11 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
     Raises:
         VitkitError: there is no such recipe or model, or the number of images is not known.
     """
+    from vitkit.data.splits import trained_of
+    from vitkit.training.adapters import check_patch_dropout
+    from vitkit.training.architecture import check_network
+    from vitkit.training.defaults import check_effects, choose, spare_patches
+
     own, notes = _fields_of(recipe)
     asked = overlay(own, unfold(fields))
     named = DATASETS[asked["data"]] if asked.get("data") in DATASETS else None
@@ -371,7 +378,7 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
             notes.append(f"images: {first.split[0]:.0%} of {named.name}, about {images:,}")
     images = min(images, first.max_images or images)
     known = classes or _classes_of(first)
-    settled, reasons = choose(Request(asked, first), images / known, is_multi=False)
+    settled, reasons = choose(Request(asked, first), images / known)
     idle = check_effects(settled, asked, named=fields)
     config = _config_of(settled, known)
     if isinstance(config, NetworkConfig):
@@ -407,6 +414,8 @@ def _model_name(recipe: Recipe) -> str | None:
 
 def _config_of(recipe: Recipe, classes: int) -> Config:
     """Without asking anybody else: weights that are not here count as those of their name."""
+    from vitkit.training.architecture import config_of, look_at_weights, named_plan, plan_of
+
     if recipe.weights == "none" or (recipe.weights == "auto" and is_network_name(recipe.model)):
         return config_of(recipe, classes)
     if recipe.weights != "auto" and Path(recipe.weights).exists():
@@ -452,6 +461,8 @@ def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
     Raises:
         VitkitError: it is not known without its weights.
     """
+    from vitkit.experiments.footprint import without_numbers
+
     if recipe.teacher is None:
         return None
     from vitkit.training.teacher import torchvision_names
@@ -481,6 +492,8 @@ def memories(
         precision: float32 or bfloat16.
         progress: told what is rehearsed.
     """
+    from vitkit.experiments.footprint import rehearse_step
+
     recipe = job.recipe
     teacher = teacher_network(recipe, job.config)
     is_vit = isinstance(job.config, ViTConfig)
@@ -567,7 +580,9 @@ def memory_of(
     standing = step.weights + step.optimizer + step.average + step.teacher
     peak, exchange = step.peak, 0
     if strategy == "ddp":
-        exchange = step.gradients  # `Team.add_up` lays them in a row, when nothing but gradients is left of the step
+        exchange = (
+            step.gradients
+        )  # `ProcessGroup.all_reduce` lays them in a row, when nothing but gradients is left of the step
         peak = max(peak, standing + step.gradients + exchange)
     if strategy == "fsdp":
         whole = step.gradients / step.weights  # the part of a block that is trained

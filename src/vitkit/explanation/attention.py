@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.position import Relative
+from vitkit.model.variants import MAPS, check, reason_against
 from vitkit.model.vit import Attention, VisionTransformer
 
 M = TypeVar("M", bound=nn.Module)
@@ -100,9 +101,11 @@ def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tup
     """A twin of the model, and images (B, C, height, width) as it reads them: (twin, first layer's input (B, N, D)).
 
     Raises:
-        VitkitError: the model is no Vision Transformer, or none of its layers attends; or the images are not its own.
+        VitkitError: the model is no Vision Transformer, none of its layers attends, or its attention has no such maps;
+            or the images are not its own.
     """
     model = plain(model)
+    check(model.config, MAPS)
     if not attending(model.config):
         raise VitkitError("every layer of the model convolves: there is no attention to look into; use occlusion")
     copied = twin(model, attention)
@@ -113,7 +116,9 @@ def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tup
 
 
 def attending(config: ViTConfig) -> list[int]:
-    """The layers that have attention; the others convolve."""
+    """The layers that have attention to look into; the others convolve. None where the attention has no such maps."""
+    if reason_against(config, MAPS):
+        return []
     return [layer for layer in range(config.layers) if layer not in config.conv_layers]
 
 
@@ -121,8 +126,9 @@ def find_layer(config: ViTConfig, layer: int) -> int:
     """The number of a layer, counted from the end where negative; -1 is the last that attends.
 
     Raises:
-        VitkitError: there is no such layer, or it convolves.
+        VitkitError: there is no such layer, or it convolves, or the model's attention has no maps.
     """
+    check(config, MAPS)
     number = attending(config)[-1] if layer == -1 else layer % config.layers
     if not -config.layers <= layer < config.layers:
         raise VitkitError(f"there is no layer {layer}: there are 0 to {config.layers - 1}, or -{config.layers} to -1")

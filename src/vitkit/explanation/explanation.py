@@ -26,6 +26,7 @@ from torch import Tensor
 from vitkit.data.decode import picture_of, warn_of_doubt
 from vitkit.data.in_memory import Held, InMemory, is_in_memory, picture_held
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.storage import Place, Stored
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, to_grid
@@ -35,6 +36,7 @@ from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, me
 from vitkit.model.build import Model, vit_of
 from vitkit.model.layers import evaluating
 from vitkit.model.network import Network
+from vitkit.model.variants import MAPS, reason_against
 from vitkit.system.files import replacing, without_place
 from vitkit.text.arguments import path_text
 from vitkit.text.html import image, table, write_page
@@ -61,7 +63,7 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
     if isinstance(model, Network):
         return _methods_of_network(method, layer, model)
     methods = list(METHODS) if method == "all" else [method]
-    if method == "all" and model.config.pool == "map":
+    if method == "all" and (model.config.pool == "map" or reason_against(model.config, MAPS)):
         methods = ["occlusion"]  # the others follow what the head reads, and refuse by themselves
     if layer is not None and not set(methods) & set(by_layer()):
         raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(by_layer())}")
@@ -92,7 +94,7 @@ def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]
 
 
 def read_photograph(
-    preprocess: Preprocess, source: str | Path | bytes | Image.Image | npt.NDArray[Any] | Tensor
+    preprocess: Preprocess, source: str | Place | bytes | Image.Image | npt.NDArray[Any] | Tensor
 ) -> tuple[str | None, Image.Image, Tensor, Box]:
     """The path, the photograph, the pixels (C, height, width) as prediction reads them, and what they are of.
 
@@ -107,11 +109,13 @@ def read_photograph(
             warn_of_doubt("the picture", found)
         image = found.image
         return None, image, torch.from_numpy(preprocess(image)), preprocess.box(*image.size)
+    if isinstance(source, Stored):
+        return source.name, *_read(source, preprocess)
     path = path_text(source, "the image")
     return path, *_read(path, preprocess)
 
 
-def _read(path: str | Path, preprocess: Preprocess, content: bytes | None = None) -> tuple[Image.Image, Tensor, Box]:
+def _read(path: str | Place, preprocess: Preprocess, content: bytes | None = None) -> tuple[Image.Image, Tensor, Box]:
     with picture_of(path, preprocess.short_side, content) as found:
         warn_of_doubt(path, found)
     pixels = torch.from_numpy(preprocess(found.image))
@@ -279,7 +283,7 @@ class Explanation:
 
 def explain(
     classifier: Explainable,
-    source: str | Path | bytes | InMemory,
+    source: str | Place | bytes | InMemory,
     method: str = "gradient",
     target: str | int = "top",
     layer: int | None = None,
@@ -290,7 +294,7 @@ def explain(
 
 def explain_classes(
     classifier: Explainable,
-    source: str | Path | bytes | InMemory,
+    source: str | Place | bytes | InMemory,
     targets: Sequence[str | int],
     method: str = "gradient",
     layer: int | None = None,
@@ -302,7 +306,7 @@ def explain_classes(
 
 def _explain_classes(
     classifier: Explainable,
-    source: str | Path | bytes | InMemory,
+    source: str | Place | bytes | InMemory,
     targets: Sequence[str | int],
     method: str,
     layer: int | None,

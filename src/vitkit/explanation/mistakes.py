@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from vitkit.data.decode import UnreadableImageError
+from vitkit.data.storage import Place
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.explanation import ON_PAGE, Explainable, explain_classes
@@ -50,7 +51,7 @@ def worst_mistakes_page(
 
 
 def explain_mistake(
-    classifier: Explainable, path: str, true: str, predicted: str, method: str = "gradient"
+    classifier: Explainable, path: str | Place, true: str, predicted: str, method: str = "gradient"
 ) -> list[tuple[str, bytes]] | str:
     """A photograph as it is, where its wrong class comes from, and where its true one: captions and JPEGs.
 
@@ -65,7 +66,7 @@ def explain_mistake(
     except (UnreadableImageError, UnansweredError) as error:
         return str(error)
     pictures = {
-        without_place(path): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
+        without_place(str(path)): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
         f"what speaks for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, ON_PAGE),
         f"what speaks for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
     }

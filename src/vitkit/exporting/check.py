@@ -20,6 +20,7 @@ from vitkit.data.decode import UnreadableImageError
 from vitkit.data.layout import LayoutName
 from vitkit.data.sources import read_source
 from vitkit.data.split_file import images_of_run, look_over, read_contents
+from vitkit.data.storage import Place, is_there
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
@@ -41,7 +42,7 @@ class Pictures:
     """
 
     what: str
-    those: tuple[Path | Image.Image, ...]
+    those: tuple[Place | Image.Image, ...]
     folders: tuple[Path, ...] = ()
 
 
@@ -91,7 +92,7 @@ def _of_table(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
     """
     name = next((split for split in ("val", "test") if split in table.splits), None)
     checked, changes = look_over(table, contents, None if name is None else (name,))
-    rows = [i for i in range(len(table)) if (name is None or table.splits[i] == name) and checked.file(i).is_file()]
+    rows = [i for i in range(len(table)) if (name is None or table.splits[i] == name) and is_there(checked.file(i))]
     if not rows:
         changes.refuse()
     step = max(1, len(rows) / MOST)
@@ -201,7 +202,7 @@ def read_pictures(classifier: Classifier, pictures: Pictures) -> list[Tensor]:
     return read
 
 
-def _read(classifier: Classifier, picture: Path | Image.Image) -> Tensor | None:
+def _read(classifier: Classifier, picture: Place | Image.Image) -> Tensor | None:
     if isinstance(picture, Image.Image):
         return torch.from_numpy(classifier.preprocess(picture))
     try:

@@ -102,7 +102,7 @@ _WRITTEN = (
     "pad.default permute.default promote_types.default relu.default reshape.default rms_norm.default "
     "scaled_dot_product_attention.default select.int silu.default slice.Tensor std_mean.correction sub.Tensor "
     "sym_size.int t.default tanh.default to.dtype transpose.int unbind.int unflatten.int unsqueeze.default "
-    "view.default view_as.default clamp_min.default expand_as.default linalg_vector_norm.default"
+    "view.default view_as.default clamp_min.default exp.default expand_as.default linalg_vector_norm.default"
 )
 _TRACED = (  # of other libraries' networks; none changes what it is given
     "_native_batch_norm_legit_no_training.default adaptive_avg_pool2d.default avg_pool2d.default clamp.default "

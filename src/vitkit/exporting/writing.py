@@ -18,7 +18,7 @@ from vitkit.exporting.card import Card
 from vitkit.exporting.check import Comparison, Pictures, Refused, answers, check_card, compare, read_pictures
 from vitkit.exporting.formats import Format, format_of
 from vitkit.exporting.loading import load_exported
-from vitkit.system.files import sole
+from vitkit.system.files import exclusive
 from vitkit.system.progress import Progress
 
 
@@ -124,7 +124,7 @@ def check_free(out: Path, form: Format, *, force: bool) -> None:
 def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
     """A path of the same name in a folder beside; its files take their places when the block ends well."""
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    with sole(out):
+    with exclusive(out):
         check_free(out, form, force=force)
         yield from _in_turn(out, form, folder)
 

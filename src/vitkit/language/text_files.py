@@ -1,8 +1,9 @@
-"""Text encoders in the files of others: Hugging Face's CLIP and SigLIP, and OpenCLIP's.
+"""Read text encoders from the files of Hugging Face's CLIP and SigLIP, and of OpenCLIP.
 
-The text encoder of CLIP (arXiv 2103.00020, sec. 2.4) and of SigLIP (arXiv 2303.15343). A Transformer whose blocks are
-those of `model.vit`: tokens in, one vector of a text out. Shapes: B texts, L tokens of each, D hidden size, P the
-size of the space that texts share with images.
+`read_text_encoder` reads one, `inspect_text_encoder` looks at names and shapes alone. `TextTower` is the text encoder
+of CLIP (arXiv 2103.00020, sec. 2.4) and of SigLIP (arXiv 2303.15343): a Transformer with the blocks of `model.vit`,
+from tokens to one vector for each text. Shapes: B texts, L tokens of each, D hidden size, P the size of the space that
+texts share with images.
 """
 
 from __future__ import annotations
@@ -27,111 +28,26 @@ from vitkit.weights.formats import huggingface_towers, open_clip
 from vitkit.weights.formats.huggingface_described import activation
 from vitkit.weights.layout import Piece, depth_of, pair, same
 
+_HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
+_OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
+_HEADS = {1152: 16}  # by hidden size, if heads do not have 64 features: So400m (arXiv 2303.15343)
 
-@dataclass(frozen=True, kw_only=True)
-class TextConfig:
-    """What a text encoder is made of.
-
-    Attributes:
-        vocabulary: how many tokens there are.
-        context: L, tokens of a text.
-        is_causal: whether a token attends to those before it alone (CLIP), or to all (SigLIP).
-        pool: which token stands for the text: `largest`, that of the largest id; `end`, the first of id `end`; `last`;
-            `first`.
-        end: the id of the token that ends a text, for `end`.
-        projection_size: P.
-        projection_bias: whether the projection has one.
-    """
-
-    vocabulary: int
-    context: int
-    layers: int
-    hidden_size: int
-    heads: int
-    mlp_size: int
-    norm_eps: float
-    gelu: Literal["erf", "tanh", "quick"]
-    is_causal: bool
-    pool: Literal["largest", "end", "last", "first"]
-    end: int | None = None
-    projection_size: int
-    projection_bias: bool
-
-    @property
-    def of_blocks(self) -> ViTConfig:
-        """The fields that the blocks read."""
-        return ViTConfig(
-            layers=self.layers,
-            hidden_size=self.hidden_size,
-            heads=self.heads,
-            mlp_size=self.mlp_size,
-            norm_eps=self.norm_eps,
-            gelu=self.gelu,
-        )
-
-
-class TextTower(nn.Module):
-    """Tokens (B, L) to one vector of each text (B, P), of no particular length."""
-
-    def __init__(self, config: TextConfig) -> None:
-        super().__init__()
-        self.config, blocks = config, config.of_blocks
-        self.token_embed = nn.Embedding(config.vocabulary, config.hidden_size)
-        self.pos_embed = nn.Parameter(torch.zeros(config.context, config.hidden_size))
-        self.blocks = nn.ModuleList(Block(blocks, layer) for layer in range(config.layers))
-        self.norm = norm_layer(blocks)
-        self.head = nn.Linear(config.hidden_size, config.projection_size, bias=config.projection_bias)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        L = tokens.shape[1]
-        x = self.token_embed(tokens) + self.pos_embed[:L]  # (B, L, D)
-        mask = _causal if self.config.is_causal else None
-        for block in self.blocks:
-            x = block(x, None, mask)
-        read = self._reads(tokens)  # (B,)
-        x = self.norm(x[torch.arange(len(x), device=x.device), read])  # (B, D)
-        return self.head(x)  # (B, P)
-
-    def _reads(self, tokens: Tensor) -> Tensor:
-        """The place of the token that stands for each text: (B,)."""
-        if self.config.pool == "largest":
-            return tokens.argmax(dim=1)
-        if self.config.pool == "end":
-            return torch.eq(tokens, self.config.end or 0).int().argmax(dim=1)
-        return tokens.new_full((len(tokens),), 0 if self.config.pool == "first" else tokens.shape[1] - 1)
-
-
-def _causal(q: Tensor, k: Tensor, _scale: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What lets no token see those after it: minus infinity, beside the logits of attention (L, L)."""
-    L = q.shape[2]
-    return q, k, torch.full((L, L), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-
-
-def unit(vectors: Tensor) -> Tensor:
-    """(..., P) of length 1."""
-    return F.normalize(vectors, dim=-1)
-
-
-def with_weights(config: TextConfig, weights: dict[str, Any]) -> TextTower:
-    """A text encoder of these weights, in eval mode."""
-    with torch.device("meta"):
-        tower = TextTower(config)
-    tower.load_state_dict(weights, assign=True)
-    return tower.eval()
+_UNKNOWN = ("hf_model_name", "embed_cls", "block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_fc")
+_POOLS = {"argmax": "largest", "eos": "end", "last": "last", "first": "first"}
 
 
 @dataclass(frozen=True)
-class Words:
-    """What a file says of words, beside the image encoder.
+class TextEncoder:
+    """The text encoder of a file, and how its vectors compare with those of images.
 
     Attributes:
         tower: the text encoder.
-        projection: (P, D) from what the image encoder gives to the space that it shares with texts; None: it is there.
-        scale: cosines are multiplied by it.
-        bias: and this is added.
-        is_sigmoid: whether each pair was trained on by itself (SigLIP), or against all others (CLIP).
-        clean: what happens to texts ahead of the tokenizer.
-        assumed: what nothing tells of the text encoder, and what was taken, in words.
+        projection: (P, D) from the image encoder's output to the space shared with texts; None if it is there already.
+        scale: the factor of the cosines.
+        bias: the number added to them.
+        is_sigmoid: whether pairs were trained on independently (SigLIP), or each against all others (CLIP).
+        clean: the normalisation of texts before the tokenizer.
+        assumed: what the file does not say about the text encoder, and what was assumed, in words.
     """
 
     tower: TextTower
@@ -144,25 +60,13 @@ class Words:
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """Where a file keeps what, and what is written down of it."""
-
-    pieces: dict[str, Piece]
-    written: Mapping[str, Any]  # fields of TextConfig
-    projection: str | None
-    is_transposed: bool  # (D, P)
-    own: str  # pattern of the text encoder's tensors
-    clean: Clean
-
-
-@dataclass(frozen=True)
 class TextEncoderInfo:
-    """What names and shapes tell of a file with a text encoder.
+    """The facts about a text encoder that names and shapes tell.
 
     Attributes:
-        size: P, of the space that images and texts share.
-        context: how many tokens a text has.
-        is_sigmoid, clean: as of `Words`.
+        size: P, the size of the space shared by images and texts.
+        context: the number of tokens of a text.
+        is_sigmoid, clean: as in `TextEncoder`.
     """
 
     size: int
@@ -171,26 +75,15 @@ class TextEncoderInfo:
     clean: Clean
 
 
-def glance(checkpoint: Checkpoint) -> TextEncoderInfo | None:
-    """What `read_words` would find, without reading numbers; None where there is no text encoder, or a broken one."""
-    layout = _layout(checkpoint)
-    head, positions = (
-        None if layout is None else _shape(checkpoint, layout.pieces[name]) for name in ("head.weight", "pos_embed")
-    )
-    if layout is None or head is None or positions is None:
-        return None
-    return TextEncoderInfo(head[0], positions[0], "logit_bias" in checkpoint.tensors, layout.clean)
-
-
-def read_words(checkpoint: Checkpoint, gelu: str) -> Words:
-    """The text encoder of a whole file.
+def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
+    """Read the text encoder of a file with both encoders.
 
     Args:
-        checkpoint: that holds it beside the image encoder.
-        gelu: the image encoder's, which is the text encoder's where nothing else is written.
+        checkpoint: the file.
+        gelu: the image encoder's GELU, which the text encoder shares unless the file says otherwise.
 
     Raises:
-        VitkitError: there is none, or a tensor of it is missing, left over or of the wrong shape; it is named.
+        VitkitError: there is no text encoder, or one of its tensors is missing, left over or of the wrong shape.
     """
     layout = _layout(checkpoint)
     if layout is None:
@@ -206,7 +99,7 @@ def read_words(checkpoint: Checkpoint, gelu: str) -> Words:
     heads = (
         f"{tower.config.heads}, as is usual for {tower.config.hidden_size} features; config.json beside it would tell"
     )
-    return Words(
+    return TextEncoder(
         tower=tower,
         projection=projection.T.contiguous() if projection is not None and layout.is_transposed else projection,
         scale=scale,
@@ -217,9 +110,27 @@ def read_words(checkpoint: Checkpoint, gelu: str) -> Words:
     )
 
 
-_HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
-_HEADS = {1152: 16}  # by hidden size, where a head has not 64 features: So400m's (arXiv 2303.15343)
-_OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
+def inspect_text_encoder(checkpoint: Checkpoint) -> TextEncoderInfo | None:
+    """Describe a file's text encoder without reading numbers; None if it is missing or broken."""
+    layout = _layout(checkpoint)
+    head, positions = (
+        None if layout is None else _shape(checkpoint, layout.pieces[name]) for name in ("head.weight", "pos_embed")
+    )
+    if layout is None or head is None or positions is None:
+        return None
+    return TextEncoderInfo(head[0], positions[0], "logit_bias" in checkpoint.tensors, layout.clean)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The names of a text encoder's tensors in a file, and the settings stored beside it."""
+
+    pieces: dict[str, Piece]
+    written: Mapping[str, Any]  # fields of TextConfig
+    projection: str | None
+    is_transposed: bool  # (D, P)
+    pattern: str  # of the names of the text encoder's tensors
+    clean: Clean
 
 
 def _layout(checkpoint: Checkpoint) -> _Layout | None:
@@ -231,28 +142,30 @@ def _layout(checkpoint: Checkpoint) -> _Layout | None:
 def _number(checkpoint: Checkpoint, name: str, of: Callable[[Tensor], Tensor] = torch.Tensor.float) -> float | None:
     if name not in checkpoint.tensors:
         return None
-    found = of(checkpoint.tensors[name].read().float())
-    if found.numel() != 1 or not found.isfinite().all():
+    value = of(checkpoint.tensors[name].read().float())
+    if value.numel() != 1 or not value.isfinite().all():
         raise VitkitError(f"{checkpoint.path}: {name} is not one number that can be multiplied by")
-    return float(found)
+    return float(value)
 
 
 def _tower(checkpoint: Checkpoint, layout: _Layout, gelu: str) -> TextTower:
     shapes = {ours: _shape(checkpoint, piece) for ours, piece in layout.pieces.items()}
     config = _config(checkpoint, layout, shapes, gelu)
     with torch.device("meta"):
-        expected = {name: own.shape for name, own in TextTower(config).state_dict().items()}
+        tower = TextTower(config)
+    expected = {name: tensor.shape for name, tensor in tower.state_dict().items()}
     theirs = {name: layout.pieces[name].theirs for name in expected}
     missing = [part for parts in theirs.values() for part in parts if part not in checkpoint.tensors]
     known = {part for parts in theirs.values() for part in parts} | {layout.projection}
-    over = [name for name in checkpoint.tensors if re.match(layout.own, name) and name not in known]
+    over = [name for name in checkpoint.tensors if re.match(layout.pattern, name) and name not in known]
     unlike = [name for name, shape in expected.items() if shapes[name] != shape]
     wrong = [" + ".join(theirs[name]) for name in unlike if not {*theirs[name]} & {*missing}]
-    told = (("missing", missing), ("left over", over), ("of another shape", wrong))
+    problems = (("missing", missing), ("left over", over), ("of another shape", wrong))
     if missing or over or wrong:
-        said = "; ".join(f"{what}: {listed(found, 6)}" for what, found in told if found)
+        said = "; ".join(f"{what}: {listed(names, 6)}" for what, names in problems if names)
         raise VitkitError(f"{checkpoint.path}: the text encoder does not fit: {said}")
-    return with_weights(config, {name: _read(checkpoint, layout.pieces[name]) for name in expected})
+    tower.load_state_dict({name: _read(checkpoint, layout.pieces[name]) for name in expected}, assign=True)
+    return tower.eval()
 
 
 def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
@@ -266,10 +179,10 @@ def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
 
 
 def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
-    found = piece.join(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
-    if not found.isfinite().all():
+    tensor = piece.join(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
+    if not tensor.isfinite().all():
         raise VitkitError(f"{checkpoint.path}: {' + '.join(piece.theirs)} holds numbers that are NaN or infinite")
-    return found
+    return tensor
 
 
 def _config(checkpoint: Checkpoint, layout: _Layout, shapes: Mapping[str, torch.Size | None], gelu: str) -> TextConfig:
@@ -302,7 +215,7 @@ def _hugging_face(checkpoint: Checkpoint) -> _Layout:
     blocks = f"{ahead}encoder.layers."
     depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
     is_siglip = "visual_projection.weight" not in names
-    if is_siglip and "logit_bias" not in names:  # else its sigmoids would pass for CLIP's softmax
+    if is_siglip and "logit_bias" not in names:  # else a SigLIP would pass for a CLIP
         raise VitkitError(
             f"{checkpoint.path}: logit_bias is missing (of SigLIP), or visual_projection.weight (of CLIP)"
         )
@@ -322,14 +235,14 @@ def _hugging_face(checkpoint: Checkpoint) -> _Layout:
         if not isinstance(config, Mapping):
             raise VitkitError(f"config.json: text_config must be an object, not {config!r:.40}")
         written |= _of_config_json(config, is_siglip=is_siglip)
-    own = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
+    pattern = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
     projection = None if is_siglip else "visual_projection.weight"
     clean: Clean = "lower" if is_siglip else "none"
-    return _Layout(pieces, written, projection, is_transposed=False, own=own, clean=clean)
+    return _Layout(pieces, written, projection, is_transposed=False, pattern=pattern, clean=clean)
 
 
 def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, Any]:
-    """`text_config`; what it leaves out is transformers' default."""
+    """Read `text_config`, with transformers' defaults."""
     usual = "gelu_pytorch_tanh" if is_siglip else "quick_gelu"
     written = {
         "heads": config.get("num_attention_heads", 12 if is_siglip else 8),
@@ -337,15 +250,11 @@ def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, 
         "norm_eps": config.get("layer_norm_eps", 1e-6 if is_siglip else 1e-5),
     }
     end = config.get("eos_token_id", 49407)
-    if not is_siglip and end != 2:  # 2 was wrong, and means the largest
+    if not is_siglip and end != 2:  # transformers once wrote 2 by mistake, which means the largest
         if type(end) is not int:
             raise VitkitError(f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}")
         written |= {"pool": "end", "end": end}
     return written
-
-
-_UNKNOWN = ("hf_model_name", "embed_cls", "block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_fc")
-_POOLS = {"argmax": "largest", "eos": "end", "last": "last", "first": "first"}
 
 
 def _open_clip(checkpoint: Checkpoint) -> _Layout:
@@ -363,8 +272,8 @@ def _open_clip(checkpoint: Checkpoint) -> _Layout:
         **(pair("head", f"{ahead}text_projection") if has_bias else head),
     }
     for layer in range(depth):
-        found = open_clip.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
-        pieces |= {ours: piece for ours, piece in found.items() if ".ls" not in ours}
+        block = open_clip.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
+        pieces |= {ours: piece for ours, piece in block.items() if ".ls" not in ours}
     is_siglip = "logit_bias" in names
     written, clean = _of_open_clip_config(checkpoint, is_siglip=is_siglip)
     written["projection_bias"] = has_bias
@@ -375,7 +284,7 @@ def _open_clip(checkpoint: Checkpoint) -> _Layout:
 
 
 def _of_open_clip_config(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[dict[str, Any], Clean]:
-    """`text_cfg` of open_clip_config.json, and how texts are cleaned; what it leaves out is OpenCLIP's default."""
+    """Read `text_cfg` of open_clip_config.json and the normalisation of texts, with OpenCLIP's defaults."""
     model = (checkpoint.config or {}).get("model_cfg")
     if not isinstance(model, Mapping):
         usual = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
@@ -397,3 +306,87 @@ def _of_open_clip_config(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[di
     }
     clean = (config.get("tokenizer_kwargs") or {}).get("clean")
     return written, "canonical" if clean == "canonicalize" else "lower" if is_siglip else "none"
+
+
+class TextTower(nn.Module):
+    """Tokens (B, L) to one vector for each text (B, P), not normalised."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.config, blocks = config, config.of_blocks
+        self.token_embed = nn.Embedding(config.vocabulary, config.hidden_size)
+        self.pos_embed = nn.Parameter(torch.zeros(config.context, config.hidden_size))
+        self.blocks = nn.ModuleList(Block(blocks, layer) for layer in range(config.layers))
+        self.norm = norm_layer(blocks)
+        self.head = nn.Linear(config.hidden_size, config.projection_size, bias=config.projection_bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        L = tokens.shape[1]
+        x = self.token_embed(tokens) + self.pos_embed[:L]  # (B, L, D)
+        mask = _causal if self.config.is_causal else None
+        for block in self.blocks:
+            x = block(x, None, mask)
+        read = self._reads(tokens)  # (B,)
+        x = self.norm(x[torch.arange(len(x), device=x.device), read])  # (B, D)
+        return self.head(x)  # (B, P)
+
+    def _reads(self, tokens: Tensor) -> Tensor:
+        """Return the position of the token that stands for each text: (B,)."""
+        if self.config.pool == "largest":
+            return tokens.argmax(dim=1)
+        if self.config.pool == "end":
+            return torch.eq(tokens, self.config.end or 0).int().argmax(dim=1)
+        return tokens.new_full((len(tokens),), 0 if self.config.pool == "first" else tokens.shape[1] - 1)
+
+
+def _causal(q: Tensor, k: Tensor, _scale: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Mask the logits of attention (L, L) with minus infinity, so that no token sees those after it."""
+    L = q.shape[2]
+    return q, k, torch.full((L, L), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """The structure of a text encoder.
+
+    Attributes:
+        vocabulary: the number of tokens.
+        context: L, the number of tokens of a text.
+        is_causal: whether a token attends only to those before it (CLIP), or to all (SigLIP).
+        pool: the token that stands for the text: `largest`, the one with the largest id; `end`, the first with id
+            `end`; `last`; `first`.
+        end: the id of the token that ends a text, for `end`.
+        projection_size: P.
+        projection_bias: whether the projection has a bias.
+    """
+
+    vocabulary: int
+    context: int
+    layers: int
+    hidden_size: int
+    heads: int
+    mlp_size: int
+    norm_eps: float
+    gelu: Literal["erf", "tanh", "quick"]
+    is_causal: bool
+    pool: Literal["largest", "end", "last", "first"]
+    end: int | None = None
+    projection_size: int
+    projection_bias: bool
+
+    @property
+    def of_blocks(self) -> ViTConfig:
+        """The configuration that the blocks read."""
+        return ViTConfig(
+            layers=self.layers,
+            hidden_size=self.hidden_size,
+            heads=self.heads,
+            mlp_size=self.mlp_size,
+            norm_eps=self.norm_eps,
+            gelu=self.gelu,
+        )
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Normalise (..., P) to length 1."""
+    return F.normalize(vectors, dim=-1)

@@ -1,15 +1,14 @@
-"""From texts to the numbers of their tokens, by the vocabulary that lies beside the weights.
+"""Turn texts into the ids of their tokens, with the vocabulary beside the weights.
 
-`tokenizer.json` (or CLIP's `vocab.json` and `merges.txt`) is read by the library tokenizers, `spiece.model` by
-sentencepiece, each as transformers does, and OpenCLIP's merges as open_clip does: extra `text`.
+`tokenizer.json` (or CLIP's `vocab.json` and `merges.txt`) is read with the library tokenizers, `spiece.model` with
+sentencepiece, as transformers does, and OpenCLIP's merges as open_clip does: extra `text`. OpenCLIP's merges are
+OpenAI's file bpe_simple_vocab_16e6.txt.gz (CLIP, arXiv 2103.00020, sec. 2.4), beside the weights or where open_clip is
+installed.
 
-How much a tokenizer may make of a text: its file comes from anybody, and is measured before it is used. A
-`tokenizer.json` lists what happens to a text, step by step. A step that writes three letters for each one, listed
-forty times, makes more of a word than any memory holds. So each step's most is multiplied, and what is more than any
-published tokenizer needs is refused by name. So are steps that are not known.
-
-OpenCLIP's own tokenizer, for folders without a tokenizer.json: merges in bpe_simple_vocab_16e6.txt.gz. That file is
-OpenAI's (CLIP, arXiv 2103.00020, sec. 2.4): it lies beside the weights, or where open_clip is installed.
+Anybody can write a tokenizer's file. A `tokenizer.json` lists what happens to a text step by step, and a step that
+writes three letters for each one, listed forty times, makes more of a word than any memory holds. Before a file is
+used, the growth of its steps is therefore multiplied; files above any published tokenizer and unknown steps are
+refused.
 """
 
 from __future__ import annotations
@@ -28,12 +27,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.system.files import from_json
+from vitkit.system.files import from_json, read_json
 from vitkit.system.protobuf import fields_of
 
+Clean = Literal["none", "lower", "canonical"]
+
+MERGES = "bpe_simple_vocab_16e6.txt.gz"
+_OPEN_CLIP_CONFIG = "open_clip_config.json"
+
 MOST_CHARACTERS = 4096  # of a text
-_MOST_GROWTH = 256  # characters of one; CLIP's make up to 48 of one, and T5's 72
+_MOST_GROWTH = 256  # characters from one; CLIP's tokenizers make up to 48, and T5's 72
 _MOST_ADDED = 1000  # tokens around a text
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
+# How CLIP splits a text into words (arXiv 2103.00020, sec. 2.4), and the tokens that begin and end it.
+_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+_BEGIN, _END = "<|startoftext|>", "<|endoftext|>"
+_OPEN_CLIP_BEGIN, _OPEN_CLIP_END = "<start_of_text>", "<end_of_text>"
+_MOST_UNPACKED = 2**24  # characters of the merges, five times those of OpenAI's
+_OPEN_CLIP_TOKENS = 49_408  # 256 bytes, alone and at the end of a word, merges, and the two tokens above
+_OPEN_CLIP_WORDS = (
+    rf"(?i:{_OPEN_CLIP_BEGIN}|{_OPEN_CLIP_END}|'s|'t|'re|'ve|'m|'ll|'d|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+)"
+)
 
 # The most characters that a step makes of one. Unicode's longest decompositions have 18 (U+FDFA) and 4.
 _NORMALIZERS = {
@@ -66,11 +80,300 @@ _CHARSMAP = 2  # the number of the field in sentencepiece's NormalizerSpec
 _NORMALIZER_SPEC = 3  # and of that in its ModelProto
 
 
-def check_text(text: str) -> None:
-    """Refuse a text that is longer than any that a text encoder reads.
+@dataclass(frozen=True)
+class Tokenizer:
+    """Texts to ids, each as many as the text encoder reads.
+
+    Attributes:
+        encode: a function from a text to its ids, including those that begin and end it, without padding.
+        end: the id that ends a text; None if `encode` adds none.
+        padding: the id that fills up short texts.
+        context: the number of ids of a text.
+        is_padded_left: whether the padding comes before the text.
+    """
+
+    encode: Callable[[str], list[int]]
+    end: int | None
+    padding: int
+    context: int
+    is_padded_left: bool = False
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self._fit(self._ids(text)) for text in texts]
+
+    def _ids(self, text: str) -> list[int]:
+        _check_text(text)
+        with _panics_as_errors():
+            return self.encode(text)
+
+    def _fit(self, ids: list[int]) -> list[int]:
+        if len(ids) > self.context:
+            ids = [*ids[: self.context - 1], self.end] if ids[-1] == self.end is not None else ids[: self.context]
+        filling = [self.padding] * (self.context - len(ids))
+        return filling + ids if self.is_padded_left else ids + filling
+
+
+def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
+    """Read the tokenizer beside weights.
+
+    Args:
+        folder: the folder of the weights.
+        context: the number of ids of a text.
+        clean: the normalisation before `tokenizer.json`: none (CLIP), lower case (SigLIP 2), or `canonical`.
 
     Raises:
-        VitkitError: it is.
+        VitkitError: there is no tokenizer, it is damaged, or the library that reads it is not installed.
+    """
+    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    try:
+        with _panics_as_errors():
+            return _read(folder, settings, context, clean)
+    except ImportError as error:
+        raise VitkitError(f"reading words needs the library {error.name}: pip install 'vitkit[text]'") from error
+    except VitkitError:
+        raise
+    except Exception as error:  # the libraries raise many types
+        raise VitkitError(f"{folder}: its tokenizer is damaged: {first_line(error)}") from error
+
+
+def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
+    if (folder / "spiece.model").is_file():
+        return _of_pieces(folder / "spiece.model", context)
+    if (folder / "tokenizer.json").is_file():
+        return _of_json(folder / "tokenizer.json", settings, context, clean)
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _of_merges(folder, context)
+    described = read_json(folder / _OPEN_CLIP_CONFIG) if (folder / _OPEN_CLIP_CONFIG).is_file() else None
+    if (merges := _find_merges(folder, described)) is not None:
+        encode, end = _read_merges(merges, described)
+        return Tokenizer(encode, end, 0, context)
+    raise VitkitError(
+        f"{folder} has no tokenizer: expected tokenizer.json, spiece.model, or vocab.json and merges.txt beside the "
+        f"weights, as their publisher has them; of OpenCLIP's own files {MERGES} will do"
+    )
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Turn panics of the library tokenizers, which are no ordinary exceptions, into errors.
+
+    Raises:
+        VitkitError: the library panicked, for example because a regular expression takes too long.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise VitkitError(f"the tokenizer cannot be used: {first_line(error)}") from error
+
+
+def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
+    from tokenizers import Tokenizer as Library
+
+    check_steps(path)
+    tokenizer = Library.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(_CLEANED[clean](text)).ids)
+
+    _check_whole(path, tokenizer, settings)
+    padding = tokenizer.token_to_id(_named(settings.get("pad_token"), _END if clean == "none" else "<pad>"))
+    end = tokenizer.token_to_id(_named(settings.get("eos_token"), _END if clean == "none" else "<eos>"))
+    is_left = settings.get("padding_side") == "left"
+    return Tokenizer(encode, end, 0 if padding is None else padding, context, is_left)
+
+
+def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
+    """Refuse a tokenizer.json that lacks a part and gives other tokens than the text encoder was trained with.
+
+    Raises:
+        VitkitError: texts lack the tokens that begin or end them, or words are not split as CLIP splits them.
+    """
+    is_clip = tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None
+    begin = _BEGIN if is_clip else None
+    end = _END if is_clip else _named(settings.get("eos_token"), "<eos>")
+    tokens = tokenizer.encode("a photo").tokens
+    lost = [token for token, place in ((begin, 0), (end, -1)) if token is not None and tokens[place] != token]
+    if not is_clip and (tokenizer.token_to_id(end) is None or settings.get("add_eos_token") is False):
+        lost = []
+    if lost:
+        raise VitkitError(
+            f"{path} puts no {' and no '.join(lost)} around a text, as the text encoder has learned it: its "
+            "post_processor is missing or another one; take the file as its publisher has it"
+        )
+    if not is_clip:
+        return
+    words = [tokenizer.encode(word).tokens[1:-1] for word in ("a", "photo")]
+    if tokenizer.encode("A  Photo").tokens != [_BEGIN, *words[0], *words[1], _END]:
+        raise VitkitError(
+            f"{path} does not cut texts into words in small letters, as CLIP does: its normalizer or pre_tokenizer is "
+            "missing or another one; take the file as its publisher has it"
+        )
+
+
+def _named(written: Any, usual: str) -> str:
+    """Return a token of tokenizer_config.json, which is text or an object that contains it."""
+    name = written.get("content") if isinstance(written, dict) else written
+    return str(name) if name else usual
+
+
+def _of_merges(folder: Path, context: int) -> Tokenizer:
+    """Read CLIP's files from before tokenizer.json."""
+    from tokenizers import Regex, normalizers, pre_tokenizers, processors
+    from tokenizers import Tokenizer as Library
+    from tokenizers.models import BPE
+
+    names = str(folder / "vocab.json"), str(folder / "merges.txt")
+    tokenizer = Library(BPE.from_file(*names, end_of_word_suffix="</w>", continuing_subword_prefix="", unk_token=_END))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    words = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    begin, end = tokenizer.token_to_id(_BEGIN), tokenizer.token_to_id(_END)
+    if begin is None or end is None:
+        raise VitkitError(f"{folder / 'vocab.json'} has no {_BEGIN} or no {_END}: it is not CLIP's")
+    tokenizer.post_processor = processors.RobertaProcessing((_END, end), (_BEGIN, begin), False, False)  # noqa: FBT003
+    tokenizer.add_special_tokens([_BEGIN, _END])
+    return Tokenizer(lambda text: list(tokenizer.encode(text).ids), end, end, context)
+
+
+def _of_pieces(path: Path, context: int) -> Tokenizer:
+    """Read SigLIP's vocabulary."""
+    from sentencepiece import SentencePieceProcessor
+
+    check_pieces(path)
+    processor = SentencePieceProcessor()
+    processor.Load(str(path))
+    ahead = "<unk>"  # so that sentencepiece does not strip the space ahead of the first word
+    length = len(processor.encode(ahead, out_type=str))
+    end = processor.piece_to_id("</s>")
+
+    def encode(text: str) -> list[int]:
+        pieces = processor.encode(ahead + canonical(_SPACE + text.replace(_SPACE, " ")), out_type=str)
+        pieces = pieces[length:] if len(pieces) >= length else pieces
+        return [*(processor.piece_to_id(piece) for piece in pieces), end]
+
+    return Tokenizer(encode, end, end, context)
+
+
+def canonical(text: str) -> str:
+    """Return a text in lower case, without punctuation and with single spaces, as SigLIP was trained (big_vision)."""
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\s+", " ", bare).strip()
+
+
+_CLEANED: dict[Clean, Callable[[str], str]] = {"none": str, "lower": str.lower, "canonical": canonical}
+
+
+def _find_merges(folder: Path, config: Mapping[str, Any] | None) -> Path | None:
+    """Find the file of merges for the weights in a folder; None if there is none.
+
+    Args:
+        folder: the folder of the weights.
+        config: the content of its open_clip_config.json, or None.
+
+    Raises:
+        VitkitError: the weights need a tokenizer that is missing.
+    """
+    beside = folder / MERGES
+    if config is None:
+        return beside if beside.is_file() else None
+    named = _of_texts(config).get("hf_tokenizer_name")
+    if named:
+        raise VitkitError(
+            f"{folder} has no tokenizer: {_OPEN_CLIP_CONFIG} names {named}, whose tokenizer.json goes beside it"
+        )
+    if beside.is_file():
+        return beside
+    library = find_spec("open_clip")  # looked for, not run
+    places = [] if library is None else library.submodule_search_locations or []
+    return next((Path(place, MERGES) for place in places if Path(place, MERGES).is_file()), None)
+
+
+def _read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable[[str], list[int]], int]:
+    """Return a function that encodes a text, with the tokens that begin and end it, and the id of the last one.
+
+    Raises:
+        VitkitError: the texts need a normalisation that is not supported, or merges are missing.
+        ImportError: the library tokenizers is not installed.
+    """
+    from tokenizers import Regex, pre_tokenizers
+    from tokenizers import Tokenizer as Library
+    from tokenizers.models import BPE
+
+    with gzip.open(path, "rt", encoding="utf-8") as text:
+        content = text.read(_MOST_UNPACKED + 1)
+    if len(content) > _MOST_UNPACKED:
+        raise VitkitError(
+            f"{path} is damaged: it unpacks to more than {_MOST_UNPACKED:,} characters, and OpenAI's to 3,130,099"
+        )
+    lines = content.split("\n")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda letter: (ord(letter) > 255, ord(letter)))
+    names = [*alphabet, *(f"{letter}</w>" for letter in alphabet)]
+    pairs = [line.split() for line in lines[1 : _OPEN_CLIP_TOKENS - len(names) - 1]]
+    merges = [(first, second) for first, second in pairs]
+    vocabulary = {name: i for i, name in enumerate([*names, *map("".join, merges), _OPEN_CLIP_BEGIN, _OPEN_CLIP_END])}
+    if len(vocabulary) != _OPEN_CLIP_TOKENS:
+        raise VitkitError(f"{path} is damaged: it makes {len(vocabulary):,} tokens, and OpenAI's {_OPEN_CLIP_TOKENS:,}")
+    tokenizer = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
+    words = pre_tokenizers.Split(Regex(_OPEN_CLIP_WORDS), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.add_special_tokens([_OPEN_CLIP_BEGIN, _OPEN_CLIP_END])
+    begin, end, clean = vocabulary[_OPEN_CLIP_BEGIN], vocabulary[_OPEN_CLIP_END], _clean_of(config)
+    return lambda text: [begin, *tokenizer.encode(clean(text)).ids, end], end
+
+
+def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    model = config.get("model_cfg")
+    described = model.get("text_cfg") if isinstance(model, Mapping) else None
+    return described if isinstance(described, Mapping) else {}
+
+
+def _clean_of(config: Mapping[str, Any] | None) -> Callable[[str], str]:
+    settings = dict(_of_texts(config or {}).get("tokenizer_kwargs") or {})
+    kind = settings.pop("clean", "lower")
+    if settings or kind not in _OPEN_CLIP_CLEANED:
+        said = next(iter(settings), f"clean {kind!r}")
+        raise VitkitError(
+            f"{_OPEN_CLIP_CONFIG}: tokenizer_kwargs {said} is not supported; put the tokenizer.json beside it"
+        )
+    return _OPEN_CLIP_CLEANED[kind]
+
+
+def _plain(text: str) -> str:
+    """Repair the characters of a text, and leave single spaces."""
+    if not (text.isascii() and text.isprintable() and "&" not in text):
+        try:
+            import ftfy
+        except ImportError as error:
+            raise VitkitError(f"OpenCLIP reads {text!r:.60} by the library ftfy: pip install 'vitkit[text]'") from error
+        text = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return " ".join(text.split())
+
+
+def _canonical(text: str) -> str:
+    bare = _plain(text).replace("_", " ").translate(str.maketrans("", "", string.punctuation))
+    return " ".join(bare.lower().split())
+
+
+_OPEN_CLIP_CLEANED: dict[str, Callable[[str], str]] = {
+    "lower": lambda text: _plain(text).lower(),
+    "whitespace": _plain,
+    "canonicalize": _canonical,
+}
+
+
+def _check_text(text: str) -> None:
+    """Refuse a text that is longer than any text encoder reads.
+
+    Raises:
+        VitkitError: it is too long.
     """
     if len(text) > MOST_CHARACTERS:
         raise VitkitError(
@@ -79,10 +382,10 @@ def check_text(text: str) -> None:
 
 
 def check_steps(path: Path) -> None:
-    """Refuse a `tokenizer.json` that would make more of a text than any published one does.
+    """Refuse a `tokenizer.json` that would enlarge texts more than any published one.
 
     Raises:
-        VitkitError: it would, it is damaged, or it has a step that is not known.
+        VitkitError: it would, it is damaged, or it has an unknown step.
     """
     try:
         stored = from_json(path.read_bytes())
@@ -105,7 +408,7 @@ def check_steps(path: Path) -> None:
 
 
 def check_pieces(path: Path) -> None:
-    """Refuse a `spiece.model` whose normaliser writes more for a character than any published one does.
+    """Refuse a `spiece.model` whose normaliser enlarges texts more than any published one.
 
     Raises:
         VitkitError: it does, or the file is damaged.
@@ -127,7 +430,7 @@ def check_pieces(path: Path) -> None:
 
 
 def _normalizing(step: Any) -> float:
-    """The most characters that a normaliser makes of one; none makes one of one."""
+    """Return the largest number of characters that a normaliser makes of one."""
     if step is None:
         return 1
     kind = step["type"]
@@ -143,14 +446,14 @@ def _normalizing(step: Any) -> float:
 
 
 def _replacing(pattern: Mapping[str, str], content: str) -> float:
-    """A pattern that may match nothing writes its content beside every character."""
+    """Return the growth by a replacement. A pattern that may be empty writes its content beside every character."""
     if literal := pattern.get("String"):
         return max(1.0, len(content) / len(literal))
     return 1 + len(content)
 
 
 def _cutting(step: Any) -> float:
-    """The most characters that what cuts a text into words makes of one."""
+    """Return the largest number of characters that a pre-tokenizer makes of one."""
     if step is None:
         return 1
     if step["type"] == "Sequence":
@@ -159,10 +462,10 @@ def _cutting(step: Any) -> float:
 
 
 def _adding(step: Any) -> int:
-    """How many tokens are put around a text.
+    """Return the number of tokens that a post-processor adds to a text.
 
     Raises:
-        VitkitError: the text itself would be there another number of times than once.
+        VitkitError: the result would not contain the text exactly once.
     """
     if step is None:
         return 0
@@ -185,14 +488,11 @@ def _known(most: Mapping[str, int], kind: str, where: str) -> int:
     return most[kind]
 
 
-# --- sentencepiece's own formats ------------------------------------------------------------------------------
-
-
 def _longest_replacement(charsmap: bytes) -> int:
-    """The characters of the longest text that a precompiled map writes for a character: its texts follow a tree.
+    """Return the length of the longest text that a precompiled map writes for a character; the texts follow a tree.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the map is damaged.
     """
     if not charsmap:
         return 1
@@ -203,318 +503,5 @@ def _longest_replacement(charsmap: bytes) -> int:
 
 
 def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
-    """The content of each field of this number in a message, of those that have a length."""
+    """Yield the content of each field with this number in a message, if it has a length."""
     return (value for number, value in fields_of(message) if number == wanted and value is not None)
-
-
-MERGES = "bpe_simple_vocab_16e6.txt.gz"
-DESCRIPTION = "open_clip_config.json"
-BEGIN, END = "<start_of_text>", "<end_of_text>"
-_LONGEST = 2**24  # characters of the file, five times those of OpenAI's
-_SIZE = 49_408  # tokens: of 256 bytes, alone and at the end of a word, of merges, and the two above
-_WORDS_OPEN_CLIP_TOKENIZER = rf"(?i:{BEGIN}|{END}|'s|'t|'re|'ve|'m|'ll|'d|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+)"
-
-
-def find_merges(folder: Path, config: Mapping[str, Any] | None) -> Path | None:
-    """The file of merges that belongs to weights in a folder; None where it is nowhere.
-
-    Args:
-        folder: of the weights.
-        config: the content of its open_clip_config.json; None where there is none.
-
-    Raises:
-        VitkitError: the weights want a tokenizer that is not there.
-    """
-    own = folder / MERGES
-    if config is None:
-        return own if own.is_file() else None
-    named = _of_texts(config).get("hf_tokenizer_name")
-    if named:
-        raise VitkitError(
-            f"{folder} has no tokenizer: {DESCRIPTION} names {named}, whose tokenizer.json goes beside it"
-        )
-    if own.is_file():
-        return own
-    library = find_spec("open_clip")  # looked for, not run
-    places = [] if library is None else library.submodule_search_locations or []
-    return next((Path(place, MERGES) for place in places if Path(place, MERGES).is_file()), None)
-
-
-def read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable[[str], list[int]], int]:
-    """What encodes a text, between the tokens that begin and end it, and the id of the one that ends it.
-
-    Raises:
-        VitkitError: texts are to be made ready in a way that is not known here, or merges are missing.
-        ImportError: the library tokenizers is not installed.
-    """
-    from tokenizers import Regex, pre_tokenizers
-    from tokenizers import Tokenizer as Library
-    from tokenizers.models import BPE
-
-    with gzip.open(path, "rt", encoding="utf-8") as text:
-        content = text.read(_LONGEST + 1)
-    if len(content) > _LONGEST:
-        raise VitkitError(
-            f"{path} is damaged: it unpacks to more than {_LONGEST:,} characters, and OpenAI's to 3,130,099"
-        )
-    lines = content.split("\n")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda letter: (ord(letter) > 255, ord(letter)))
-    names = [*alphabet, *(f"{letter}</w>" for letter in alphabet)]
-    pairs = [line.split() for line in lines[1 : _SIZE - len(names) - 1]]
-    merges = [(first, second) for first, second in pairs]
-    vocabulary = {name: i for i, name in enumerate([*names, *map("".join, merges), BEGIN, END])}
-    if len(vocabulary) != _SIZE:
-        raise VitkitError(f"{path} is damaged: it makes {len(vocabulary):,} tokens, and OpenAI's {_SIZE:,}")
-    own = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
-    words = pre_tokenizers.Split(Regex(_WORDS_OPEN_CLIP_TOKENIZER), behavior="removed", invert=True)
-    own.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    own.add_special_tokens([BEGIN, END])
-    begin, end, clean = vocabulary[BEGIN], vocabulary[END], _clean_of(config)
-    return lambda text: [begin, *own.encode(clean(text)).ids, end], end
-
-
-def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    model = config.get("model_cfg")
-    found = model.get("text_cfg") if isinstance(model, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def _clean_of(config: Mapping[str, Any] | None) -> Callable[[str], str]:
-    asked = dict(_of_texts(config or {}).get("tokenizer_kwargs") or {})
-    kind = asked.pop("clean", "lower")
-    if asked or kind not in _CLEANED_OPEN_CLIP_TOKENIZER:
-        said = next(iter(asked), f"clean {kind!r}")
-        raise VitkitError(f"{DESCRIPTION}: tokenizer_kwargs {said} is not supported; put the tokenizer.json beside it")
-    return _CLEANED_OPEN_CLIP_TOKENIZER[kind]
-
-
-def _plain(text: str) -> str:
-    """With its characters repaired, and single spaces."""
-    if not (text.isascii() and text.isprintable() and "&" not in text):
-        try:
-            import ftfy
-        except ImportError as error:
-            raise VitkitError(f"OpenCLIP reads {text!r:.60} by the library ftfy: pip install 'vitkit[text]'") from error
-        text = html.unescape(html.unescape(ftfy.fix_text(text)))
-    return " ".join(text.split())
-
-
-def _canonical(text: str) -> str:
-    bare = _plain(text).replace("_", " ").translate(str.maketrans("", "", string.punctuation))
-    return " ".join(bare.lower().split())
-
-
-_CLEANED_OPEN_CLIP_TOKENIZER: dict[str, Callable[[str], str]] = {
-    "lower": lambda text: _plain(text).lower(),
-    "whitespace": _plain,
-    "canonicalize": _canonical,
-}
-
-
-Clean = Literal["none", "lower", "canonical"]
-EXTRA = "pip install 'vitkit[text]'"
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
-# How CLIP cuts a text into words (arXiv 2103.00020, sec. 2.4), and what begins and ends it.
-_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-_BEGIN, _END = "<|startoftext|>", "<|endoftext|>"
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """Texts to ids, each as long as the text encoder reads.
-
-    Attributes:
-        encode: a text -> its ids, with those that begin and end it, however long.
-        end: the id that ends a text; None where `encode` adds none.
-        padding: the id that fills up what is short.
-        context: how many ids a text has.
-        is_padded_left: whether it is filled up ahead of the text.
-    """
-
-    encode: Callable[[str], list[int]]
-    end: int | None
-    padding: int
-    context: int
-    is_padded_left: bool = False
-
-    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._fit(self._ids(text)) for text in texts]
-
-    def _ids(self, text: str) -> list[int]:
-        check_text(text)
-        with _panics_told():
-            return self.encode(text)
-
-    def _fit(self, ids: list[int]) -> list[int]:
-        if len(ids) > self.context:
-            ids = [*ids[: self.context - 1], self.end] if ids[-1] == self.end is not None else ids[: self.context]
-        filling = [self.padding] * (self.context - len(ids))
-        return filling + ids if self.is_padded_left else ids + filling
-
-
-def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
-    """The tokenizer that lies beside weights.
-
-    Args:
-        folder: that holds it.
-        context: how many ids a text has.
-        clean: what happens to texts ahead of `tokenizer.json`: nothing (CLIP), lower case (SigLIP 2), or `canonical`.
-
-    Raises:
-        VitkitError: there is none, it is damaged, or the library that reads it is not installed.
-    """
-    settings = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    try:
-        with _panics_told():
-            return _read(folder, settings, context, clean)
-    except ImportError as error:
-        raise VitkitError(f"reading words needs the library {error.name}: {EXTRA}") from error
-    except VitkitError:
-        raise
-    except Exception as error:  # the libraries raise what they like
-        raise VitkitError(f"{folder}: its tokenizer is damaged: {first_line(error)}") from error
-
-
-def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
-    if (folder / "spiece.model").is_file():
-        return _of_pieces(folder / "spiece.model", context)
-    if (folder / "tokenizer.json").is_file():
-        return _of_json(folder / "tokenizer.json", settings, context, clean)
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _of_merges(folder, context)
-    described = _json(folder / DESCRIPTION) if (folder / DESCRIPTION).is_file() else None
-    if (merges := find_merges(folder, described)) is not None:
-        encode, end = read_merges(merges, described)
-        return Tokenizer(encode, end, 0, context)
-    raise VitkitError(
-        f"{folder} has no tokenizer: expected tokenizer.json, spiece.model, or vocab.json and merges.txt beside the "
-        f"weights, as their publisher has them; of OpenCLIP's own files {MERGES} will do"
-    )
-
-
-@contextmanager
-def _panics_told() -> Iterator[None]:
-    """What the library tokenizers gives up in a way that no other error is.
-
-    Raises:
-        VitkitError: it does, as where a regular expression takes too long.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise VitkitError(f"the tokenizer cannot be used: {first_line(error)}") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = from_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise VitkitError(f"{path} is damaged: it holds no JSON object")
-    return found
-
-
-def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
-    from tokenizers import Tokenizer as Library
-
-    check_steps(path)
-    own = Library.from_file(str(path))
-    own.no_truncation()
-    own.no_padding()
-
-    def encode(text: str) -> list[int]:
-        return list(own.encode(_CLEANED[clean](text)).ids)
-
-    _check_whole(path, own, settings)
-    padding = own.token_to_id(_named(settings.get("pad_token"), _END if clean == "none" else "<pad>"))
-    end = own.token_to_id(_named(settings.get("eos_token"), _END if clean == "none" else "<eos>"))
-    is_left = settings.get("padding_side") == "left"
-    return Tokenizer(encode, end, 0 if padding is None else padding, context, is_left)
-
-
-def _check_whole(path: Path, own: Any, settings: dict[str, Any]) -> None:
-    """Refuse a tokenizer.json that has lost a part: it would give other tokens than the text encoder has learned.
-
-    Raises:
-        VitkitError: texts lack what begins or ends them, or, of CLIP, words are not cut as CLIP cuts them.
-    """
-    is_clip = own.token_to_id(_BEGIN) is not None and own.token_to_id(_END) is not None
-    begin = _BEGIN if is_clip else None
-    end = _END if is_clip else _named(settings.get("eos_token"), "<eos>")
-    tokens = own.encode("a photo").tokens
-    lost = [token for token, place in ((begin, 0), (end, -1)) if token is not None and tokens[place] != token]
-    if not is_clip and (own.token_to_id(end) is None or settings.get("add_eos_token") is False):
-        lost = []
-    if lost:
-        raise VitkitError(
-            f"{path} puts no {' and no '.join(lost)} around a text, as the text encoder has learned it: its "
-            "post_processor is missing or another one; take the file as its publisher has it"
-        )
-    if not is_clip:
-        return
-    words = [own.encode(word).tokens[1:-1] for word in ("a", "photo")]
-    if own.encode("A  Photo").tokens != [_BEGIN, *words[0], *words[1], _END]:
-        raise VitkitError(
-            f"{path} does not cut texts into words in small letters, as CLIP does: its normalizer or pre_tokenizer is "
-            "missing or another one; take the file as its publisher has it"
-        )
-
-
-def _named(written: Any, usual: str) -> str:
-    """A token as tokenizer_config.json has it: its text, or an object with that."""
-    found = written.get("content") if isinstance(written, dict) else written
-    return str(found) if found else usual
-
-
-def _of_merges(folder: Path, context: int) -> Tokenizer:
-    """CLIP's files from before tokenizer.json."""
-    from tokenizers import Regex, normalizers, pre_tokenizers, processors
-    from tokenizers import Tokenizer as Library
-    from tokenizers.models import BPE
-
-    names = str(folder / "vocab.json"), str(folder / "merges.txt")
-    own = Library(BPE.from_file(*names, end_of_word_suffix="</w>", continuing_subword_prefix="", unk_token=_END))
-    own.normalizer = normalizers.Sequence(
-        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
-    )
-    words = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
-    own.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    begin, end = own.token_to_id(_BEGIN), own.token_to_id(_END)
-    if begin is None or end is None:
-        raise VitkitError(f"{folder / 'vocab.json'} has no {_BEGIN} or no {_END}: it is not CLIP's")
-    own.post_processor = processors.RobertaProcessing((_END, end), (_BEGIN, begin), False, False)  # noqa: FBT003
-    own.add_special_tokens([_BEGIN, _END])
-    return Tokenizer(lambda text: list(own.encode(text).ids), end, end, context)
-
-
-def _of_pieces(path: Path, context: int) -> Tokenizer:
-    """SigLIP's."""
-    from sentencepiece import SentencePieceProcessor
-
-    check_pieces(path)
-    own = SentencePieceProcessor()
-    own.Load(str(path))
-    ahead = "<unk>"  # so that sentencepiece does not strip the space ahead of the first word
-    length = len(own.encode(ahead, out_type=str))
-    end = own.piece_to_id("</s>")
-
-    def encode(text: str) -> list[int]:
-        pieces = own.encode(ahead + canonical(_SPACE + text.replace(_SPACE, " ")), out_type=str)
-        pieces = pieces[length:] if len(pieces) >= length else pieces
-        return [*(own.piece_to_id(piece) for piece in pieces), end]
-
-    return Tokenizer(encode, end, end, context)
-
-
-def canonical(text: str) -> str:
-    """In lower case, without punctuation, with single spaces: as SigLIP's texts were in training (big_vision)."""
-    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return re.sub(r"\s+", " ", bare).strip()
-
-
-_CLEANED: dict[Clean, Callable[[str], str]] = {"none": str, "lower": str.lower, "canonical": canonical}

@@ -1,10 +1,12 @@
-"""Classes by name, without training: the text encoder's vectors of their names become a head (CLIP, sec. 3.1).
+"""Make classifiers from the names of classes, without training.
+
+The text encoder's vectors of the names become the head (CLIP, sec. 3.1):
 
     logit_k = scale * cos(image, text_k) + bias
 
-Shapes: K classes, P the size of the space that texts share with images, D features.
-
-Names of classes as words: which of them a text encoder may be asked about, and how they are put to it.
+`zero_shot` makes a classifier, `read_images_and_words` reads both encoders. `spoken` and `why_no_words` say how names
+of classes become words, and which of them a text encoder can use. Shapes: K classes, P the size of the space that texts
+share with images, D features.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
-from vitkit.language.text_files import TextEncoderInfo, Words, glance, read_words, unit
+from vitkit.language.text_files import TextEncoder, TextEncoderInfo, inspect_text_encoder, read_text_encoder, unit
 from vitkit.language.tokenizer import Tokenizer, read_tokenizer
 from vitkit.model.build import Model, filled, stored_weights, vit_of
 from vitkit.model_folder import is_model_folder
@@ -44,29 +46,109 @@ SEVEN = (
     "art of the {}.",
     "a photo of the small {}.",
 )
-_HALF = ("vision_model.", "visual.")  # ahead of the tensors of an image encoder that has learned beside a text encoder
-_OF_TWO = re.compile(r"_(clip|siglip)_")  # in timm's names of such
+_HALF = ("vision_model.", "visual.")  # prefixes of an image encoder that was trained with a text encoder
+_OF_TWO = re.compile(r"_(clip|siglip)_")  # in timm's names of such models
 _BATCH = 64  # texts at a time
 _THRESHOLD = 0.5
+
+_SYNSET = re.compile(r"n\d{8}")
+# Two letters in a row, as `b2` says nothing; beyond ASCII one letter can be a word.
+_WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_a-zA-Z]")
+_PLACEHOLDERS = {"class", "classes", "category", "label", "id", "idx", "cluster", "group", "type", "item", "cls"}
+
+
+@check_arguments
+def zero_shot(
+    source: str | Path,
+    classes: Sequence[str],
+    templates: Sequence[str] = (),
+    *,
+    one: bool | None = None,
+    progress: Progress = silent,
+    **overrides: Any,
+) -> Classifier:
+    """Make a classifier from the names of classes with CLIP or SigLIP, without training.
+
+        import vitkit
+
+        flowers = vitkit.zero_shot("siglip2-folder", ["daisy", "rose", "tulip"])
+
+    Args:
+        source: see `read_images_and_words`.
+        classes: the names.
+        templates: see `ImagesAndWords.classifier`.
+        one: see `ImagesAndWords.classifier`.
+        progress: receives the progress of a download.
+        overrides: options of `weights.load` for the image encoder.
+
+    Raises:
+        VitkitError: as `read_images_and_words` and `ImagesAndWords.classifier`.
+    """
+    return read_images_and_words(source, progress, **overrides).classifier(classes, templates, one=one)
+
+
+def read_images_and_words(source: str | Path, progress: Progress = silent, **overrides: Any) -> ImagesAndWords:
+    """Read both encoders of a published model, and the tokenizer beside them.
+
+    Args:
+        source: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer beside it, or a name.
+        progress: receives the progress of a download.
+        overrides: options of `weights.load` for the image encoder.
+
+    Raises:
+        VitkitError: the source is not available, it has no text encoder, or its tokenizer is missing or unreadable.
+    """
+    path, _ = locate(split_timm(str(source))[0], progress)
+    if path.is_file() and path.parent.name and (path.parent / "model.json").is_file():
+        raise VitkitError(f"{source} is a classifier already: --classes needs a model with a text encoder")
+    weights = look(source, progress=progress)
+    return build_images_and_words(weights, weights.plan(0, **overrides))
+
+
+def build_images_and_words(weights: Look, plan: Plan) -> ImagesAndWords:
+    """Build both encoders from weights that have been looked at.
+
+    Args:
+        weights: of both encoders.
+        plan: of the image encoder, without a head.
+
+    Raises:
+        VitkitError: as `read_images_and_words`.
+    """
+    source, path = weights.source, weights.path
+    assert path is not None
+    images = plan.build()
+    model = vit_of(images.model, "classes by name")
+    words = read_text_encoder(weights.checkpoint or read_checkpoint(path), model.config.gelu)
+    size = words.tower.config.projection_size
+    projection = words.projection if words.projection is not None else torch.eye(model.config.hidden_size)
+    if tuple(projection.shape) != (size, model.config.hidden_size):
+        raise VitkitError(f"{source}: images have {len(projection)} features where texts have {size}")
+    config = model.config.replace(representation_size=size, representation="unit")
+    shared = filled(config, {**_copied(model), "pre_logits.fc.weight": projection})
+    tokenizer = read_tokenizer(_folder_of(path), words.tower.config.context, words.clean)
+    assert images.report is not None
+    report = replace(images.report, assumed={**images.report.assumed, **words.assumed})
+    return ImagesAndWords(replace(images, model=shared, report=report), words, tokenizer)
 
 
 @dataclass(frozen=True)
 class ImagesAndWords:
-    """A model that puts images and texts into one space.
+    """A model that maps images and texts into one space.
 
     Attributes:
-        images: what gives an image's vector there, of length 1: a classifier without classes.
-        words: the text encoder, and what turns cosines into logits.
-        tokenizer: of texts.
+        images: the image encoder, whose vectors have length 1: a classifier without classes.
+        words: the text encoder, with the scale and bias that turn cosines into logits.
+        tokenizer: the tokenizer of the text encoder.
     """
 
     images: Classifier
-    words: Words
+    words: TextEncoder
     tokenizer: Tokenizer
 
     def vectors(self, texts: Sequence[str]) -> Tensor:
-        """Of texts, (n, P), of length 1."""
-        tower, found = self.words.tower, []
+        """Return the vectors of texts, (n, P), of length 1."""
+        tower, vectors = self.words.tower, []
         with torch.inference_mode():
             for start in range(0, len(texts), _BATCH):
                 tokens = torch.tensor(self.tokenizer(texts[start : start + _BATCH]))
@@ -78,27 +160,28 @@ class ImagesAndWords:
                         f"the tokenizer is another model's: its texts do not end in {tower.config.end}, where the "
                         "text encoder reads them"
                     )
-                found.append(unit(tower(tokens)))
-        return torch.cat(found)
+                vectors.append(unit(tower(tokens)))
+        return torch.cat(vectors)
 
     def of_classes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """Of classes, (K, P): the mean over the templates, again of length 1 (CLIP, sec. 3.1.4)."""
-        own = [self.vectors([template.replace("{}", name) for name in classes]) for template in templates]
-        return unit(torch.stack(own).mean(dim=0))
+        """Return the vectors of classes, (K, P): the mean over the templates, normalised again (CLIP, sec. 3.1.4)."""
+        vectors = [self.vectors([template.replace("{}", name) for name in classes]) for template in templates]
+        return unit(torch.stack(vectors).mean(dim=0))
 
     def classifier(
         self, classes: Sequence[str], templates: Sequence[str] = (), *, one: bool | None = None
     ) -> Classifier:
-        """A classifier of classes by their names.
+        """Make a classifier from the names of classes.
 
         Args:
-            classes: their names, at least one.
-            templates: sentences with {} in the place of the name; several are averaged; none: as published.
-            one: whether an image has exactly one of them (softmax), or each has a probability of its own (sigmoid);
-                None: as the model was trained. Given that exactly one is right, the softmax is what sigmoids come to.
+            classes: at least one name.
+            templates: sentences with {} for the name, which are averaged; the default is the published one.
+            one: whether an image has exactly one of the classes (softmax), or each class has an independent probability
+                (sigmoid); the default is how the model was trained. If exactly one class is right, the softmax is what
+                the sigmoids amount to.
 
         Raises:
-            VitkitError: a name or template is unfit, two names are the same tokens, or the model was not trained for a
+            VitkitError: a name or template is unfit, two names have the same tokens, or the model was not trained for a
                 sigmoid.
         """
         names = _checked(classes)
@@ -116,22 +199,22 @@ class ImagesAndWords:
             )
         model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
         thresholds = None if one else (_THRESHOLD,) * len(names)
-        told = {**self.images.provenance, "templates": list(templates)}
-        return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=told)
+        provenance = {**self.images.provenance, "templates": list(templates)}
+        return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=provenance)
 
     def _check_apart(self, names: Sequence[str], templates: Sequence[str]) -> None:
-        """Of names that are the same tokens one would get every image of the other: `C` and `C++` without signs."""
-        told: dict[tuple[tuple[int, ...], ...], str] = {}
+        """Refuse names with the same tokens, as `C` and `C++` without signs: one would get every image of the other."""
+        first: dict[tuple[tuple[int, ...], ...], str] = {}
         for name in names:
             ids = self.tokenizer([template.replace("{}", name) for template in templates])
-            if (other := told.setdefault(tuple(map(tuple, ids)), name)) != name:
+            if (other := first.setdefault(tuple(map(tuple, ids)), name)) != name:
                 raise VitkitError(
                     f"--classes: {other!r} and {name!r} are the same to this model, which reads "
                     f"{self.tokenizer.context} tokens of a text, often without capitals and signs: word them otherwise"
                 )
 
     def head(self, texts: Sequence[str], templates: Sequence[str]) -> dict[str, Tensor]:
-        """The head of classes that are called so: its weight (K, P) and bias (K,), for an image's vector of length 1.
+        """Return the head for these classes: its weight (K, P) and bias (K,), for image vectors of length 1.
 
         Raises:
             VitkitError: a template is unfit.
@@ -146,13 +229,12 @@ class ImagesAndWords:
 
 
 def published_templates(*, is_sigmoid: bool) -> tuple[str, ...]:
-    """What SigLIP (by sigmoids) and CLIP are asked by where nobody says otherwise."""
+    """Return the default templates of SigLIP (sigmoid) or CLIP."""
     return (TEMPLATES["siglip" if is_sigmoid else "clip"],)
 
 
 def _copied(model: Model) -> dict[str, Tensor]:
-    """Its weights, for another model that shares none of them with it."""
-    return {name: own.clone() for name, own in stored_weights(model).items()}
+    return {name: tensor.clone() for name, tensor in stored_weights(model).items()}
 
 
 def _checked(classes: Sequence[str]) -> tuple[str, ...]:
@@ -172,136 +254,56 @@ def _checked(classes: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def read_images_and_words(source: str | Path, progress: Progress = silent, **overrides: Any) -> ImagesAndWords:
-    """Both encoders of a published model, and the tokenizer beside them.
-
-    Args:
-        source: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer beside it, or a name.
-        progress: told of a download.
-        overrides: as of `weights.load`, for the image encoder.
-
-    Raises:
-        VitkitError: it cannot be had, it holds no text encoder, or its tokenizer is missing or cannot be read.
-    """
-    path, _ = locate(split_timm(str(source))[0], progress)
-    if path.is_file() and path.parent.name and (path.parent / "model.json").is_file():
-        raise VitkitError(f"{source} is a classifier already: --classes needs a model with a text encoder")
-    weights = look(source, progress=progress)
-    return build_images_and_words(weights, weights.plan(0, **overrides))
-
-
-def build_images_and_words(weights: Look, plan: Plan) -> ImagesAndWords:
-    """`read_images_and_words`, of weights that have been looked at.
-
-    Args:
-        weights: of both encoders.
-        plan: of the image encoder, without a head.
-
-    Raises:
-        VitkitError: as `read_images_and_words`.
-    """
-    source, path = weights.source, weights.path
-    assert path is not None
-    images = plan.build()
-    model = vit_of(images.model, "classes by name")
-    words = read_words(weights.checkpoint or read_checkpoint(path), model.config.gelu)
-    size = words.tower.config.projection_size
-    projection = words.projection if words.projection is not None else torch.eye(model.config.hidden_size)
-    if tuple(projection.shape) != (size, model.config.hidden_size):
-        raise VitkitError(f"{source}: images have {len(projection)} features where texts have {size}")
-    config = model.config.replace(representation_size=size, representation="unit")
-    shared = filled(config, {**_copied(model), "pre_logits.fc.weight": projection})
-    tokenizer = read_tokenizer(_folder_of(path), words.tower.config.context, words.clean)
-    assert images.report is not None
-    report = replace(images.report, assumed={**images.report.assumed, **words.assumed})
-    return ImagesAndWords(replace(images, model=shared, report=report), words, tokenizer)
-
-
 def look_for_words(weights: Look) -> TextEncoderInfo | None:
-    """What weights have beside their image encoder, without reading numbers; None where they have no text encoder.
+    """Describe the text encoder beside an image encoder without reading numbers; None if there is none.
 
     Raises:
-        VitkitError: they are half of a model of images and words.
+        VitkitError: the weights are one half of a model of images and texts.
     """
     path, checkpoint = weights.path, weights.checkpoint
     is_image_encoder = weights.meant is not None or weights.description is not None
     if is_image_encoder or path is None or checkpoint is None or is_model_folder(path.parent):
-        return None  # an image encoder alone
-    found = glance(checkpoint)
+        return None
+    info = inspect_text_encoder(checkpoint)
     name = split_timm(weights.source)[0]
-    if found is None and (_OF_TWO.search(name) or any(own.startswith(_HALF) for own in checkpoint.tensors)):
+    if info is None and (_OF_TWO.search(name) or any(tensor.startswith(_HALF) for tensor in checkpoint.tensors)):
         raise VitkitError(f"{weights.source} is the image encoder of CLIP or SigLIP without its text encoder")
-    return found
+    return info
 
 
-def check_tokenizer(weights: Look, found: TextEncoderInfo) -> None:
-    """Refuse weights of which `look_for_words` has found this, if their tokenizer is missing or cannot be read.
+def check_tokenizer(weights: Look, info: TextEncoderInfo) -> None:
+    """Refuse weights whose tokenizer is missing or unreadable; `info` is what `look_for_words` returned for them.
 
     Raises:
-        VitkitError: it is, or it cannot.
+        VitkitError: the tokenizer is missing or cannot be read.
     """
     assert weights.path is not None
-    read_tokenizer(_folder_of(weights.path), found.context, found.clean)
+    read_tokenizer(_folder_of(weights.path), info.context, info.clean)
 
 
 def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-@check_arguments
-def zero_shot(
-    source: str | Path,
-    classes: Sequence[str],
-    templates: Sequence[str] = (),
-    *,
-    one: bool | None = None,
-    progress: Progress = silent,
-    **overrides: Any,
-) -> Classifier:
-    """A classifier of classes by their names, from CLIP or SigLIP, that no training made.
-
-        import vitkit
-
-        flowers = vitkit.zero_shot("siglip2-folder", ["daisy", "rose", "tulip"])
-
-    Args:
-        source: as of `read_images_and_words`.
-        classes: their names.
-        templates: as of `ImagesAndWords.classifier`.
-        one: likewise.
-        progress: told of a download.
-        overrides: as of `weights.load`, for the image encoder.
-
-    Raises:
-        VitkitError: as `read_images_and_words` and `ImagesAndWords.classifier`.
-    """
-    return read_images_and_words(source, progress, **overrides).classifier(classes, templates, one=one)
-
-
-_SYNSET = re.compile(r"n\d{8}")
-# Letters in a row: two at least, as `b2` says nothing; of scripts other than Latin's first page, one is a word.
-_WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_a-zA-Z]")
-_PLACEHOLDERS = {"class", "classes", "category", "label", "id", "idx", "cluster", "group", "type", "item", "cls"}
-
-
 def spoken(names: Sequence[str]) -> tuple[str, ...]:
-    """Names as a text has them: spaces for underscores, nothing unseen, and WordNet's ids by their names."""
+    """Return names as words: spaces for underscores, nothing invisible, and WordNet's ids by their names."""
     known = imagenet_synsets() if any(_SYNSET.fullmatch(name) for name in names) else {}
     return tuple(known.get(name, " ".join(bare(name).replace("_", " ").split())) for name in names)
 
 
 def why_no_words(names: Sequence[str]) -> str | None:
-    """Why a text encoder should not be asked about classes of these names; None: it may be.
+    """Return why a text encoder cannot be used for classes of these names, or None.
 
-    Every name needs a word, and other words than all the others: `class_1` and `class_2` differ in a number alone.
+    Every name must contain a word, and differ from the others in a word: `class_1` and `class_2` differ only in a
+        number.
     """
-    told: dict[tuple[str, ...], str] = {}
+    first: dict[tuple[str, ...], str] = {}
     for name, text in zip(names, spoken(names), strict=True):
         if _SYNSET.fullmatch(text) or not {word.casefold() for word in _WORD.findall(text)} - _PLACEHOLDERS:
             return f"{name!r} is no word"
         if _SYNSET.fullmatch(name):  # ImageNet has two cranes
             continue
         letters = tuple(re.findall(r"[^\W\d_]+", text.casefold()))
-        if (other := told.setdefault(letters, name)) != name:
+        if (other := first.setdefault(letters, name)) != name:
             return f"{other!r} and {name!r} differ in no word"
     return None

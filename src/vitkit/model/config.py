@@ -59,6 +59,7 @@ def check_values(config: Any) -> None:
     _check_tokens(config)
     _check_positions(config)
     _check_rotary(config)
+    _check_attention(config)
     _check_norms(config)
 
 
@@ -154,7 +155,22 @@ def _check_rotary(config: Any) -> None:
         raise VitkitError("rotary cannot be combined with conv_layers or projection 'conv'")
 
 
+def _check_attention(config: Any) -> None:
+    if config.attention == "softmax":
+        return
+    if config.head_size % 2:
+        raise VitkitError(
+            f"attention 'differential' needs an even head size, not {config.head_size}: q and k are halved"
+        )
+    if config.projection == "conv" or config.rotary != "none" or config.position in RELATIVE:
+        raise VitkitError(
+            "attention 'differential' cannot be combined with projection 'conv', nor with rotary or relative positions"
+        )
+
+
 def _check_norms(config: Any) -> None:
+    if config.parallel != "none" and config.norm != "pre":
+        raise VitkitError(f"parallel {config.parallel!r} has one norm ahead of both branches: norm must be 'pre'")
     if config.fc_norm and config.norm == "post":
         raise VitkitError("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
     if config.norm == "res-post" and config.layer_scale is not None:
@@ -270,6 +286,9 @@ class ViTConfig:
     heads: int = 12
     mlp_size: int = 3072
     mlp_kind: Literal["mlp", "swiglu", "conv"] = "mlp"  # arXiv 2002.05202 (DINOv2 giant); 2103.11816 sec. 3.2
+    attention: Literal["softmax", "differential"] = "softmax"  # "differential": arXiv 2410.05258
+    # MLP and attention side by side (ViT-22B, arXiv 2302.05442, sec. 2); "fused": with one bias for what both give
+    parallel: Literal["none", "separate", "fused"] = "none"
     projection: Literal["linear", "conv"] = "linear"  # of q, k, v; "conv": arXiv 2103.15808, sec. 3.2
     conv_layers: tuple[int, ...] = ()  # layers that mix by convolution instead of attention
     stem: tuple[int, ...] | None = None  # sec. 3.1, hybrids: units of each ResNet stage; (): the root alone

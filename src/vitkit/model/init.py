@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.model.layers import AttentionPool, LayerScale, RMSNorm
-from vitkit.model.position import BiasTable, Learned2D, RelativePosition, Rotary
+from vitkit.model.position import BiasTable, Learned2D, RelativePosition
 
 
 @torch.no_grad()
@@ -31,8 +31,8 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
         elif isinstance(module, (Learned2D, RelativePosition, BiasTable)):
             for parameter in module.parameters():
                 nn.init.trunc_normal_(parameter, std=0.02)
-        elif isinstance(module, Rotary):
-            module.initialise()
+        elif callable(begin := getattr(module, "initialise", None)):  # rotary positions, and variants of attention
+            begin()
         elif isinstance(module, AttentionPool):
             nn.init.trunc_normal_(module.latent, std=module.latent.shape[-1] ** -0.5)
         elif isinstance(module, LayerScale):

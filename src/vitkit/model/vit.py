@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
+from vitkit.model.differential import DifferentialAttention
 from vitkit.model.hybrids import ConvMixer, ConvProjection, ResNetStem
 from vitkit.model.init import initialise
 from vitkit.model.layers import (
@@ -36,6 +37,7 @@ from vitkit.model.layers import (
     norm_layer,
     pooling_mlp,
 )
+from vitkit.model.parallel import ParallelBlock
 from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.timm_habits import TimmHabits
 
@@ -135,7 +137,7 @@ class Block(nn.Module):
         self.order = config.norm
         self.norm1 = norm_layer(config)
         patches_read = layer < config.layers - 1 or config.pool != "token"  # else convolving them is in vain
-        self.attn = ConvMixer(config) if layer in config.conv_layers else Attention(config, patches_read)
+        self.attn = build_attention(config, layer, patches_read)
         self.ls1, self.ls2 = layer_scale(config), layer_scale(config)
         self.norm2 = norm_layer(config)
         self.mlp = MLP(config, patches_read)
@@ -151,6 +153,23 @@ class Block(nn.Module):
             return self.norm2(x + self.drop_path2(self.ls2(self.mlp(x))))
         x = x[:, :queries] + self.drop_path1(self.ls1(self.attn(self.norm1(x), queries, relative)))  # eq. 2
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))  # eq. 3
+
+
+def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Module:
+    """MSA of eq. 2, or what the configuration has in its place."""
+    if layer in config.conv_layers:
+        return ConvMixer(config)
+    if config.attention == "differential":
+        return DifferentialAttention(config, layer)
+    return Attention(config, patches_read)
+
+
+def build_block(config: ViTConfig, layer: int) -> nn.Module:
+    """Eqs. 2-3, one after the other or side by side."""
+    if config.parallel == "none":
+        return Block(config, layer)
+    patches_read = layer < config.layers - 1 or config.pool != "token"
+    return ParallelBlock(config, layer, build_attention(config, layer, patches_read), MLP(config, patches_read))
 
 
 class VisionTransformer(Computing, TimmHabits, nn.Module):
@@ -174,7 +193,7 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         self.rope = None if config.rotary == "none" else Rotary(config)
         self.pos_drop = Dropout(config.position_dropout)
         self.norm_pre = norm_layer(config) if config.embed_norm else nn.Identity()
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(build_block(config, layer) for layer in range(config.layers))
         # In post-norm order the last block has normalised its output already; with fc_norm the pooled vector is.
         is_normalised = config.norm == "post" or config.fc_norm or not config.last_norm
         self.norm = nn.Identity() if is_normalised else norm_layer(config)

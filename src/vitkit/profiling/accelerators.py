@@ -1,4 +1,4 @@
-"""Accelerators that a training can be planned for: one row each, with where its figures stand."""
+"""The accelerators that a training can be planned for, with the sources of their figures."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _TERA, _GIGA, _GIBI = 10**12, 10**9, 2**30
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What one device can do at most; matrix products of dense operands.
+    """The limits of one device, for products of dense matrices.
 
     Attributes:
-        name: as users say it.
-        bfloat16, float32: FLOP/s; None where it has no such products, or its maker gives no figure.
+        name: the name that users type.
+        bfloat16, float32: FLOP/s; None if the device lacks such products or its maker publishes no figure.
         memory: bytes.
         what: the product, and what counts as one device.
-        source: the page or document of its maker that says so.
+        source: the maker's page or document with the figures.
     """
 
     name: str
@@ -29,20 +29,20 @@ class Accelerator:
     source: str
 
     def peak(self, precision: str) -> float:
-        """FLOP/s in `float32` or `bfloat16`.
+        """Return the FLOP/s in `float32` or `bfloat16`.
 
         Raises:
             VitkitError: there is no such figure.
         """
-        found = self.bfloat16 if precision == "bfloat16" else self.float32
-        if found is None:
+        peak = self.bfloat16 if precision == "bfloat16" else self.float32
+        if peak is None:
             other = "float32" if precision == "bfloat16" else "bfloat16"
             raise VitkitError(f"{self.name}: no peak in {precision} is known; plan it with --precision {other}")
-        return found
+        return peak
 
 
 _DATASHEET = "https://www.nvidia.com/en-us/data-center"
-# float32 is that of plain cores: torch multiplies in TF32 only where it is told to, and vitkit does not tell it.
+# float32 is the figure without tensor cores: torch uses TF32 only on request, and vitkit does not request it.
 # fmt: off
 _ENTRIES = (
     Accelerator("h200", 989 * _TERA, 67 * _TERA, 141 * _GIGA, "NVIDIA H200 SXM, dense", f"{_DATASHEET}/h200/"),
@@ -59,12 +59,12 @@ ACCELERATORS = {entry.name: entry for entry in _ENTRIES}
 
 
 def accelerator_names() -> tuple[str, ...]:
-    """All that can be planned for."""
+    """Return the names of all accelerators."""
     return tuple(ACCELERATORS)
 
 
 def find_accelerator(name: str) -> Accelerator:
-    """The accelerator of a name.
+    """Return the accelerator with this name.
 
     Raises:
         VitkitError: there is none.
@@ -75,10 +75,10 @@ def find_accelerator(name: str) -> Accelerator:
 
 
 def register(entry: Accelerator) -> None:
-    """Add a row.
+    """Add an accelerator.
 
     Raises:
-        ValueError: there is one of this name.
+        ValueError: one with this name exists.
     """
     if entry.name in ACCELERATORS:
         raise ValueError(f"there is an accelerator {entry.name!r} already")

@@ -436,6 +436,9 @@ def _layers(stage: _Walker) -> list[list[Stage]]:
     products = 2 * N * N * config.hidden_size  # q k^T, and its softmax with v
     if config.position == "relative":
         products += N * (2 * N - 1) * config.hidden_size  # q with every offset
+    variant = stage.rest(f"blocks.{attending[0]}.attn", ("convolve", "qkv", "norm", "proj")) if attending else None
+    if variant is not None:  # attention of another kind: as measured
+        products = variant.macs
     return [
         stage.layers("norm 1", "norm1"),
         stage.layers("depthwise convolution", "attn.depthwise"),
@@ -444,6 +447,7 @@ def _layers(stage: _Walker) -> list[list[Stage]]:
         [replace(one, macs=3 * N * config.hidden_size**2) for one in stage.layers("q, k, v", "attn.qkv")],
         [Stage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
         [Stage("attention, per head", (H, N, N), macs=products, times=len(attending))] if attending else [],
+        [replace(variant, times=len(attending), macs=0)] if variant is not None else [],
         stage.layers("norm of the joined heads", "attn.norm"),
         stage.layers("attention out", "attn.proj", attending),
         stage.layers("LayerScale 1", "ls1"),
@@ -482,6 +486,15 @@ class _Walker:
         shape = self.measured.shapes.get(first, (self.model.config.tokens, 3 * self.model.config.hidden_size))
         macs = self.measured.macs_of.get(first, 0)
         return [Stage(name, shape, self._parameters(first), macs, times=len(having))]
+
+    def rest(self, module: str, parts: Sequence[str]) -> Stage | None:
+        """What a module has and computes beside these parts, if it has more parameters than they."""
+        of_parts = [f"{module}.{part}" for part in parts]
+        parameters = self._parameters(module) - sum(map(self._parameters, of_parts))
+        if not parameters:
+            return None
+        macs = self.measured.macs_of.get(module, 0) - sum(self.measured.macs_of.get(part, 0) for part in of_parts)
+        return Stage("the rest of attention", self.measured.shapes[module], parameters, macs)
 
     def _parameters(self, module: str) -> int:
         try:

@@ -1,12 +1,11 @@
-"""Ways to compute one model's logits, timed in turn, each beside its drift and the ceiling of its precision.
+"""Time several ways to compute a model's logits, with their numerical drift and the ceiling of their precision.
 
-Timing several pieces of work so that they can be compared: in turn, round after round (A B C ... A B C ...). Whatever
-slows the machine for a while slows them all, so a ratio is taken within each round, and its median reported.
+`compare` times contenders in turn, round after round (A B C ... A B C ...): whatever slows the machine for a while
+slows all of them, so ratios are taken within each round and their median is reported.
 
-The roof over a model's speed: its matrix products alone, as fast as torch computes them on this machine. Only what
-must be computed counts: of the last block, what the head reads. A model that did nothing beside its products (no
-softmax, GELU, LayerNorm, copies) and wasted nothing on them would run at the ceiling. Williams, Waterman and
-Patterson, "Roofline", 2009.
+`Ceiling` computes only the model's matrix products, as fast as torch does on this machine. A model with no other work
+(softmax, GELU, LayerNorm, copies) and no loss in its products would run at the ceiling; of the last block only what the
+head reads counts. See Williams, Waterman and Patterson, "Roofline", 2009.
 """
 
 from __future__ import annotations
@@ -34,55 +33,247 @@ from vitkit.model.network_config import Config
 from vitkit.system.progress import Progress
 
 Work = Callable[[], object]
-Stopwatch = Callable[[Work], float]  # does the work once; seconds
+_Stopwatch = Callable[[Work], float]  # runs the work once and returns its seconds
+
+
+def compare(
+    model: Model,
+    contenders: Sequence[Contender],
+    images: Tensor,
+    batch: int,
+    rounds: int,
+    progress: Progress | None = None,
+    device: torch.device | None = None,
+) -> list[Speed]:
+    """Time the contenders in turn, together with the ceilings of their precisions.
+
+    Args:
+        model: the float32 model on the images' device; drift is measured from its logits.
+        contenders: contenders with different keys.
+        images: (B, C, height, width) float32, B a multiple of `batch`. The first batch is timed, all are compared.
+        batch: the batch size.
+        rounds: the number of rounds.
+        progress: receives what is being timed.
+        device: where the contenders compute; the default is where the images are.
+    """
+    device = device or images.device
+    first, reference = images[:batch], in_batches(model, images, batch)
+    drifts = {
+        each.key: drift_of(in_batches(each.run, images, batch), reference) for each in contenders if each.same_weights
+    }
+    precisions = sorted({each.precision for each in contenders})
+    ceilings = {precision: Ceiling(model.config, batch, precision, device) for precision in precisions}
+    works: dict[str, Work] = {each.key: _work(each, first) for each in contenders}
+    works |= {_ceiling_key(precision): ceiling for precision, ceiling in ceilings.items()}
+    times = interleave(works, rounds, stopwatch=stopwatch_for(device), progress=progress)
+
+    def speed(contender: Contender) -> Speed:
+        top, macs = times[_ceiling_key(contender.precision)], ceilings[contender.precision].macs
+        rate = 2e-9 * macs / top.quartiles.median
+        return Speed(
+            contender.name, contender.precision, batch, times[contender.key], top, rate, drifts.get(contender.key)
+        )
+
+    return [speed(each) for each in contenders]
+
+
+def _ceiling_key(precision: str) -> str:
+    return f"the ceiling in {precision}"
+
+
+def _work(contender: Contender, images: Tensor) -> Work:
+    @torch.inference_mode()
+    def work() -> Tensor:
+        return contender.run(images)
+
+    return work
 
 
 @dataclass(frozen=True)
-class Quartiles:
-    """The middle of some values, and where their inner half lies."""
+class Contender:
+    """One way to compute logits.
 
-    median: float
-    low: float
-    high: float
+    Attributes:
+        name: the name of the implementation, for example `vitkit openvino`.
+        precision: `float32` or `bfloat16`, in which the layers compute.
+        run: a function from (B, C, height, width) float32 to (B, K) logits.
+        same_weights: whether it uses the model's weights, so that its logits can be compared.
+    """
 
-    @classmethod
-    def of(cls, values: tuple[float, ...]) -> Quartiles:
-        """By linear interpolation, as numpy's default; of one value all three are that value."""
-        if len(values) == 1:
-            return cls(values[0], values[0], values[0])
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median, low, high)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one piece of work, a value for each round."""
-
-    seconds: tuple[float, ...]
+    name: str
+    precision: str
+    run: Callable[[Tensor], Tensor]
+    same_weights: bool = True
 
     @property
-    def quartiles(self) -> Quartiles:
-        """Of the seconds."""
-        return Quartiles.of(self.seconds)
+    def key(self) -> str:
+        """The name and the precision."""
+        return f"{self.name} {self.precision}"
 
-    def rate(self, items: int) -> Quartiles:
-        """Items a second, where the work does so many."""
-        return Quartiles.of(tuple(items / seconds for seconds in self.seconds))
 
-    def times_as_fast_as(self, other: Timing) -> Quartiles:
-        """2 where this takes half the time of the other in the same round."""
-        return Quartiles.of(tuple(b / a for a, b in zip(self.seconds, other.seconds, strict=True)))
+@dataclass(frozen=True)
+class Speed:
+    """The result of one contender at one batch size.
+
+    Attributes:
+        name, precision, batch: the contender, and the number of images in a batch.
+        timing: seconds of a batch, by round.
+        ceiling: seconds of the batch's matrix products alone in this precision, in the same rounds.
+        gflops_ceiling: 10^9 operations a second of the ceiling; a multiply-accumulate is two operations.
+        drift: the drift, or None if the weights are not the model's.
+    """
+
+    name: str
+    precision: str
+    batch: int
+    timing: Timing
+    ceiling: Timing
+    gflops_ceiling: float
+    drift: Drift | None
+
+    @property
+    def images_per_s(self) -> Quartiles:
+        """Images a second."""
+        return self.timing.rate(self.batch)
+
+    @property
+    def share_of_ceiling(self) -> float:
+        """The speed relative to the ceiling; 1 for a model that computes its products and nothing else."""
+        return self.timing.times_as_fast_as(self.ceiling).median
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The difference of logits from the model's in float32.
+
+    Attributes:
+        largest: the largest absolute difference over all images and classes.
+        agreement: the share of images with the same first class, in [0, 1].
+        images: the number of images.
+    """
+
+    largest: float
+    agreement: float
+    images: int
+
+
+def drift_of(logits: Tensor, reference: Tensor) -> Drift:
+    """Compare two (B, K) tensors of logits."""
+    logits, reference = logits.float().cpu(), reference.float().cpu()
+    same = (logits.argmax(dim=1) == reference.argmax(dim=1)).float().mean()
+    return Drift((logits - reference).abs().max().item(), same.item(), len(logits))
+
+
+@torch.inference_mode()
+def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, batch: int) -> Tensor:
+    """Compute (B, C, height, width) -> (B, K) in batches; B is a multiple of the batch size."""
+    return torch.cat([run(part).float() for part in torch.split(images, batch)])
+
+
+def random_model(config: Config, seed: int = 0) -> Model:
+    """Make a model with random weights in eval mode; its head is drawn too, for logits of a trained model's size."""
+    torch.manual_seed(seed)
+    model = build(config).eval()
+    if isinstance(model, Network):
+        return model  # whose head its library draws
+    for head in (model.head, model.head_dist):
+        if head is not None:
+            torch.nn.init.normal_(head.weight, std=model.config.feature_size**-0.5)
+    return model
+
+
+def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
+    """Return plain values, with a column for each name in `ratios`: the median speedup over that one."""
+    rate, drift = speed.images_per_s, speed.drift
+    values: dict[str, Any] = {
+        "name": speed.name,
+        "precision": speed.precision,
+        "batch": speed.batch,
+        "images_per_s": _round(rate.median),
+        "images_per_s_q1": _round(rate.low),
+        "images_per_s_q3": _round(rate.high),
+        "ms_per_batch": _round(1e3 * speed.timing.quartiles.median),
+    }
+    for name, other in ratios.items():
+        values[name] = None if other is None else _round(speed.timing.times_as_fast_as(other.timing).median)
+    return values | {
+        "share_of_ceiling": _round(speed.share_of_ceiling),
+        "ceiling_gflops": _round(speed.gflops_ceiling),
+        "largest_difference": None if drift is None else float(f"{drift.largest:.2e}"),
+        "same_top1": None if drift is None else _round(drift.agreement),
+        "compared_images": None if drift is None else drift.images,
+        "rounds": len(speed.timing.seconds),
+    }
+
+
+def _round(value: float) -> float:
+    """Round to four digits, more than such a measurement is worth."""
+    return float(f"{value:.4g}")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The backends that work here, and why others do not.
+
+    Attributes:
+        contenders: the backends in the requested order.
+        memory: bytes by which the process grew while each was opened and first used, by key; None where unknown.
+        missing: the reason for each missing backend, by `backend precision`.
+    """
+
+    contenders: list[Contender]
+    memory: Mapping[str, int | None]
+    missing: Mapping[str, str]
+
+
+def open_backends(
+    model: Model,
+    wanted: Sequence[tuple[str, str]],
+    images: Tensor,
+    progress: Progress | None = None,
+    device: str = "auto",
+) -> Opened:
+    """Open the (backend, precision) pairs that work here; each computes `images` (B, C, height, width) once."""
+    from vitkit.inference.backends import open_runner
+
+    contenders: list[Contender] = []
+    memory: dict[str, int | None] = {}
+    missing: dict[str, str] = {}
+    for done, (backend, precision) in enumerate(wanted):
+        if progress is not None:
+            progress(f"preparing {backend} {precision}", done, len(wanted))
+        before = resident()
+        try:
+            runner = open_runner(
+                model, backend, precision, images=None, device=device
+            )  # eager float32 is the model itself
+            runner(images)
+        except (VitkitError, ImportError) as error:
+            missing[f"{backend} {precision}"] = str(error)
+            continue
+        after, contender = resident(), Contender(f"vitkit {runner.backend}", runner.precision, runner)
+        if contender.key not in memory:
+            contenders.append(contender)
+            memory[contender.key] = None if before is None or after is None else max(after - before, 0)
+    return Opened(contenders, memory, missing)
+
+
+def resident() -> int | None:
+    """Return the bytes of memory that this process holds; None if the system does not report them."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return None
 
 
 def on_cpu(work: Work) -> float:
-    """Seconds by the wall clock."""
+    """Time the work by the wall clock."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
-def on_cuda(work: Work) -> float:
-    """Seconds between two events on the device's stream."""
+def _on_cuda(work: Work) -> float:
+    """Time the work between two events on the device's stream."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begin.record()
@@ -92,26 +283,25 @@ def on_cuda(work: Work) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def stopwatch_for(device: torch.device) -> Stopwatch:
-    """The one that sees when work on this device is done."""
-    return on_cuda if device.type == "cuda" else on_cpu
+def stopwatch_for(device: torch.device) -> _Stopwatch:
+    """Return the stopwatch that waits until work on this device is done."""
+    return _on_cuda if device.type == "cuda" else on_cpu
 
 
 def interleave(
     works: Mapping[str, Work],
     rounds: int,
     *,
-    stopwatch: Stopwatch = on_cpu,
+    stopwatch: _Stopwatch = on_cpu,
     least: float = 0.05,
     long: float = 1.0,
     progress: Progress | None = None,
 ) -> dict[str, Timing]:
-    """Time each piece of work once a round, in the order given.
+    """Time each piece of work once a round, in the order of `works`.
 
-    Before the first round each is done twice: kernels are chosen and compiled then. In its turn work is done once
-    untimed first, unless it took `long` seconds: what ran before it has taken the caches, and may have threads that
-    still spin, which a tenth of a second shows. Work that took less than `least` seconds is then done several times;
-    its time is the mean.
+    Before the first round each is run twice, as kernels are chosen and compiled then. In its turn, work is first run
+    once without timing, unless it takes `long` seconds: its predecessor has filled the caches and may have threads that
+    still spin for a tenth of a second. Work that takes less than `least` seconds is repeated, and its mean is reported.
     """
     repeats, untimed = {}, {}
     for name, work in works.items():
@@ -126,10 +316,10 @@ def interleave(
             if untimed[name]:
                 work()
             seconds[name].append(_mean(work, repeats[name], stopwatch))
-    return {name: Timing(tuple(own)) for name, own in seconds.items()}
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
-def _mean(work: Work, repeats: int, stopwatch: Stopwatch) -> float:
+def _mean(work: Work, repeats: int, stopwatch: _Stopwatch) -> float:
     def again() -> None:
         for _ in range(repeats):
             work()
@@ -137,90 +327,59 @@ def _mean(work: Work, repeats: int, stopwatch: Stopwatch) -> float:
     return stopwatch(again) / repeats
 
 
-class Product(NamedTuple):
-    """(rows, inner) @ (inner, columns), so many times side by side: one product, or the heads of attention."""
+@dataclass(frozen=True)
+class Timing:
+    """The seconds of one piece of work, one value for each round."""
 
-    rows: int
-    inner: int
-    columns: int
-    batch: int = 1
+    seconds: tuple[float, ...]
 
     @property
-    def macs(self) -> int:
-        """Multiply-accumulates."""
-        return self.batch * self.rows * self.inner * self.columns
+    def quartiles(self) -> Quartiles:
+        """The quartiles of the seconds."""
+        return Quartiles.of(self.seconds)
+
+    def rate(self, items: int) -> Quartiles:
+        """Return the quartiles of items a second, if the work processes that many items."""
+        return Quartiles.of(tuple(items / seconds for seconds in self.seconds))
+
+    def times_as_fast_as(self, other: Timing) -> Quartiles:
+        """Return the quartiles of the speedup over the other; 2 means half the time in the same round."""
+        return Quartiles.of(tuple(b / a for a, b in zip(self.seconds, other.seconds, strict=True)))
 
 
-def products(config: Config, images: int = 1) -> Counter[Product]:
-    """The matrix products of one forward pass over so many images, each with how often it occurs.
+@dataclass(frozen=True)
+class Quartiles:
+    """The median of some values, and their lower and upper quartiles."""
 
-    Convolutions count as the product of their unfolded patches.
-    """
-    with torch.device("meta"):
-        model = build(config).eval()
-        batch = torch.empty(images, config.in_channels, *config.image_size)
-    with torch.inference_mode(), _Collector() as collector:
-        model(batch)
-    return collector.found
+    median: float
+    low: float
+    high: float
 
-
-class _Collector(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[Product] = Counter()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func in _PRODUCTS:
-            self.found.update(_PRODUCTS[func](output, *args))
-        return output
-
-
-def _of_linear(output: Tensor, _x: Tensor, weight: Tensor, *_: Any) -> list[Product]:
-    return [Product(output.numel() // len(weight), weight.shape[1], len(weight))]
-
-
-def _of_convolution(output: Tensor, _x: Tensor, weight: Tensor, *rest: Any) -> list[Product]:
-    groups = rest[4] if len(rest) > 4 else 1  # bias, stride, padding, dilation, groups
-    pixels = output.numel() // output.shape[1]
-    return [Product(pixels, math.prod(weight.shape[1:]), len(weight) // groups, groups)]
-
-
-def _of_attention(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Product]:
-    B, H, n, D_h = output.shape
-    N = k.shape[-2]
-    return [Product(n, D_h, N, B * H), Product(n, N, D_h, B * H)]  # q k^T, and with v
-
-
-def _of_matmul(output: Tensor, left: Tensor, _right: Tensor) -> list[Product]:
-    *batch, rows, columns = output.shape
-    return [Product(rows, left.shape[-1], columns, math.prod(batch))]
-
-
-_PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
-    F.linear: _of_linear,
-    F.conv2d: _of_convolution,
-    F.scaled_dot_product_attention: _of_attention,
-    Tensor.matmul: _of_matmul,
-}
+    @classmethod
+    def of(cls, values: tuple[float, ...]) -> Quartiles:
+        """Compute the quartiles with linear interpolation, numpy's default; for one value all three are that value."""
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
 
 
 class Ceiling:
-    """The products of a model's forward pass, ready to be done: `ceiling()` does them all.
+    """The matrix products of a model's forward pass; calling the ceiling computes all of them.
 
-    Each is done in whichever of torch's ways is the fastest here: the weights as a layer stores them, transposed, or
-    packed in advance. Operands are drawn once and stay where they are, so that a small model's lie in the cache.
+    Each product is computed in the fastest of torch's ways: with the weights as a layer stores them, transposed, or
+    packed in advance. The operands are drawn once and stay in place, so that those of a small model stay in the cache.
 
     Attributes:
         macs: multiply-accumulates of one call.
     """
 
     def __init__(self, config: Config, images: int, precision: str, device: torch.device) -> None:
-        found = products(config, images)
-        self.macs = sum(product.macs * times for product, times in found.items())
+        needed = products(config, images)
+        self.macs = sum(product.macs * times for product, times in needed.items())
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         with torch.inference_mode():
-            self._works = [(_fastest(_ways(product, dtype, device), device), n) for product, n in found.items()]
+            self._works = [(_fastest(_ways(product, dtype, device), device), n) for product, n in needed.items()]
 
     @torch.inference_mode()
     def __call__(self) -> None:
@@ -256,232 +415,69 @@ def _fastest(ways: list[Work], device: torch.device, tries: int = 5) -> Work:
     return min(ways, key=lambda work: min(stopwatch(work) for _ in range(tries)))
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One way to compute logits.
+class Product(NamedTuple):
+    """(rows, inner) @ (inner, columns), `batch` times side by side: one product, or the heads of attention."""
 
-    Attributes:
-        name: what computes, e.g. `vitkit openvino`.
-        precision: `float32` or `bfloat16`, in which the layers compute.
-        run: (B, C, height, width) float32 -> (B, K) logits.
-        same_weights: whether it computes the model's own weights, so that its logits can be compared.
-    """
-
-    name: str
-    precision: str
-    run: Callable[[Tensor], Tensor]
-    same_weights: bool = True
+    rows: int
+    inner: int
+    columns: int
+    batch: int = 1
 
     @property
-    def key(self) -> str:
-        """Tells it from the others."""
-        return f"{self.name} {self.precision}"
+    def macs(self) -> int:
+        """The multiply-accumulates."""
+        return self.batch * self.rows * self.inner * self.columns
 
 
-@dataclass(frozen=True)
-class Drift:
-    """How far logits are from the model's own in float32.
+def products(config: Config, images: int = 1) -> Counter[Product]:
+    """Count the matrix products of one forward pass over `images` images.
 
-    Attributes:
-        largest: of the absolute differences, over all images and classes.
-        agreement: share of the images with the same first class, in [0, 1].
-        images: how many there were.
+    Convolutions count as the product of their unfolded patches.
     """
-
-    largest: float
-    agreement: float
-    images: int
-
-
-@dataclass(frozen=True)
-class Speed:
-    """What one contender reached at one batch size.
-
-    Attributes:
-        name, precision, batch: who, and with how many images at a time.
-        timing: seconds of a batch, by round.
-        ceiling: seconds of the batch's matrix products alone in this precision, in the same rounds.
-        gflops_ceiling: 10^9 operations a second of the ceiling; a multiply-accumulate is two.
-        drift: None where the weights are not the model's.
-    """
-
-    name: str
-    precision: str
-    batch: int
-    timing: Timing
-    ceiling: Timing
-    gflops_ceiling: float
-    drift: Drift | None
-
-    @property
-    def images_per_s(self) -> Quartiles:
-        """Images a second."""
-        return self.timing.rate(self.batch)
-
-    @property
-    def share_of_ceiling(self) -> float:
-        """1 for a model that does its products and nothing else, as fast as torch does them."""
-        return self.timing.times_as_fast_as(self.ceiling).median
+    with torch.device("meta"):
+        model = build(config).eval()
+        batch = torch.empty(images, config.in_channels, *config.image_size)
+    with torch.inference_mode(), _Collector() as collector:
+        model(batch)
+    return collector.products
 
 
-def drift_of(logits: Tensor, reference: Tensor) -> Drift:
-    """Between two (B, K) tensors of logits."""
-    logits, reference = logits.float().cpu(), reference.float().cpu()
-    same = (logits.argmax(dim=1) == reference.argmax(dim=1)).float().mean()
-    return Drift((logits - reference).abs().max().item(), same.item(), len(logits))
+class _Collector(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: Counter[Product] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in _PRODUCTS:
+            self.products.update(_PRODUCTS[func](output, *args))
+        return output
 
 
-def random_model(config: Config, seed: int = 0) -> Model:
-    """Random weights in eval mode; a new head is zero, so it is drawn too, for logits of a trained model's size."""
-    torch.manual_seed(seed)
-    model = build(config).eval()
-    if isinstance(model, Network):
-        return model  # whose head its library draws
-    for head in (model.head, model.head_dist):
-        if head is not None:
-            torch.nn.init.normal_(head.weight, std=model.config.feature_size**-0.5)
-    return model
+def _of_linear(output: Tensor, _x: Tensor, weight: Tensor, *_: Any) -> list[Product]:
+    return [Product(output.numel() // len(weight), weight.shape[1], len(weight))]
 
 
-@torch.inference_mode()
-def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, batch: int) -> Tensor:
-    """(B, C, height, width) -> (B, K), computed so many at a time; B is a multiple of that."""
-    return torch.cat([run(part).float() for part in torch.split(images, batch)])
+def _of_convolution(output: Tensor, _x: Tensor, weight: Tensor, *rest: Any) -> list[Product]:
+    groups = rest[4] if len(rest) > 4 else 1  # bias, stride, padding, dilation, groups
+    pixels = output.numel() // output.shape[1]
+    return [Product(pixels, math.prod(weight.shape[1:]), len(weight) // groups, groups)]
 
 
-def compare(
-    model: Model,
-    contenders: Sequence[Contender],
-    images: Tensor,
-    batch: int,
-    rounds: int,
-    progress: Progress | None = None,
-    device: torch.device | None = None,
-) -> list[Speed]:
-    """Time the contenders in turn, and the ceilings of their precisions with them.
-
-    Args:
-        model: in float32, on the images' device; its logits are what drift is measured from.
-        contenders: with keys that differ.
-        images: (B, C, height, width) float32, B a multiple of `batch`. The first batch is timed, all are compared.
-        batch: images at a time.
-        rounds: how often each is timed.
-        progress: is told what is being timed.
-        device: where the contenders compute; None for where the images are.
-    """
-    device = device or images.device
-    first, reference = images[:batch], in_batches(model, images, batch)
-    drifts = {
-        own.key: drift_of(in_batches(own.run, images, batch), reference) for own in contenders if own.same_weights
-    }
-    precisions = sorted({own.precision for own in contenders})
-    ceilings = {own: Ceiling(model.config, batch, own, device) for own in precisions}
-    works: dict[str, Work] = {own.key: _work(own, first) for own in contenders}
-    works |= {_ceiling_key(own): ceiling for own, ceiling in ceilings.items()}
-    times = interleave(works, rounds, stopwatch=stopwatch_for(device), progress=progress)
-
-    def speed(own: Contender) -> Speed:
-        top, macs = times[_ceiling_key(own.precision)], ceilings[own.precision].macs
-        rate = 2e-9 * macs / top.quartiles.median
-        return Speed(own.name, own.precision, batch, times[own.key], top, rate, drifts.get(own.key))
-
-    return [speed(own) for own in contenders]
+def _of_attention(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Product]:
+    B, H, n, D_h = output.shape
+    N = k.shape[-2]
+    return [Product(n, D_h, N, B * H), Product(n, N, D_h, B * H)]  # q k^T, and with v
 
 
-def _ceiling_key(precision: str) -> str:
-    return f"the ceiling in {precision}"
+def _of_matmul(output: Tensor, left: Tensor, _right: Tensor) -> list[Product]:
+    *batch, rows, columns = output.shape
+    return [Product(rows, left.shape[-1], columns, math.prod(batch))]
 
 
-def _work(contender: Contender, images: Tensor) -> Work:
-    @torch.inference_mode()
-    def work() -> Tensor:
-        return contender.run(images)
-
-    return work
-
-
-# --- Our own backends ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Opened:
-    """Backends that are ready, and why others are not.
-
-    Attributes:
-        contenders: in the order asked for.
-        memory: bytes that the process grew by while each was opened and first used, by key; None where unknown.
-        missing: why a backend is left out, by `backend precision`.
-    """
-
-    contenders: list[Contender]
-    memory: Mapping[str, int | None]
-    missing: Mapping[str, str]
-
-
-def open_backends(
-    model: Model,
-    wanted: Sequence[tuple[str, str]],
-    images: Tensor,
-    progress: Progress | None = None,
-    device: str = "auto",
-) -> Opened:
-    """Those (backend, precision) that work here; each computes `images` (B, C, height, width) once."""
-    from vitkit.inference.backends import open_runner
-
-    contenders: list[Contender] = []
-    memory: dict[str, int | None] = {}
-    missing: dict[str, str] = {}
-    for done, (backend, precision) in enumerate(wanted):
-        if progress is not None:
-            progress(f"preparing {backend} {precision}", done, len(wanted))
-        before = resident()
-        try:
-            runner = open_runner(model, backend, precision, images=None, device=device)  # eager float32: itself
-            runner(images)
-        except (VitkitError, ImportError) as error:
-            missing[f"{backend} {precision}"] = str(error)
-            continue
-        after, contender = resident(), Contender(f"vitkit {runner.backend}", runner.precision, runner)
-        if contender.key not in memory:
-            contenders.append(contender)
-            memory[contender.key] = None if before is None or after is None else max(after - before, 0)
-    return Opened(contenders, memory, missing)
-
-
-def resident() -> int | None:
-    """Bytes of memory that this process holds now; None where the system does not say."""
-    with suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-    return None
-
-
-# --- Rows for tables ----------------------------------------------------------------------------------------
-
-
-def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
-    """Plain values. For each name in `ratios` a column: the median of how many times as fast this is as that."""
-    rate, drift = speed.images_per_s, speed.drift
-    found: dict[str, Any] = {
-        "name": speed.name,
-        "precision": speed.precision,
-        "batch": speed.batch,
-        "images_per_s": _round(rate.median),
-        "images_per_s_q1": _round(rate.low),
-        "images_per_s_q3": _round(rate.high),
-        "ms_per_batch": _round(1e3 * speed.timing.quartiles.median),
-    }
-    for name, other in ratios.items():
-        found[name] = None if other is None else _round(speed.timing.times_as_fast_as(other.timing).median)
-    return found | {
-        "share_of_ceiling": _round(speed.share_of_ceiling),
-        "ceiling_gflops": _round(speed.gflops_ceiling),
-        "largest_difference": None if drift is None else float(f"{drift.largest:.2e}"),
-        "same_top1": None if drift is None else _round(drift.agreement),
-        "compared_images": None if drift is None else drift.images,
-        "rounds": len(speed.timing.seconds),
-    }
-
-
-def _round(value: float) -> float:
-    """Four digits say more than such a measurement knows."""
-    return float(f"{value:.4g}")
+_PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
+    F.linear: _of_linear,
+    F.conv2d: _of_convolution,
+    F.scaled_dot_product_attention: _of_attention,
+    Tensor.matmul: _of_matmul,
+}

@@ -1,6 +1,6 @@
-"""The page about a comparison: one file that opens offline, with the table, the verdicts and the curves.
+"""Write the page about a comparison, one file that opens offline with table, verdicts and curves.
 
-Pictures of a comparison, from the values of comparison.json.
+`write_comparison` is the public function. All figures come from the values of comparison.json.
 """
 
 from __future__ import annotations
@@ -19,132 +19,20 @@ from vitkit.reporting.plots import GREY, STYLES, in_legend
 from vitkit.text.cells import interval_text
 from vitkit.text.html import figure, finding, table, to_png, wide, write_page
 
-_SIZE, _ROW = (4.9, 3.5), 0.22  # inches: of a picture, and of a row of its legend
-_LONG, _LONGEST = 22, 52  # characters of a name: with room for two in a row, with room for one
+_POINTS = 100  # percentage points in 1
+
+_ABOUT = (
+    "Accuracy, calibration error and log loss are means over seeds, the rest are medians. Epochs and seconds to 90 % "
+    "and to the best are by validation accuracy; training speed includes validation. Prediction is timed for all "
+    "models in turn, in one process, by the plain model in float32, without reading files. A dash: not measured, or "
+    "not reached."
+)
+
+_SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
+_LONG, _LONGEST = 22, 52  # characters of a name, with two names in a row of the legend and with one
 _GOAL = 0.9
 _MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]
-
-
-def learning_curves(models: Sequence[Model]) -> Figure:
-    """Validation accuracy by epoch, on all the data: a thin line for each seed, a thick one for their mean."""
-    figure, axis = _picture_comparison_plots(models)
-    for model, style in _styled(models):
-        curves = [run["curve"] for run in _whole(model)]
-        for curve in curves:
-            axis.plot([epoch for epoch, _ in curve], [value for _, value in curve], **style, linewidth=0.7, alpha=0.45)
-        shared = min(map(len, curves), default=0)
-        if not shared:
-            continue
-        mean = [sum(curve[place][1] for curve in curves) / len(curves) for place in range(shared)]
-        epochs = [epoch for epoch, _ in curves[0][:shared]]
-        marker = "." if shared < 15 else ""
-        axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=in_legend(model["name"], _LONGEST))
-    axis.axhline(_GOAL, color=GREY, linewidth=0.8, linestyle=":")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _finish(figure, axis, "epoch", "validation accuracy")
-
-
-def by_images(models: Sequence[Model]) -> Figure:
-    """Accuracy by the number of training images, with 95 % intervals."""
-    figure, axis = _picture_comparison_plots(models)
-    for place, (model, style) in enumerate(_styled(models)):
-        images = {run["fraction"]: run["training_images"] for run in model["runs"]}
-        _with_intervals(axis, model, [images[own["fraction"]] for own in model["by_fraction"]], style, place)
-    _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
-    return _finish(figure, axis, "training images", "accuracy on held-out images")
-
-
-def by_compute(models: Sequence[Model]) -> Figure:
-    """Accuracy by the operations of the training, with 95 % intervals: a point for each fraction of the data."""
-    figure, axis = _picture_comparison_plots(models)
-    for place, (model, style) in enumerate(_styled(models)):
-        spent: dict[float, list[float]] = {}
-        for run in model["runs"]:
-            spent.setdefault(run["fraction"], []).append(run["training_flops"] or 0.0)
-        means = [sum(spent[own["fraction"]]) / len(spent[own["fraction"]]) for own in model["by_fraction"]]
-        _with_intervals(axis, model, means, style, place)
-    axis.set_xscale("log")
-    return _finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
-
-
-def by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
-    """Accuracy by how strongly the pictures were changed, with 95 % intervals.
-
-    Args:
-        models: in the order of the others' colours.
-        stress: kind, unit, strengths, and of each model by name its accuracies and intervals.
-    """
-    figure, axis = _picture_comparison_plots(models)
-    for place, (model, style) in enumerate(_styled(models)):
-        own = stress["models"][model["name"]]
-        _bars(axis, stress["strengths"], own["accuracy"], own["interval"], style, model["name"], place)
-    return _finish(figure, axis, stress["unit"], "accuracy on held-out images")
-
-
-def _whole(model: Model) -> list[Mapping[str, Any]]:
-    """The runs on all the data that have curves."""
-    last = model["by_fraction"][-1]["fraction"]
-    return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
-
-
-def _styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
-    """Each with its colour and line."""
-    styles = [STYLES[place % len(STYLES)] for place in range(len(models))]
-    return [(model, {"color": colour, "linestyle": line}) for model, (colour, line) in zip(models, styles, strict=True)]
-
-
-def _with_intervals(axis: Axes, model: Model, x: Sequence[float], style: dict[str, Any], place: int) -> None:
-    own = model["by_fraction"]
-    accuracies, intervals = [each["accuracy"] for each in own], [each["interval"] for each in own]
-    _bars(axis, x, accuracies, intervals, style, model["name"], place)
-
-
-def _bars(
-    axis: Axes,
-    x: Sequence[float],
-    y: Sequence[float],
-    intervals: Sequence[Sequence[float]],
-    style: dict[str, Any],
-    name: str,
-    place: int,
-) -> None:
-    below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
-    above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
-    marker = _MARKERS[place % len(_MARKERS)]
-    axis.errorbar(
-        x, y, yerr=[below, above], **style, label=in_legend(name, _LONGEST), marker=marker, capsize=3, markersize=5
-    )
-
-
-def _logarithmic(axis: Axes, values: set[int]) -> None:
-    """A logarithmic axis that names the values that are there."""
-    axis.set_xscale("log")
-    axis.set_xticks(sorted(values))
-    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
-    axis.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _picture_comparison_plots(models: Sequence[Model]) -> tuple[Figure, Axes]:
-    """Room for the axes, and for a legend below them."""
-    columns = 2 if max(len(model["name"]) for model in models) <= _LONG else 1
-    figure = Figure(figsize=(_SIZE[0], _SIZE[1] + _ROW * -(-len(models) // columns)), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
-    axis.set(xlabel=x, ylabel=y)
-    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    names = axis.get_legend_handles_labels()[1]
-    if names:
-        columns = 2 if max(map(len, names)) <= _LONG else 1
-        figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-    return figure
-
-
-_POINTS = 100  # in 1
 
 
 def write_comparison(
@@ -154,9 +42,9 @@ def write_comparison(
 
     Args:
         path: the HTML file.
-        figures: what comparison.json holds.
-        headings: of the table.
-        rows: of the table, a model each.
+        figures: the content of comparison.json.
+        headings: the headings of the table.
+        rows: the rows of the table, one for each model.
     """
     models = figures["models"]
     body = [
@@ -181,14 +69,6 @@ def write_comparison(
         *(["<h2>Notes</h2>", *(f"<p>{escape(note)}</p>" for note in figures["notes"])] if figures["notes"] else []),
     ]
     write_page(path, f"Which model for {figures['data']}?", body)
-
-
-_ABOUT = (
-    "Accuracy, calibration error and log loss are means over seeds, the rest are medians. Epochs and seconds to 90 % "
-    "and to the best are by validation accuracy; training speed includes validation. Prediction is timed for all "
-    "models in turn, in one process, by the plain model in float32, without reading files. A dash: not measured, or "
-    "not reached."
-)
 
 
 def _headline(figures: Mapping[str, Any]) -> str:
@@ -243,9 +123,9 @@ def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> str:
     return table(rows, [*heading, "as trained: 95 %", "p"])
 
 
-def _as_trained(own: Mapping[str, Any]) -> list[str]:
-    low, high = (_POINTS * end for end in own["interval"])
-    return [f"{low:+.1f} to {high:+.1f}", f"{own['p']:.3f}"]
+def _as_trained(trained: Mapping[str, Any]) -> list[str]:
+    low, high = (_POINTS * end for end in trained["interval"])
+    return [f"{low:+.1f} to {high:+.1f}", f"{trained['p']:.3f}"]
 
 
 def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
@@ -266,14 +146,14 @@ def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _model_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A column for each model: there are more figures than models."""
+    """Return a table with a column for each model, as there are more figures than models."""
     names, *values = zip(*rows, strict=True)
-    lines = [[escape(heading), *map(escape, own)] for heading, own in zip(headings[1:], values, strict=True)]
+    lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
     return table(lines, ["", *map(escape, names)])
 
 
 def _folded(title: str, content: str) -> str:
-    """A table that is shown when it is asked for."""
+    """Return a table that is unfolded by a click."""
     return f"<details><summary>{escape(title)}</summary>{wide(content)}</details>"
 
 
@@ -282,23 +162,141 @@ def _picture(caption: str, drawn: Figure, about: str) -> str:
 
 
 def _pictures(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    found, runs = [], [run for model in models for run in model["runs"]]
+    pictures, runs = [], [run for model in models for run in model["runs"]]
     if any(run["curve"] for run in runs):
         part = models[0]["by_fraction"][-1]["fraction"]
-        given = "all the data" if part == 1 else f"{part:g} of the training images"
-        about = f"On validation images, trained on {given}: thin lines are seeds, thick ones their mean."
-        found.append(_picture("Accuracy by epoch", learning_curves(models), about))
+        data = "all the data" if part == 1 else f"{part:g} of the training images"
+        about = f"On validation images, trained on {data}: thin lines are seeds, thick ones their mean."
+        pictures.append(_picture("Accuracy by epoch", _learning_curves(models), about))
     if len(models[0]["by_fraction"]) > 1:
         about = "With 95 % intervals. Smaller subsets are in the larger ones; the images that judge are the same."
-        found.append(_picture("Accuracy by data", by_images(models), about))
+        pictures.append(_picture("Accuracy by data", _by_images(models), about))
     if all(run["training_flops"] for run in runs):
         about = "A training step counts as three forward passes of its images, as one where a head alone is trained."
-        found.append(_picture("Accuracy by computation", by_compute(models), about))
-    return found
+        pictures.append(_picture("Accuracy by computation", _by_compute(models), about))
+    return pictures
 
 
 def _stressed(figures: Mapping[str, Any]) -> list[str]:
     return [
-        _picture(f"Under stress: {own['title']}", by_strength(figures["models"], own), own["about"])
-        for own in figures.get("stress", [])
+        _picture(f"Under stress: {stress['title']}", _by_strength(figures["models"], stress), stress["about"])
+        for stress in figures.get("stress", [])
     ]
+
+
+def _learning_curves(models: Sequence[Model]) -> Figure:
+    """Plot validation accuracy by epoch on all the data: a thin line for each seed, a thick one for their mean."""
+    figure, axis = _new_axes(models)
+    for model, style in _styled(models):
+        curves = [run["curve"] for run in _whole(model)]
+        for curve in curves:
+            axis.plot([epoch for epoch, _ in curve], [value for _, value in curve], **style, linewidth=0.7, alpha=0.45)
+        shared = min(map(len, curves), default=0)
+        if not shared:
+            continue
+        mean = [sum(curve[place][1] for curve in curves) / len(curves) for place in range(shared)]
+        epochs = [epoch for epoch, _ in curves[0][:shared]]
+        marker = "." if shared < 15 else ""
+        axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=in_legend(model["name"], _LONGEST))
+    axis.axhline(_GOAL, color=GREY, linewidth=0.8, linestyle=":")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return _finish(figure, axis, "epoch", "validation accuracy")
+
+
+def _by_images(models: Sequence[Model]) -> Figure:
+    """Plot accuracy by the number of training images, with 95 % intervals."""
+    figure, axis = _new_axes(models)
+    for place, (model, style) in enumerate(_styled(models)):
+        images = {run["fraction"]: run["training_images"] for run in model["runs"]}
+        _with_intervals(axis, model, [images[part["fraction"]] for part in model["by_fraction"]], style, place)
+    _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
+    return _finish(figure, axis, "training images", "accuracy on held-out images")
+
+
+def _by_compute(models: Sequence[Model]) -> Figure:
+    """Plot accuracy by the operations of the training, with 95 % intervals: a point for each fraction of the data."""
+    figure, axis = _new_axes(models)
+    for place, (model, style) in enumerate(_styled(models)):
+        spent: dict[float, list[float]] = {}
+        for run in model["runs"]:
+            spent.setdefault(run["fraction"], []).append(run["training_flops"] or 0.0)
+        means = [sum(spent[part["fraction"]]) / len(spent[part["fraction"]]) for part in model["by_fraction"]]
+        _with_intervals(axis, model, means, style, place)
+    axis.set_xscale("log")
+    return _finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
+
+
+def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
+    """Plot accuracy by the strength of a change to the pictures, with 95 % intervals.
+
+    Args:
+        models: the models, in the order of their colours in the other figures.
+        stress: kind, unit, strengths, and the accuracies and intervals of each model by name.
+    """
+    figure, axis = _new_axes(models)
+    for place, (model, style) in enumerate(_styled(models)):
+        measured = stress["models"][model["name"]]
+        _bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], style, model["name"], place)
+    return _finish(figure, axis, stress["unit"], "accuracy on held-out images")
+
+
+def _whole(model: Model) -> list[Mapping[str, Any]]:
+    """Return the runs on all the data that have curves."""
+    last = model["by_fraction"][-1]["fraction"]
+    return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
+
+
+def _styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
+    """Return each model with its colour and line style."""
+    styles = [STYLES[place % len(STYLES)] for place in range(len(models))]
+    return [(model, {"color": colour, "linestyle": line}) for model, (colour, line) in zip(models, styles, strict=True)]
+
+
+def _with_intervals(axis: Axes, model: Model, x: Sequence[float], style: dict[str, Any], place: int) -> None:
+    parts = model["by_fraction"]
+    accuracies, intervals = [each["accuracy"] for each in parts], [each["interval"] for each in parts]
+    _bars(axis, x, accuracies, intervals, style, model["name"], place)
+
+
+def _bars(
+    axis: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    intervals: Sequence[Sequence[float]],
+    style: dict[str, Any],
+    name: str,
+    place: int,
+) -> None:
+    below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
+    above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
+    marker = _MARKERS[place % len(_MARKERS)]
+    axis.errorbar(
+        x, y, yerr=[below, above], **style, label=in_legend(name, _LONGEST), marker=marker, capsize=3, markersize=5
+    )
+
+
+def _logarithmic(axis: Axes, values: set[int]) -> None:
+    """Make the axis logarithmic, with ticks at these values."""
+    axis.set_xscale("log")
+    axis.set_xticks(sorted(values))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _new_axes(models: Sequence[Model]) -> tuple[Figure, Axes]:
+    """Return a figure with room for a legend below the axes."""
+    columns = 2 if max(len(model["name"]) for model in models) <= _LONG else 1
+    figure = Figure(figsize=(_SIZE[0], _SIZE[1] + _ROW * -(-len(models) // columns)), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
+    axis.set(xlabel=x, ylabel=y)
+    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    names = axis.get_legend_handles_labels()[1]
+    if names:
+        columns = 2 if max(map(len, names)) <= _LONG else 1
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    return figure

@@ -1,6 +1,7 @@
-"""The doctor's page: what a data set looks like, what is wrong with it, and the pictures that prove it.
+"""Write the pages about a data set: the doctor's check-up, and the labels that look wrong.
 
-The page of labels that look wrong: each picture over its label, and what it looks like.
+`write_checkup` shows what the data set looks like and the pictures that prove its problems. `write_suspects` shows each
+picture above its label and the class that it looks like.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from vitkit.data.doctor.examine import Diagnosis
 from vitkit.data.doctor.findings import Copies
 from vitkit.data.labels import Suspect, chance_in_words
 from vitkit.data.splits import SPLITS
+from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.reporting import plots
 from vitkit.reporting.gallery import gallery, thumbnails
@@ -25,13 +27,15 @@ from vitkit.text.html import figure, finding, image, table, to_png, write_page
 _SHOWN, _IN_A_ROW = 60, 6  # groups of copies; pictures of one group
 _THUMBNAIL = 160  # pixels
 
+SHOWN = 300  # photographs; more would slow browsers down
+
 
 def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
-    """Write the page.
+    """Write the page of the doctor.
 
     Args:
         path: the HTML file.
-        diagnosis: of the data set.
+        diagnosis: the diagnosis of the data set.
     """
     images = diagnosis.table
     by_split = {name: images.of_split(name).counts() for name in SPLITS if name in images.splits}
@@ -41,7 +45,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         f"<h1>{escape(without_place(images.name))}</h1>",
         f"<p>{summary}</p>",
         *([f"<p>{escape(images.layout)}</p>"] if images.layout else []),
-        *[finding(str(own)) for own in diagnosis.findings],
+        *[finding(str(problem)) for problem in diagnosis.findings],
         figure(
             "Images per class",
             to_png(plots.class_counts(by_split or {"images": images.counts()}, images.classes)),
@@ -73,9 +77,9 @@ def _unreadable(reasons: dict[str, str]) -> list[str]:
 
 
 def _galleries(images: ImageTable, copies: Sequence[Copies]) -> list[str]:
-    conflicts = [own for own in copies if own.is_conflict]
-    leaks = [own for own in copies if own.is_leak and not own.is_conflict]
-    others = [own for own in copies if not own.is_leak and not own.is_conflict]
+    conflicts = [group for group in copies if group.is_conflict]
+    leaks = [group for group in copies if group.is_leak and not group.is_conflict]
+    others = [group for group in copies if not group.is_leak and not group.is_conflict]
     pieces = []
     for title, groups in (
         ("One picture, two classes", conflicts),
@@ -84,15 +88,15 @@ def _galleries(images: ImageTable, copies: Sequence[Copies]) -> list[str]:
     ):
         if groups:
             more = f" (the first {_SHOWN} of {len(groups)})" if len(groups) > _SHOWN else ""
-            pieces += [f"<h2>{title}{more}</h2>", *(_row(images, own) for own in groups[:_SHOWN])]
+            pieces += [f"<h2>{title}{more}</h2>", *(_row(images, group) for group in groups[:_SHOWN])]
     return pieces
 
 
-def _row(images: ImageTable, own: Copies) -> str:
-    cells = [_cell(images, i) for i in own.images[:_IN_A_ROW]]
-    more = len(own.images) - _IN_A_ROW
+def _row(images: ImageTable, group: Copies) -> str:
+    cells = [_cell(images, i) for i in group.images[:_IN_A_ROW]]
+    more = len(group.images) - _IN_A_ROW
     rest = f"<p>and {more} more</p>" if more > 0 else ""
-    return f'<p class="soft">{own.kind}</p><div class="row">{"".join(cells)}</div>{rest}'
+    return f'<p class="soft">{group.kind}</p><div class="row">{"".join(cells)}</div>{rest}'
 
 
 def _cell(images: ImageTable, index: int) -> str:
@@ -109,28 +113,25 @@ def _cell(images: ImageTable, index: int) -> str:
     return f"<figure>{shown}<figcaption>{escape(where)}<br>{escape(images.paths[index])}</figcaption></figure>"
 
 
-SHOWN = 300  # photographs; more make a page that browsers labour with
-
-
-def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: Sequence[Path], advice: str) -> None:
-    """Write the page.
+def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: Sequence[Place], advice: str) -> None:
+    """Write the page of labels that look wrong.
 
     Args:
         path: the HTML file.
-        title: of the page.
-        suspects: the most doubtful first.
+        title: the title of the page.
+        suspects: the labels, the most doubtful first.
         files: the photograph of each.
         advice: what to do with them.
     """
     photographs = [
-        (shown, "", (f"label: {own.label}", f"looks like: {own.suggested} (by {own.score})", own.path))
-        for own, shown in zip(suspects[:SHOWN], thumbnails(files[:SHOWN]), strict=False)
+        (shown, "", (f"label: {suspect.label}", f"looks like: {suspect.suggested} (by {suspect.score})", suspect.path))
+        for suspect, shown in zip(suspects[:SHOWN], thumbnails(files[:SHOWN]), strict=False)
     ]
     more = f"; the first {SHOWN} are shown" if len(suspects) > SHOWN else ""
-    told = f"{len(suspects)} labels do not fit what the other images teach, the most doubtful first{more}"
+    summary = f"{len(suspects)} labels do not fit what the other images teach, the most doubtful first{more}"
     body = [
         f"<h1>{escape(title)}</h1>",
-        f"<p>{told}{chance_in_words(suspects)}.</p>",
+        f"<p>{summary}{chance_in_words(suspects)}.</p>",
         f"<p>{escape(advice)}</p>",
         gallery(photographs),
     ]

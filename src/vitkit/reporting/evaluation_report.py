@@ -24,6 +24,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from vitkit.classifier import Classifier
+from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.evaluation.embedding import LaidOut, embed
 from vitkit.evaluation.figures import by_name_in_words, counted_in
@@ -84,7 +85,7 @@ def write_report(
     title: str,
     evaluation: Evaluation,
     numbers: Mapping[str, Any],
-    root: Path | None,
+    root: Place | None,
     facts: Mapping[str, str],
     findings: Sequence[str],
     pictures: Mapping[str, bytes],
@@ -101,7 +102,7 @@ def write_report(
         title: the run's name.
         evaluation: its outcome on held-out images.
         numbers: its figures (figures.py).
-        root: the folder that the paths of its images are relative to; None where they are no files.
+        root: the folder, or storage, that the paths of its images are relative to; None where they are no files.
         facts: what was trained, on what, by what.
         findings: what the reader should know about the data, one sentence each; shown first.
         pictures: caption and PNG, put into the page itself; of `draw` and others.
@@ -112,7 +113,6 @@ def write_report(
         tried: what the weights that it began from were chosen among.
     """
     photographs = Photographs.of(evaluation, root, doubts, laid_out)
-    is_multi = isinstance(evaluation, MultiEvaluation)
     rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -120,13 +120,13 @@ def write_report(
         *sections.caveat(evaluation),
         *map(finding, findings),
         *sections.classes(evaluation, numbers),
-        *([] if is_multi else sections.confusion(numbers, pictures.get(CONFUSION))),
+        *sections.confusion(evaluation, numbers, pictures.get(CONFUSION)),
         *sections.confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
         *([] if root is None else sections.gallery_of(evaluation, photographs)),
         *sections.explained(explained, photographs),
         *([] if root is None else sections.doubted(doubts, photographs)),
         *sections.points(POINTS, laid_out, pictures.get(POINTS)),
-        *([] if is_multi else sections.figures(evaluation, numbers)),
+        *sections.figures(evaluation, numbers),
         *operating_table(numbers),
         *[figure(caption, picture) for caption, picture in rest.items()],
         *sections.weights_tried(tried),
@@ -223,7 +223,7 @@ def write_evaluation(
     folder.mkdir(parents=True, exist_ok=True)
     write_predictions(folder / PREDICTIONS, evaluation)
     evaluation = counted_in(evaluation, numbers)
-    laid_out = embed(classifier, evaluation, table.root, progress)
+    laid_out = embed(classifier, evaluation, table.place, progress)
     pictures = draw(evaluation, laid_out)
     config, preprocess = classifier.model.config, classifier.preprocess
     h, w = config.image_size
@@ -232,7 +232,7 @@ def write_evaluation(
         title=f"evaluation on {without_place(table.name)}",
         evaluation=evaluation,
         numbers=numbers,
-        root=table.root,
+        root=table.place,
         facts={
             "model": f"{config.in_words}, {len(classifier.classes)} classes",
             **by_name_in_words(classifier.provenance),

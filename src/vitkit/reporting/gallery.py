@@ -1,6 +1,6 @@
-"""Photographs in a page: small, inside it, each over what is said of it.
+"""Photographs in a page, as embedded thumbnails with captions, and photographs under their predictions.
 
-Photographs under what a classifier says of them: a PNG each, in a folder that mirrors theirs.
+`thumbnails` and `gallery` make the HTML. `Album` writes PNG files to a folder that mirrors the folders of the images.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 
 from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.storage import Place
 from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction_files import Row
 from vitkit.reporting.plots import classified, save_figure
@@ -21,17 +22,19 @@ from vitkit.system.files import fitting
 from vitkit.text.html import address, image
 
 SIDE = 224  # pixels of a thumbnail, at most
-_TINY = 100  # pixels; of less, each is shown as a square, and none is lost to compression
+
+LONG_SIDE = 1024  # pixels of a photograph in the album, at most
+_TINY = 100  # pixels; smaller photographs are enlarged, and stored without loss
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A photograph as a page holds it.
+    """A photograph embedded in a page.
 
     Attributes:
-        data: the content of a file; empty where the photograph cannot be read.
+        data: the content of an image file; empty if the photograph cannot be read.
         kind: its format, png or jpeg.
-        is_tiny: it is so small that its pixels are to be seen.
+        is_tiny: whether it is so small that its pixels should be visible.
         reason: why it cannot be read.
     """
 
@@ -42,15 +45,15 @@ class Thumbnail:
 
     @property
     def address(self) -> str | None:
-        """As a data URI; None where it cannot be read."""
+        """The data URI; None if the photograph cannot be read."""
         return address(self.data, self.kind) if self.data else None
 
 
-def thumbnail(path: Path, side: int = SIDE) -> Thumbnail:
-    """A photograph whose longer side has `side` pixels at most; a small one as it is."""
+def thumbnail(path: Place, side: int = SIDE) -> Thumbnail:
+    """Shrink a photograph to at most `side` pixels on its longer side."""
     try:
         picture = decode(path, side)
-    except UnreadableImageError as error:  # it was readable a moment ago
+    except UnreadableImageError as error:  # it changed since it was first read
         return Thumbnail(reason=str(error))
     picture.thumbnail((side, side))
     data = io.BytesIO()
@@ -61,18 +64,18 @@ def thumbnail(path: Path, side: int = SIDE) -> Thumbnail:
     return Thumbnail(data.getvalue())
 
 
-def thumbnails(paths: Iterable[Path], side: int = SIDE) -> Iterator[Thumbnail]:
-    """Of many, in order, a few at a time."""
+def thumbnails(paths: Iterable[Place], side: int = SIDE) -> Iterator[Thumbnail]:
+    """Yield the thumbnails of many photographs in order, computing a few at a time."""
     with ThreadPoolExecutor(cores()) as pool:
         yield from pool.map(lambda path: thumbnail(path, side), paths)
 
 
 def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
-    """HTML of photographs, each with attributes of its tag and the lines below it.
+    """Return the HTML of photographs, each with attributes for its tag and the lines of its caption.
 
-    One that cannot be read is told of in words.
+    The reason replaces a photograph that cannot be read.
     """
-    return f'<div class="row">{"".join(_cell(*own) for own in photographs)}</div>'
+    return f'<div class="row">{"".join(_cell(*photograph) for photograph in photographs)}</div>'
 
 
 def _cell(shown: Thumbnail, attributes: str, lines: Sequence[str]) -> str:
@@ -85,20 +88,17 @@ def _cell(shown: Thumbnail, attributes: str, lines: Sequence[str]) -> str:
 
 
 def size(shown: Thumbnail) -> int:
-    """Characters that it takes in a page."""
+    """Return the number of characters that it takes in a page."""
     return 4 * -(-len(shown.data) // 3)  # base64
-
-
-LONG_SIDE = 1024  # pixels of a photograph in the album, at most
 
 
 class Album:
     """A folder of pictures, one for each readable image.
 
     Args:
-        folder: made when the first picture is drawn.
-        sources: the folders that were asked about. Pictures lie as the images do below them; of several, as below
-            the folder that all are in, so that equal names do not meet.
+        folder: the folder; it is made when the first picture is drawn.
+        sources: the folders of the request. Pictures mirror the images' paths below their common parent, so that equal
+            names do not collide.
         paths: the images.
     """
 
@@ -108,21 +108,21 @@ class Album:
         self._root = os.path.commonpath(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
 
     def place(self, path: str) -> Path:
-        """Where the picture of an image is."""
-        own = Path(os.path.relpath(path, self._root))
-        return self._folder / own.with_name(fitting(own.name, ".png"))
+        """Return the path of an image's picture."""
+        relative = Path(os.path.relpath(path, self._root))
+        return self._folder / relative.with_name(fitting(relative.name, ".png"))
 
     def add(self, row: Row) -> None:
-        """Draw an image with its row.
+        """Draw an image with its prediction.
 
         Raises:
-            OSError: the picture cannot be written; it is named.
+            OSError: the picture cannot be written; the message names it.
         """
         if row.name is None or row.confidence is None:
             return
         try:
             photograph = decode(row.path, LONG_SIDE)
-        except UnreadableImageError:  # it went after it was classified: the row stands
+        except UnreadableImageError:  # it was removed after it was classified; its row stays
             return
         photograph.thumbnail((LONG_SIDE, LONG_SIDE))
         target = self.place(row.path)
@@ -132,10 +132,10 @@ class Album:
             save_figure(figure, target)
         except OSError as error:
             raise OSError(error.errno, error.strerror or str(error), str(target)) from error
-        figure.clear()  # it refers to itself: its pixels would stay until Python collects garbage
+        figure.clear()  # a figure is a reference cycle: its pixels would stay in memory until garbage collection
 
     def complete(self, rows: Iterable[Row]) -> None:
-        """Draw those that have no picture yet."""
+        """Draw the missing pictures."""
         for row in rows:
             if not self.place(row.path).exists():
                 self.add(row)

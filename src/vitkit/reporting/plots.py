@@ -1,4 +1,4 @@
-"""Pictures of a run. Each function returns a matplotlib figure; nothing here computes a model."""
+"""Draw the figures of a run with matplotlib. Nothing here computes a model."""
 
 from __future__ import annotations
 
@@ -23,19 +23,24 @@ from vitkit.text.html import DPI, to_png
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
-_MOST_NAMED, _UNNAMED = 60, 12.0  # classes with their names along an axis; inches of a square without any
+_MOST_NAMED, _UNNAMED = 60, 12.0  # classes named along an axis; inches of a square without names
 MOST_SHADED = 1000  # rows and columns of such a square
 _CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
+STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
+_MOST_BARS = 100  # with a number each; the numbers of more would overlap
+_MOST_LINES, _WORST = 12, 5
+_MARKERS = "osD^vP*X<>phd"
+_NAMED = 30  # classes whose name is in the picture
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG, whole or not at all."""
+    """Write a PNG completely or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(to_png(figure))
 
 
 def curves(rows: Sequence[Mapping[str, float]], best_epoch: int) -> Figure:
-    """Loss and accuracy by epoch, from the rows of metrics.csv; the epoch that was kept is marked."""
+    """Plot loss and accuracy by epoch, from the rows of metrics.csv, and mark the epoch that was kept."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     for axis, name, label, colour in (
@@ -56,11 +61,8 @@ def curves(rows: Sequence[Mapping[str, float]], best_epoch: int) -> Figure:
     return figure
 
 
-_MOST_BARS = 100  # side by side with a number each; more would run into one another
-
-
 def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> Figure:
-    """Images per class, a bar for each class with its splits side by side upon one another."""
+    """Plot the images per class: a bar for each class, stacked by split."""
     figure = Figure(figsize=(max(5.0, min(0.5 * len(classes) + 1.5, 30.0)), 3.8), layout="constrained")
     axis = figure.subplots()
     positions, base = np.arange(len(classes)), np.zeros(len(classes))
@@ -85,7 +87,7 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
 
 
 def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:
-    """Counts by true and predicted class, shaded by the part of the true class."""
+    """Plot counts by true and predicted class, shaded by the share of the true class."""
     side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
     figure = Figure(figsize=(side, side), layout="constrained")
     axis = figure.subplots()
@@ -103,28 +105,26 @@ def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str)
 
 
 def reliability(states: Mapping[str, Reliability]) -> Figure:
-    """Accuracy by confidence, a column for each state, above how many images there are of each confidence."""
+    """Plot accuracy by confidence, a column for each state, above the number of images by confidence."""
     figure = Figure(figsize=(4.2 * len(states) + 0.4, 4.8), layout="constrained")
     axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
-    for (name, own), (upper, lower) in zip(states.items(), axes.T, strict=True):
-        edges = np.linspace(0, 1, len(own.counts) + 1)
-        middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(own.counts)
-        there = own.counts > 0
-        upper.bar(middles[there], own.accuracy[there], width, color=BLUE, label="accuracy")
-        upper.plot(own.confidence[there], own.accuracy[there], "o", color=ORANGE, markersize=4, label="mean confidence")
+    for (name, state), (upper, lower) in zip(states.items(), axes.T, strict=True):
+        edges = np.linspace(0, 1, len(state.counts) + 1)
+        middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(state.counts)
+        there = state.counts > 0
+        upper.bar(middles[there], state.accuracy[there], width, color=BLUE, label="accuracy")
+        upper.plot(
+            state.confidence[there], state.accuracy[there], "o", color=ORANGE, markersize=4, label="mean confidence"
+        )
         upper.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="as it should be")
-        upper.set(title=f"{name}: ECE {own.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
+        upper.set(title=f"{name}: ECE {state.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
         upper.legend(frameon=False, fontsize=8, loc="upper left")
-        lower.bar(middles, own.counts, width, color=GREY)
+        lower.bar(middles, state.counts, width, color=GREY)
         lower.set(xlabel="confidence", ylabel="images")
         lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
         for axis in (upper, lower):
             axis.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
-_MOST_LINES, _WORST = 12, 5
 
 
 def ranking(
@@ -133,53 +133,51 @@ def ranking(
     probabilities: npt.NDArray[np.float32],
     classes: Sequence[str],
 ) -> Figure:
-    """ROC and precision-recall curves, each class against the rest.
+    """Plot ROC and precision-recall curves of each class against the rest.
 
-    Of more than 12 classes only the five of the lowest average precision have a line, beside the mean of all.
+    Of more than 12 classes, only the five with the lowest average precision and the mean of all have a curve.
 
     Args:
-        stand: where the images of each class stand among all, for the classes that an image has.
+        stand: how the images of each class rank among all, for the classes that occur.
         labels: (n,) true classes.
         probabilities: (n, K).
-        classes: their K names.
+        classes: the K names.
     """
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     roc, recall = figure.subplots(1, 2)
-    own = {i: each for i, each in stand.items() if each.others}
-    precisions = {i: each.average_precision for i, each in own.items()}
-    shown = list(own) if len(own) <= _MOST_LINES else sorted(own, key=lambda i: precisions[i])[:_WORST]
+    standings = {i: each for i, each in stand.items() if each.others}
+    precisions = {i: each.average_precision for i, each in standings.items()}
+    shown = (
+        list(standings) if len(standings) <= _MOST_LINES else sorted(standings, key=lambda i: precisions[i])[:_WORST]
+    )
     for i, (colour, line) in zip(shown, STYLES, strict=False):
-        area = own[i].roc_auc
+        area = standings[i].roc_auc
         style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.6}
         roc.plot(*roc_curve(labels == i, probabilities[:, i])[:2], label=f"{in_legend(classes[i])} {area:.3f}", **style)
-        precision, found, _ = precision_recall_curve(labels == i, probabilities[:, i])
+        precision, recalled, _ = precision_recall_curve(labels == i, probabilities[:, i])
         label = f"{in_legend(classes[i])} {precisions[i]:.3f}"
-        recall.plot(found, precision, label=label, drawstyle="steps-post", **style)
-    if len(own) > len(shown):
-        _draw_means(roc, recall, list(own.values()))
+        recall.plot(recalled, precision, label=label, drawstyle="steps-post", **style)
+    if len(standings) > len(shown):
+        _draw_means(roc, recall, list(standings.values()))
     roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
     roc.set(title="ROC; area by class", xlabel="part of the other images taken", ylabel="part of the class's found")
     recall.set(title="Precision and recall; average precision", xlabel="recall", ylabel="precision")
     for axis in (roc, recall):
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         axis.grid(alpha=0.25)
-        if own:  # images of one class alone have no curve
+        if standings:  # images of one class alone have no curve
             axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
 
 
-def _draw_means(roc: Axes, recall: Axes, own: Sequence[Standing]) -> None:
-    """The mean curves over classes."""
+def _draw_means(roc: Axes, recall: Axes, standings: Sequence[Standing]) -> None:
+    """Plot the mean curves over classes."""
     grid = np.linspace(0, 1, 201)
-    label = f"mean of {len(own)} classes"
-    heights = sum(each.true_rate(grid) for each in own) / len(own)
-    precisions = sum(each.best_precision(grid) for each in own) / len(own)
+    label = f"mean of {len(standings)} classes"
+    heights = sum(each.true_rate(grid) for each in standings) / len(standings)
+    precisions = sum(each.best_precision(grid) for each in standings) / len(standings)
     roc.plot(grid, heights, color="black", linewidth=2.4, label=label)
     recall.plot(grid, precisions, color="black", linewidth=2.4, label=label)
-
-
-_MARKERS = "osD^vP*X<>phd"
-_NAMED = 30  # classes whose name is in the picture
 
 
 def embedding(
@@ -189,34 +187,34 @@ def embedding(
     classes: Sequence[str],
     images: int,
 ) -> Figure:
-    """Images as points, each class in a colour and a marker of its own; those that were mistaken have a black edge.
+    """Plot images as points with a colour and marker for each class; mistakes have a black edge.
 
-    Up to 12 classes have a legend; of more, the largest ones have their names among the points.
+    Up to 12 classes have a legend; of more, the largest have their names among the points.
 
     Args:
         points: (n, 2).
         labels: (n,) true classes.
         is_right: (n,).
-        classes: names.
-        images: that they were drawn from.
+        classes: the names.
+        images: the number of images that the points were sampled from.
     """
-    own, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    has_legend = len(own) <= _MOST_LINES
+    present, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    has_legend = len(present) <= _MOST_LINES
     figure = Figure(figsize=(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6), layout="constrained")
     axis = figure.subplots()
-    for each, marker in enumerate(_MARKERS[: len(own)]):  # a call for each class takes seconds where there are many
+    for each, marker in enumerate(_MARKERS[: len(present)]):  # a call for each of many classes takes seconds
         ours = number % len(_MARKERS) == each
         colours = [_CYCLE[i % len(_CYCLE)] for i in number[ours].tolist()]
         (x, y), widths = points[ours].T, np.where(is_right[ours], 0.0, 0.9).tolist()
         axis.scatter(x, y, s=34, c=colours, marker=marker, edgecolors="black", linewidths=widths, alpha=0.9)
     if has_legend:
-        for i, label in enumerate(own.tolist()):
+        for i, label in enumerate(present.tolist()):
             axis.scatter([], [], s=30, c=_CYCLE[i % len(_CYCLE)], marker=_MARKERS[i], label=in_legend(classes[label]))
         axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistaken (black edge)")
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     else:
         outline = [withStroke(linewidth=2.5, foreground="white")]
-        for label in own[np.argsort(-counts, kind="stable")][:_NAMED].tolist():
+        for label in present[np.argsort(-counts, kind="stable")][:_NAMED].tolist():
             x, y = np.median(points[labels == label], axis=0)
             name = _shorten(classes[label], 16)
             axis.text(x, y, name, fontsize=7, ha="center", va="center", path_effects=outline)
@@ -228,12 +226,12 @@ def embedding(
 
 
 def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title: str) -> Figure:
-    """Pictures in rows of eight with their titles."""
+    """Show pictures with their titles in rows of eight."""
     columns = min(8, len(pictures))
     wide, tall = 1.35 * columns, 1.55 * -(-len(pictures) // columns) + 0.4  # inches
     figure = Figure(figsize=(wide, tall))
     figure.suptitle(title, fontsize=10, y=1 - 0.12 / tall, va="top")
-    axis = figure.add_axes((0, 0, 1, 1))  # one for all: axes of their own take 0.1 s each to lay out
+    axis = figure.add_axes((0, 0, 1, 1))  # one for all, as the layout of each takes 0.1 s
     axis.set_axis_off()
     for number, (picture, name) in enumerate(zip(pictures, titles, strict=True)):
         x, y = 1.35 * (number % columns + 0.5), 0.4 + 1.55 * (number // columns) + 0.2  # middle of the upper edge
@@ -245,7 +243,7 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
 
 
 def classified(picture: Image.Image, label: str, confidence: float, *, is_rejected: bool = False) -> Figure:
-    """A picture, pixel by pixel or enlarged if small, under its class and the probability."""
+    """Show a picture, enlarged if it is small, under its class and probability."""
     scale = max(1, 400 // max(picture.size))
     width, height = (side * scale / DPI for side in picture.size)  # inches
     figure = Figure(figsize=(max(width, 5.2), height + 0.4))  # room for the title, however narrow the picture
@@ -258,7 +256,7 @@ def classified(picture: Image.Image, label: str, confidence: float, *, is_reject
 
 
 def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
-    """Name the classes along the axis, unless there are so many that the names would run into one another."""
+    """Name the classes along the axis, unless there are so many that the names would overlap."""
     if len(classes) > _MOST_NAMED:
         axis.set_xlabel("class")
         return False
@@ -276,12 +274,12 @@ def _shorten(name: str, most: int = 22) -> str:
 
 
 def in_legend(name: str, most: int = 22) -> str:
-    """Legends leave out what begins with an underscore: a thin space goes before it."""
+    """Return a name for a legend; a thin space precedes a leading underscore, which matplotlib would hide."""
     return f"\N{THIN SPACE}{_shorten(name, most)}" if name.startswith("_") else _shorten(name, most)
 
 
 def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
-    """Width against height of pictures, on logarithmic axes; a larger dot is more of them."""
+    """Plot width against height of pictures on logarithmic axes; a larger dot stands for more of them."""
     figure = Figure(figsize=(4.8, 4.4), layout="constrained")
     axis = figure.subplots()
     counts = Counter(pixels)

@@ -1,4 +1,4 @@
-"""The page of a pre-training: its losses, and pictures as they were, as they were shown, and as they were filled in."""
+"""Write the page about a pre-training: its losses, and pictures whole, with hidden patches, and restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = ("the picture", "shown", "filled in")
 
 @dataclass(frozen=True)
 class Strip:
-    """One picture, three times."""
+    """One picture in its three states."""
 
     path: str
     whole: Image.Image
@@ -45,15 +45,15 @@ def write_pretraining_report(
 
     Args:
         path: the HTML file.
-        title: the run's name.
-        headline: what came of it.
-        facts: what was learned, on what, by what.
+        title: the name of the run.
+        headline: the result.
+        facts: what was learned, on which data, by which software.
         findings: what the reader should know about the data, one sentence each.
-        rows: of metrics.csv.
-        kept: the epoch whose weights became the model, from 0.
-        strips: pictures with what was hidden filled in.
-        shown: what those are, in a sentence.
-        recipe: as TOML.
+        rows: the rows of metrics.csv.
+        kept: the epoch whose weights became the model, counting from 0.
+        strips: pictures with their hidden patches filled in.
+        shown: a sentence about those pictures.
+        recipe: the recipe as TOML.
     """
     note = (
         "No label was shown. The loss says how well hidden patches are filled in, not how good a classifier comes of "
@@ -66,8 +66,8 @@ def write_pretraining_report(
         *map(finding, findings),
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
-        figure("Loss by epoch", to_png(draw_losses(rows, kept))),
-        figure("Pictures filled in", to_png(draw_strips(strips))),
+        figure("Loss by epoch", to_png(_draw_losses(rows, kept))),
+        figure("Pictures filled in", to_png(_draw_strips(strips))),
         f"<p>{escape(shown)}. Where a patch is drawn after its own mean and contrast, those are given back to it.</p>",
         "<h2>Recipe</h2>",
         listing(recipe),
@@ -75,8 +75,8 @@ def write_pretraining_report(
     write_page(path, title, body)
 
 
-def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
-    """Training and validation loss by epoch; the epoch that was kept is marked."""
+def _draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
+    """Plot training and validation loss by epoch, and mark the epoch that was kept."""
     drawn = Figure(figsize=(6, 3.4), layout="constrained")
     axis = drawn.subplots()
     for name, label, colour in (("train_loss", "training", BLUE), ("val_loss", "validation", ORANGE)):
@@ -91,8 +91,8 @@ def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
     return drawn
 
 
-def draw_strips(strips: Sequence[Strip]) -> Figure:
-    """A column for each picture: as it is, as it was shown, as it was filled in."""
+def _draw_strips(strips: Sequence[Strip]) -> Figure:
+    """Draw a column for each picture: the original, the visible patches, the restored picture."""
     across, down = max(len(strips), 1), len(_ROWS)
     drawn = Figure(figsize=(_INCHES * across + 0.9, _INCHES * down))
     axis = drawn.add_axes((0, 0, 1, 1))

@@ -1,11 +1,12 @@
-"""What the views of an evaluation are given, in plain JSON types; each format is told at the head of its view.
+"""The data of the interactive views as plain JSON types, and the photographs that a report contains.
 
-Which photographs a report holds: all of a few images, of many those that a click is most likely to ask for.
+Each view documents its format at its head, and one function here writes it. `Photographs` selects: a report contains
+all photographs of a few images, or of many those that a click most likely asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from vitkit.data.storage import Place
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.embedding import LaidOut
@@ -27,9 +29,14 @@ from vitkit.text.html import DATA
 Numbers = npt.NDArray[np.int64]
 
 MOST_IMAGES = 50_000  # that are listed in a page
-MOST_PAIRS = 20_000  # of classes
-MOST_DOUBTS = 1_000  # labels to look at
+_MOST_PAIRS = 20_000  # of classes
+_MOST_DOUBTS = 1_000  # labels to look at
 _MOST_THRESHOLDS = 300  # classes whose threshold can be moved
+
+FIRST = 24  # photographs in a gallery without a script
+MOST, MOST_DOUBTED = 500, 100  # photographs in a page
+_BYTES = 10_000_000  # of photographs, so that the page stays below 20 MB
+_OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes of each pair of classes, and of all pairs, that come first
 _PATHS = 4_000_000  # characters of all paths in a page
 _STEPS = 200  # of the threshold
 _SINGLE = (
@@ -44,7 +51,7 @@ _MULTI = (("threshold", "threshold", "the probability from which on the class is
 
 
 def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
-    """Which images a page lists, in their order: all, or of very many the worst mistakes and others drawn by lot."""
+    """Return the indices of the images that a page lists: all, or the worst mistakes and a random sample."""
     n = len(evaluation.paths)
     length = sum(map(len, evaluation.paths)) / max(n, 1)
     most = min(MOST_IMAGES, max(1_000, int(_PATHS / max(length, 1))))
@@ -56,14 +63,15 @@ def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
 
 
 def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
-    """Of `images.js`: what is said of each of the images `shown`."""
+    """Return the data of `images.js`: the predictions for the images `shown`."""
     common = {
         "classes": list(map(_text, evaluation.classes)),
         "total": len(evaluation.paths),
         "path": [_text(evaluation.paths[i]) for i in shown],
     }
     if evaluation.since:
-        common["since"] = [_since(evaluation, i) for i in shown]
+        now = (evaluation.since.get(evaluation.paths[i]) for i in shown)
+        common["since"] = [None if label is None else _text(label) for label in now]
     labels, predicted = evaluation.labels[shown], evaluation.predicted[shown]
     if isinstance(evaluation, MultiEvaluation):
         rows = evaluation.probabilities[shown]
@@ -72,10 +80,10 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
             for row, said in zip(rows, predicted, strict=True)
         ]
         sets = {
-            name: [np.flatnonzero(own).tolist() for own in each]
+            name: [np.flatnonzero(one).tolist() for one in each]
             for name, each in (("true", labels), ("said", predicted))
         }
-        return {**common, **sets, "confidence": [round(own, 6) for own in sure]}
+        return {**common, **sets, "confidence": [round(one, 6) for one in sure]}
     return {
         **common,
         "true": labels.tolist(),
@@ -84,21 +92,16 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
     }
 
 
-def _since(evaluation: Evaluation, image: int) -> str | None:
-    now = evaluation.since.get(evaluation.paths[image])
-    return None if now is None else _text(now)
-
-
 def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
-    """(n,) in the predicted class, with the digits of predictions.csv."""
+    """Return (n,) probabilities of the predicted classes, with the digits of predictions.csv."""
     return np.round(evaluation.confidence, 6)
 
 
 def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `class_table.js`."""
-    own = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
-    columns = [{"key": key, "title": title, "help": tells, "digits": digits} for key, title, tells, digits in own]
-    keys = [key for key, *_ in own]
+    """Return the data of `class_table.js`."""
+    described = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
+    columns = [{"key": key, "title": title, "help": tells, "digits": digits} for key, title, tells, digits in described]
+    keys = [key for key, *_ in described]
     rows = [
         {"name": _text(name), **{key: None if row[key] is None else round(row[key], 5) for key in keys}}
         for name, row in numbers["per_class"].items()
@@ -107,55 +110,53 @@ def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str,
 
 
 def confusion_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Of `confusion.js`."""
+    """Return the data of `confusion.js`."""
     true, said, counts = evaluation.pairs()
-    order = np.argsort(-counts, kind="stable")[:MOST_PAIRS]
+    order = np.argsort(-counts, kind="stable")[:_MOST_PAIRS]
     pairs = np.stack([true[order], said[order], counts[order]], axis=1).tolist()
     return {"pairs": pairs, "left_out": int(counts.sum() - counts[order].sum())}
 
 
 def reliability_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Of `reliability.js`."""
+    """Return the data of `reliability.js`."""
     before = None if evaluation.temperature == 1 else _reliability(evaluation.untempered)
     return {"now": _reliability(evaluation.reliability), "before": before}
 
 
-def _reliability(own: Reliability) -> dict[str, Any]:
-    means = {"confidence": own.confidence.round(6).tolist(), "accuracy": own.accuracy.round(6).tolist()}
-    return {"counts": own.counts.tolist(), **means, "ece": own.ece}
+def _reliability(measured: Reliability) -> dict[str, Any]:
+    means = {"confidence": measured.confidence.round(6).tolist(), "accuracy": measured.accuracy.round(6).tolist()}
+    return {"counts": measured.counts.tolist(), **means, "ece": measured.ece}
 
 
 def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Of `threshold.js`."""
+    """Return the data of `threshold.js`."""
     sure = confidence(evaluation)
     is_right = evaluation.predicted == evaluation.labels
-    answered, right = (_reaching(own) for own in (sure, sure[is_right]))
+    answered, right = (_reaching(values) for values in (sure, sure[is_right]))
     return {"images": len(sure), "answered": answered, "right": right}
 
 
 def _reaching(values: npt.NDArray[np.floating[Any]]) -> list[int]:
-    """How many are at least each of the thresholds."""
+    """Count the values that reach each threshold."""
     at = np.arange(_STEPS + 1) / _STEPS
-    found: list[int] = (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
-    return found
+    counts: list[int] = (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
+    return counts
 
 
 def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
-    """Of `class_thresholds.js`; None where there are too many classes to choose from."""
+    """Return the data of `class_thresholds.js`; None if there are too many classes."""
     if len(evaluation.classes) > _MOST_THRESHOLDS:
         return None
-    return {"classes": list(_thresholds(evaluation))}
-
-
-def _thresholds(evaluation: MultiEvaluation) -> Iterator[dict[str, Any]]:
+    classes = []
     for i, name in enumerate(evaluation.classes):
-        own, has = evaluation.probabilities[:, i].astype(np.float64), evaluation.labels[:, i] == 1
-        counts = {"support": int(has.sum()), "said": _reaching(own), "right": _reaching(own[has])}
-        yield {"name": _text(name), "at": evaluation.thresholds[i], **counts}
+        probabilities, has = evaluation.probabilities[:, i].astype(np.float64), evaluation.labels[:, i] == 1
+        counts = {"support": int(has.sum()), "said": _reaching(probabilities), "right": _reaching(probabilities[has])}
+        classes.append({"name": _text(name), "at": evaluation.thresholds[i], **counts})
+    return {"classes": classes}
 
 
 def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] | None:
-    """Of `embedding.js`; None without points."""
+    """Return the data of `embedding.js`; None without points."""
     if laid_out is None:
         return None
     place = {int(i): number for number, i in enumerate(shown)}
@@ -170,8 +171,8 @@ def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] |
 def doubts_data(
     doubts: Sequence[Doubt], classes: Sequence[str], photographs: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """Of `Doubts` in `images.js`, the first of them, and photographs by their places; None without any."""
-    doubts = doubts[:MOST_DOUBTS]
+    """Return the data of `Doubts` in `images.js`, with photographs by position; None without any."""
+    doubts = doubts[:_MOST_DOUBTS]
     if not doubts:
         return None
     number = {name: i for i, name in enumerate(classes)}
@@ -181,23 +182,23 @@ def doubts_data(
 
     return {
         "photographs": photographs,
-        "path": [_text(own.path) for own in doubts],
-        "label": [numbers(own.label) for own in doubts],
-        "suggested": [numbers(own.suggested) for own in doubts],
-        "score": [round(own.score, 6) for own in doubts],
+        "path": [_text(doubt.path) for doubt in doubts],
+        "label": [numbers(doubt.label) for doubt in doubts],
+        "suggested": [numbers(doubt.suggested) for doubt in doubts],
+        "score": [round(doubt.score, 6) for doubt in doubts],
     }
 
 
 def _text(name: str) -> str:
-    """A name that can be written as UTF-8, as files' names need not be."""
+    """Return a name that can be written as UTF-8, which file names need not be."""
     return name.encode(errors="replace").decode()
 
 
 def data_of_report(page: Path) -> dict[str, Any]:
-    """What the views of a report that was written are given, but for its photographs.
+    """Read the data of the views from a written report, without its photographs.
 
     Raises:
-        VitkitError: there is no such page, or it holds no data.
+        VitkitError: there is no such page, or it contains no data.
     """
     try:
         text = read_text(page, "surrogateescape")
@@ -210,22 +211,16 @@ def data_of_report(page: Path) -> dict[str, Any]:
         data = None
     if not isinstance(data, dict) or "images" not in data:
         raise VitkitError(f"the {page.name} of {page.parent.name} holds no data to show: vitkit eval writes a new one")
-    return {name: own for name, own in data.items() if name not in ("photographs", "doubts")}
-
-
-FIRST = 24  # in a gallery that is read without a script
-MOST, MOST_DOUBTED = 500, 100  # photographs in a page
-_BYTES = 10_000_000  # that they take, so that the page is below 20 MB
-_OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes of a pair of classes, of all pairs, before others
+    return {name: value for name, value in data.items() if name not in ("photographs", "doubts")}
 
 
 class Explained(NamedTuple):
-    """A mistake, and where its classes come from.
+    """A mistake and the regions that speak for its classes.
 
     Attributes:
-        image: its number in the evaluation.
-        title: what was taken for what.
-        pictures: caption and JPEG; the photograph first.
+        image: its index in the evaluation.
+        title: the true and the predicted class.
+        pictures: caption and JPEG of each picture; the photograph first.
     """
 
     image: int
@@ -238,14 +233,14 @@ class Photographs:
     """The photographs of a report.
 
     Attributes:
-        root: the folder that paths are relative to; None where images are no files.
-        listed: numbers of the images that the page lists.
-        first: numbers of those that are shown without a script.
-        of_images: photographs by the image's number.
-        of_doubts: photographs of the first labels to look at, in their order.
+        root: the folder, or storage, that paths are relative to; None if images are not files.
+        listed: the indices of the images that the page lists.
+        first: the indices of those that are shown without a script.
+        of_images: photographs by the image's index.
+        of_doubts: photographs of the first suspected label errors, in order.
     """
 
-    root: Path | None
+    root: Place | None
     listed: npt.NDArray[np.int64]
     first: Sequence[int]
     of_images: Mapping[int, Thumbnail]
@@ -253,9 +248,9 @@ class Photographs:
 
     @classmethod
     def of(
-        cls, evaluation: Evaluation, root: Path | None, doubts: Sequence[Doubt], laid_out: LaidOut | None
+        cls, evaluation: Evaluation, root: Place | None, doubts: Sequence[Doubt], laid_out: LaidOut | None
     ) -> Photographs:
-        """Those of an evaluation and of labels to look at."""
+        """Select the photographs of an evaluation and of suspected label errors."""
         shown = listed(evaluation)
         if root is None:
             return cls(None, shown, (), {}, ())
@@ -268,31 +263,33 @@ class Photographs:
         chosen = list(dict.fromkeys([*first, *order]))[:MOST]
         kept: dict[int, Thumbnail] = {}
         spent = 0
-        for i, own in zip(chosen, thumbnails(root / evaluation.paths[i] for i in chosen), strict=True):
-            spent += size(own)
+        for i, picture in zip(chosen, thumbnails(root / evaluation.paths[i] for i in chosen), strict=True):
+            spent += size(picture)
             if spent > _BYTES and i not in first:
                 break
-            kept[i] = own
-        doubted = list(thumbnails(root / own.path for own in doubts[:MOST_DOUBTED]))
+            kept[i] = picture
+        doubted = list(thumbnails(root / doubt.path for doubt in doubts[:MOST_DOUBTED]))
         return cls(root, shown, first, kept, doubted)
 
     def place(self, image: int) -> int:
-        """Where an image is in the page's list."""
+        """Return the position of an image in the page's list."""
         return int(np.searchsorted(self.listed, image))
 
     def addresses(self) -> dict[str, str]:
-        """The photographs that no gallery of the page shows, by the image's place in the page's list."""
-        others = [(self.place(i), own.address) for i, own in self.of_images.items() if i not in self.first]
+        """Return the photographs that no gallery of the page shows, by the image's position in the page's list."""
+        others = [
+            (self.place(i), photograph.address) for i, photograph in self.of_images.items() if i not in self.first
+        ]
         return {str(place): address for place, address in others if address is not None}
 
     def addresses_of_doubts(self) -> dict[str, str]:
-        """The same of labels to look at."""
-        others = [(place, own.address) for place, own in enumerate(self.of_doubts) if place >= FIRST]
+        """Return the same for suspected label errors."""
+        others = [(place, photograph.address) for place, photograph in enumerate(self.of_doubts) if place >= FIRST]
         return {str(place): address for place, address in others if address is not None}
 
 
 def wanted(evaluation: Evaluation, laid_out: LaidOut | None) -> list[int]:
-    """Images in the order in which their photographs are wanted: confident mistakes, some of each pair, points."""
+    """Return images by decreasing interest: confident mistakes, some of each pair of classes, points, and the rest."""
     n = len(evaluation.paths)
     if isinstance(evaluation, MultiEvaluation):
         wrong = np.flatnonzero((evaluation.predicted != evaluation.labels).any(axis=1)).tolist()

@@ -121,8 +121,10 @@ def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
     return ["<h2>Each class</h2>", _view("classes", wide(class_table(numbers["per_class"], _CLASSES)), *left)]
 
 
-def confusion(numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    """Which class is taken for which."""
+def confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
+    """Which class is taken for which, where each image has one."""
+    if isinstance(evaluation, MultiEvaluation):
+        return []
     if not numbers["confused"]:
         words = ["<p>There are no mistakes.</p>"]
     else:
@@ -191,10 +193,11 @@ def gallery_of(evaluation: Evaluation, photographs: Photographs) -> list[str]:
         for i in photographs.first
         if i in photographs.of_images
     ]
-    is_multi = isinstance(evaluation, MultiEvaluation)
-    none = [] if cells or is_multi else ["<p>There are no mistakes.</p>"]
-    head = "" if is_multi or not cells else "<h3>The most confident mistakes</h3>"
-    return ["<h2>Photographs</h2>", words, _view("gallery", head, *none, gallery(cells))]
+    if isinstance(evaluation, MultiEvaluation):
+        head = ""
+    else:
+        head = "<h3>The most confident mistakes</h3>" if cells else "<p>There are no mistakes.</p>"
+    return ["<h2>Photographs</h2>", words, _view("gallery", head, gallery(cells))]
 
 
 def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
@@ -293,7 +296,9 @@ def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[
 
 
 def figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """All of them with their intervals."""
+    """All of them with their intervals; those of images with several classes are in the headline."""
+    if isinstance(evaluation, MultiEvaluation):
+        return []
     rows = []
     names = {name: metric.title for name, metric in METRICS["single"].items()} | _BESIDE
     for key, name in names.items():

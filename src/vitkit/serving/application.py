@@ -1,8 +1,7 @@
-"""A server's routes. What they answer is JSON; the page at /docs and its files come from this machine.
+"""The HTTP routes of a server as a FastAPI application.
 
-The description of a server's routes for people: a page whose every part comes from this machine.
-
-The forms of what a server answers, for its OpenAPI description. Tests hold real answers against them.
+Answers are JSON, described by the forms below for the OpenAPI schema; tests compare real answers with them. The page at
+/docs and all of its files come from this machine.
 """
 
 from __future__ import annotations
@@ -27,150 +26,13 @@ from vitkit.serving.questions import BadRequestError, read_body, settle_options
 from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Embedded, Service, described
 from vitkit.system.files import to_json
 
-_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>vitkit: what this server answers</title><link rel="icon" href="data:,">
-<link rel="stylesheet" href="/docs/swagger-ui.css"></head>
-<body><main id="page"></main><script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/begin.js"></script>
-</body></html>
-"""
-_BEGIN = """
-SwaggerUIBundle({url: "/openapi.json", dom_id: "#page", validatorUrl: null, deepLinking: true,
-                 syntaxHighlight: {activated: false}});
-"""
-
-
-def add_pages(app: FastAPI) -> None:
-    """The description for people, whose files are the bundled ones."""
-
-    async def page() -> Response:
-        return HTMLResponse(_PAGE)
-
-    async def begin() -> Response:
-        return Response(_BEGIN, media_type="text/javascript")
-
-    async def file(name: str) -> Response:
-        if name not in _FILES:
-            raise HTTPException(404)
-        return FileResponse(swagger_ui_path / name)
-
-    async def root() -> Response:
-        return RedirectResponse("/docs")
-
-    pages: dict[str, Callable[..., Any]] = {
-        "/": root, "/docs": page, "/docs/begin.js": begin, "/docs/{name}": file,
-    }  # fmt: skip
-    for path, handle in pages.items():
-        app.add_api_route(path, handle, include_in_schema=False, response_model=None)
-
-
-class _Form(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class Refused(_Form):
-    """Why there is no answer."""
-
-    error: str
-
-
-class Place(_Form):
-    """A class with its probability."""
-
-    label: str
-    confidence: float
-
-
-class PredictionForm(_Form):
-    """What the model says of one picture; the fields are those of `vitkit predict -o FILE.jsonl`."""
-
-    path: str
-    label: str | None
-    confidence: float | None
-    top: list[Place] = []
-    rejected: str | None = None
-    error: str | None = None
-    note: str | None = None
-
-
-class PredictionsForm(_Form):
-    """A row for each picture, in their order."""
-
-    model: str
-    version: str
-    predictions: list[PredictionForm]
-
-
-class EmbeddingForm(_Form):
-    """What the model sees in one picture, as a vector; of `patches`, one a patch."""
-
-    path: str
-    features: list[float] | list[list[float]] | None
-    error: str | None = None
-
-
-class EmbeddingsForm(_Form):
-    """A row for each picture, in their order."""
-
-    model: str
-    version: str
-    what: str
-    embeddings: list[EmbeddingForm]
-
-
-class ExplanationForm(_Form):
-    """Where in a picture a class comes from.
-
-    `maps` has a grid of patches for each method, `box` what the model saw of the picture, as left, top, right and
-    bottom in pixels, `heads` for each of `layers` a grid for each head.
-    """
-
-    model: str
-    version: str
-    target: str
-    probability: float
-    top: list[Place]
-    size: list[int]
-    box: list[float]
-    maps: dict[str, list[list[float]]]
-    layers: list[int] = []
-    heads: list[list[list[list[float]]]] | None = None
-
-
-class ModelForm(_Form):
-    """A model, and what it can be asked."""
-
-    name: str
-    version: str
-    classes: list[str]
-    task: str
-    backend: str
-    precision: str
-    image_size: list[int]
-    batch: int
-    answers: list[str]
-
-
-class ModelsForm(_Form):
-    """The first is asked where none is named."""
-
-    models: list[ModelForm]
-
-
-class StateForm(_Form):
-    """How the server is."""
-
-    status: str
-
-
-_AGAIN = "1"  # seconds after which to ask again
-_LARGE = 2**20  # bytes of a body whose taking apart would keep others waiting
-Handle = Callable[[Request], Awaitable[Response]]
+_AGAIN = "1"  # seconds to wait before retrying
+_LARGE = 2**20  # bytes of a body; larger ones are parsed in a thread
+_Handle = Callable[[Request], Awaitable[Response]]
 
 
 def make_application(service: Service) -> FastAPI:
-    """The routes of a service."""
+    """Create the application that serves the routes of a service."""
     app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None)
     app.openapi_version = "3.0.3"  # as the bundled page reads it
     app.add_exception_handler(HTTPException, _as_json)
@@ -184,7 +46,7 @@ def make_application(service: Service) -> FastAPI:
         ("/ready", routes.ready, StateForm, "Whether it takes questions"),
         ("/metrics", routes.metrics, None, "Counters, for Prometheus"),
     ):
-        told: dict[int | str, dict[str, Any]] = {200: {"model": form}, "4XX": {"model": Refused}}
+        responses: dict[int | str, dict[str, Any]] = {200: {"model": form}, "4XX": {"model": Refused}}
         app.add_api_route(
             path,
             _counted(service, path, handle),
@@ -192,22 +54,20 @@ def make_application(service: Service) -> FastAPI:
             operation_id=path[1:],
             response_model=None,
             summary=summary,
-            responses=told if form else None,
+            responses=responses if form else None,
             openapi_extra=described(path) if path in OPTIONS else None,
         )
-    add_pages(app)
+    _add_pages(app)
     return app
 
 
 class _Routes:
-    """What each route answers."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def predict(self, request: Request) -> Response:
-        found = await self._service.predict(*await _question(self._service, request))
-        return _json(found, 422 if all("error" in row for row in found["predictions"]) else 200)
+        answer = await self._service.predict(*await _question(self._service, request))
+        return _json(answer, 422 if all("error" in row for row in answer["predictions"]) else 200)
 
     async def embed(self, request: Request) -> Response:
         return _Streamed(await self._service.embed(*await _question(self._service, request)))
@@ -222,7 +82,7 @@ class _Routes:
         return await asyncio.to_thread(_json, await self._service.explain(uploads, options))
 
     async def models(self, _: Request) -> Response:
-        return _json({"models": [own.to_dict() for own in self._service.shelf.models]})
+        return _json({"models": [model.to_dict() for model in self._service.shelf.models]})
 
     async def health(self, _: Request) -> Response:
         return _json({"status": "ok"})
@@ -235,12 +95,12 @@ class _Routes:
 
 
 class _Streamed(StreamingResponse):
-    """Features as JSON, picture by picture: never all of them as text, which takes ten times as much memory."""
+    """Features as JSON, written picture by picture: the whole text would take ten times as much memory."""
 
-    def __init__(self, found: Embedded) -> None:
-        status = 422 if all("error" in row for row in found.rows) else 200
-        super().__init__(_pieces(found), status, media_type="application/json")
-        self._sent = found.sent
+    def __init__(self, embedded: Embedded) -> None:
+        status = 422 if all("error" in row for row in embedded.rows) else 200
+        super().__init__(_pieces(embedded), status, media_type="application/json")
+        self._sent = embedded.sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -249,9 +109,9 @@ class _Streamed(StreamingResponse):
             self._sent()
 
 
-def _pieces(found: Embedded) -> Iterator[bytes]:
-    between = f'{to_json(found.about)[:-1]}, "embeddings": ['
-    for row in found.rows:
+def _pieces(embedded: Embedded) -> Iterator[bytes]:
+    between = f'{to_json(embedded.about)[:-1]}, "embeddings": ['
+    for row in embedded.rows:
         features = row["features"]
         plain = row if features is None else {**row, "features": features.tolist()}
         yield (between + to_json(plain)).encode("utf-8", "replace")
@@ -259,11 +119,8 @@ def _pieces(found: Embedded) -> Iterator[bytes]:
     yield b"]}"
 
 
-# --- Questions ------------------------------------------------------------------------------------------------
-
-
 async def _question(service: Service, request: Request) -> tuple[Any, dict[str, str]]:
-    """The pictures and the options of a request that can be taken."""
+    """Read the pictures and options of a request, unless the server takes no more of them."""
     service.check_open(request.scope["path"])
     body, kind = await request.body(), request.headers.get("content-type", "")
     if len(body) > _LARGE:
@@ -273,8 +130,8 @@ async def _question(service: Service, request: Request) -> tuple[Any, dict[str, 
     return uploads, settle_options(request.scope["query_string"], beside, OPTIONS[request.scope["path"]])
 
 
-def _counted(service: Service, path: str, handle: Handle) -> Handle:
-    """The route's function, whose refusals are told as JSON, and whose answers are counted."""
+def _counted(service: Service, path: str, handle: _Handle) -> _Handle:
+    """Wrap the function of a route so that refusals become JSON and answers are counted."""
     seconds = service.metrics.seconds.labels(path)
     requests = service.metrics.requests
 
@@ -313,3 +170,140 @@ def _refused(status: int, reason: str, headers: Mapping[str, str] | None = None)
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     body = to_json(value).encode("utf-8", "replace")
     return Response(body, status, headers, "application/json")
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class Refused(_Form):
+    """The reason why there is no answer."""
+
+    error: str
+
+
+class Place(_Form):
+    """A class with its probability."""
+
+    label: str
+    confidence: float
+
+
+class PredictionForm(_Form):
+    """The prediction for one picture, with the fields of `vitkit predict -o FILE.jsonl`."""
+
+    path: str
+    label: str | None
+    confidence: float | None
+    top: list[Place] = []
+    rejected: str | None = None
+    error: str | None = None
+    note: str | None = None
+
+
+class PredictionsForm(_Form):
+    """One prediction for each picture, in the order of the request."""
+
+    model: str
+    version: str
+    predictions: list[PredictionForm]
+
+
+class EmbeddingForm(_Form):
+    """The features of one picture: one vector, or one for each patch if `patches` were requested."""
+
+    path: str
+    features: list[float] | list[list[float]] | None
+    error: str | None = None
+
+
+class EmbeddingsForm(_Form):
+    """One row of features for each picture, in the order of the request."""
+
+    model: str
+    version: str
+    what: str
+    embeddings: list[EmbeddingForm]
+
+
+class ExplanationForm(_Form):
+    """The regions of a picture that speak for a class.
+
+    `maps` holds a grid of patches for each method. `box` is the part of the picture that the model saw, as left, top,
+    right and bottom in pixels. `heads` holds, for each of `layers`, a grid for each attention head.
+    """
+
+    model: str
+    version: str
+    target: str
+    probability: float
+    top: list[Place]
+    size: list[int]
+    box: list[float]
+    maps: dict[str, list[list[float]]]
+    layers: list[int] = []
+    heads: list[list[list[list[float]]]] | None = None
+
+
+class ModelForm(_Form):
+    """A model and the requests that it can answer."""
+
+    name: str
+    version: str
+    classes: list[str]
+    task: str
+    backend: str
+    precision: str
+    image_size: list[int]
+    batch: int
+    answers: list[str]
+
+
+class ModelsForm(_Form):
+    """All models. The first one answers requests that name none."""
+
+    models: list[ModelForm]
+
+
+class StateForm(_Form):
+    """The state of the server."""
+
+    status: str
+
+
+_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>vitkit: what this server answers</title><link rel="icon" href="data:,">
+<link rel="stylesheet" href="/docs/swagger-ui.css"></head>
+<body><main id="page"></main><script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/begin.js"></script>
+</body></html>
+"""
+_BEGIN = """
+SwaggerUIBundle({url: "/openapi.json", dom_id: "#page", validatorUrl: null, deepLinking: true,
+                 syntaxHighlight: {activated: false}});
+"""
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Add the page at /docs, which shows the OpenAPI schema with the bundled Swagger UI."""
+
+    async def page() -> Response:
+        return HTMLResponse(_PAGE)
+
+    async def begin() -> Response:
+        return Response(_BEGIN, media_type="text/javascript")
+
+    async def file(name: str) -> Response:
+        if name not in _FILES:
+            raise HTTPException(404)
+        return FileResponse(swagger_ui_path / name)
+
+    async def root() -> Response:
+        return RedirectResponse("/docs")
+
+    pages: dict[str, Callable[..., Any]] = {
+        "/": root, "/docs": page, "/docs/begin.js": begin, "/docs/{name}": file,
+    }  # fmt: skip
+    for path, handle in pages.items():
+        app.add_api_route(path, handle, include_in_schema=False, response_model=None)

@@ -1,8 +1,8 @@
-"""Questions of many at a time become batches: as many as are waiting, or as come within a bounded time.
+"""Collect requests that arrive at the same time into batches.
 
-Each core takes a batch of its own from end to end, decoding included, as `vitkit predict` does (`inference.pipeline`).
-While all cores are at work, questions queue, and the next batch is the larger; the longer the queue, the less an image
-costs. Only a core that is free waits for more, and no longer than was allowed.
+Each core takes a batch from end to end, decoding included, as `vitkit predict` does (`inference.pipeline`). While all
+cores are busy, requests queue and the next batch grows, which makes each image cheaper. Only a free core waits for
+more images, and no longer than it is allowed to.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-Observe = Callable[["Work", int, float], None]  # a batch of so many took so many seconds
+_Observe = Callable[["Work", int, float], None]  # work, size of the batch, seconds
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A kind of question.
+    """A kind of request.
 
     Attributes:
-        name: the model's.
-        most: questions at a time.
-        answer: questions to answers, in order; called in any of several threads.
+        name: the name of the model.
+        most: the largest batch.
+        answer: maps requests to answers, in order; it is called from several threads.
     """
 
     name: str
@@ -35,68 +35,22 @@ class Work:
 
 
 class FullError(Exception):
-    """There are as many questions as may wait."""
+    """The queue is full."""
 
 
 class ClosedError(Exception):
-    """No more questions are taken."""
-
-
-@dataclass
-class _Request:
-    """Questions that came together and are answered together."""
-
-    answers: list[Any]
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[list[Any]]
-    left: int
-    error: Exception | None = None
-
-    def settle(self) -> None:
-        """In the thread of the loop."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.answers)
-
-
-@dataclass
-class _Question:
-    content: Any
-    came: float
-    request: _Request
-    place: int
-
-
-@dataclass
-class _State:
-    """What the threads share.
-
-    Attributes:
-        queues: by kind, what waits, in the order in which it came.
-        waiting: how many questions that is.
-        working: how many are being answered.
-        is_closed: nothing more is taken.
-    """
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    queues: dict[Work, deque[_Question]] = field(default_factory=dict)
-    waiting: int = 0
-    working: int = 0
-    is_closed: bool = False
+    """The workers take no more requests."""
 
 
 class Workers:
-    """Threads that answer questions.
+    """Threads that answer requests in batches.
 
     Args:
-        count: threads.
-        wait: seconds that a question waits, at most, for others to be answered with, while a thread is free.
-        most: questions that may wait.
-        begin: called in each thread first; what it raises is raised here.
-        observe: told of each batch.
+        count: the number of threads.
+        wait: the longest time in seconds that an item waits for others while a thread is free.
+        most: the number of items that may wait.
+        begin: called first in each thread; its exceptions are raised here.
+        observe: called after each batch with its work, its size and its seconds.
     """
 
     def __init__(
@@ -106,7 +60,7 @@ class Workers:
         wait: float,
         most: int,
         begin: Callable[[], None],
-        observe: Observe,
+        observe: _Observe,
     ) -> None:
         self._wait, self.most, self._observe = wait, most, observe
         self._state = _State()
@@ -122,20 +76,20 @@ class Workers:
 
     @property
     def waiting(self) -> int:
-        """Questions that wait."""
+        """The number of waiting items."""
         return self._state.waiting
 
     @property
     def working(self) -> int:
-        """Questions that are being answered."""
+        """The number of items that are being answered."""
         return self._state.working
 
     async def ask(self, work: Work, contents: Sequence[Any]) -> list[Any]:
-        """The answers to some questions of one kind, in order.
+        """Answer items of one kind and return the answers in order.
 
         Raises:
-            FullError: too many wait already.
-            ClosedError: none are taken any more.
+            FullError: too many items wait already.
+            ClosedError: the workers take no more requests.
         """
         loop = asyncio.get_running_loop()
         request = _Request([None] * len(contents), loop, loop.create_future(), len(contents))
@@ -153,7 +107,7 @@ class Workers:
         return await request.future
 
     def cancel(self) -> None:
-        """Take nothing more, and refuse what waits (`ClosedError`); what is being answered is not stopped by this."""
+        """Take no more requests and refuse the waiting ones (`ClosedError`). A batch in progress goes on."""
         with self._state.changed:
             self._state.is_closed = True
             refused = [question for queue in self._state.queues.values() for question in queue]
@@ -165,7 +119,7 @@ class Workers:
         self._give_answers(refused)
 
     def close(self) -> None:
-        """Answer what waits, take nothing more, and end the threads."""
+        """Answer the waiting requests, take no more, and end the threads."""
         with self._state.changed:
             self._state.is_closed = True
             self._state.changed.notify_all()
@@ -186,17 +140,17 @@ class Workers:
             began = time.monotonic()
             _answer(work, questions)
             self._observe(work, len(questions), time.monotonic() - began)
-            self._hand_out(questions)
+            with self._state.changed:
+                self._state.working -= len(questions)
+            self._give_answers(questions)
 
     def _take(self) -> tuple[Work, list[_Question]] | None:
-        """The next batch; None when there is nothing more to come."""
+        """Return the next batch, or None when no more will come."""
         state = self._state
         with state.changed:
             while True:
-                work = min(
-                    (own for own, queue in state.queues.items() if queue), key=lambda own: state.queues[own][0].came,
-                    default=None,
-                )  # fmt: skip
+                waiting = [kind for kind, queue in state.queues.items() if queue]
+                work = min(waiting, key=lambda kind: state.queues[kind][0].came, default=None)
                 if work is None:
                     if state.is_closed:
                         return None
@@ -208,19 +162,14 @@ class Workers:
                     taken = [queue.popleft() for _ in range(min(work.most, len(queue)))]
                     state.waiting -= len(taken)
                     questions = [question for question in taken if not question.request.future.done()]
-                    if not questions:  # nobody waits for them any more
+                    if not questions:  # their clients have gone
                         continue
                     state.working += len(questions)
                     return work, questions
                 state.changed.wait(left)
 
-    def _hand_out(self, questions: Sequence[_Question]) -> None:
-        """Give the requests that are now complete back to their loops, each loop being woken once."""
-        with self._state.changed:
-            self._state.working -= len(questions)
-        self._give_answers(questions)
-
     def _give_answers(self, questions: Sequence[_Question]) -> None:
+        """Return completed requests to their event loops, waking each loop once."""
         complete = dict[asyncio.AbstractEventLoop, list[_Request]]()
         with self._state.changed:
             for question in questions:
@@ -228,17 +177,60 @@ class Workers:
                 if not question.request.left:
                     complete.setdefault(question.request.loop, []).append(question.request)
         for loop, requests in complete.items():
-            with suppress(RuntimeError):  # it is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: its clients have gone
                 loop.call_soon_threadsafe(_settle, requests)
 
 
+@dataclass
+class _State:
+    """The state that the threads share.
+
+    Attributes:
+        queues: waiting items by kind of work, in the order of their arrival.
+        waiting: the number of waiting items.
+        working: the number of items that are being answered.
+        is_closed: whether the workers take no more requests.
+    """
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    queues: dict[Work, deque[_Question]] = field(default_factory=dict)
+    waiting: int = 0
+    working: int = 0
+    is_closed: bool = False
+
+
+@dataclass
+class _Request:
+    """Items that arrived in one request and are answered together."""
+
+    answers: list[Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[list[Any]]
+    left: int
+    error: Exception | None = None
+
+
+@dataclass
+class _Question:
+    content: Any
+    came: float
+    request: _Request
+    place: int
+
+
 def _settle(requests: Sequence[_Request]) -> None:
+    """Set the results of futures. Called in the thread of their event loop."""
     for request in requests:
-        request.settle()
+        if request.future.done():
+            continue
+        if request.error is not None:
+            request.future.set_exception(request.error)
+        else:
+            request.future.set_result(request.answers)
 
 
 def _answer(work: Work, questions: Sequence[_Question]) -> None:
-    """Answer a batch; one that fails is asked question by question, so that nobody pays for another's."""
+    """Answer a batch. If it fails, answer its items one by one, so that one item cannot spoil another's answer."""
     try:
         answers = work.answer([question.content for question in questions])
     except Exception as error:

@@ -1,12 +1,9 @@
-"""Who may ask a server on this machine, and how much: around any ASGI application, before it sees a request.
+"""The guard of a server on this machine: an ASGI application around any other.
 
 A page of another site can make the user's browser send requests to 127.0.0.1, and can give its own name that address
-(DNS rebinding). So a request must be addressed to a name that is ours (Host), and what changes something must not come
-from another site (Sec-Fetch-Site, Origin). Other machines need the token. Bodies are counted and timed as they come.
-
-What a server lets through: under which names, with which token, and how much.
-
-HTTP connections whose requests must begin and come to their heads' end in time, and whose answers are sent whole.
+(DNS rebinding). A request must therefore be addressed to one of our names (Host), and a request that changes something
+must not come from another site (Sec-Fetch-Site, Origin). Other machines need the token. Bodies are counted and timed as
+they arrive, and `Connection` limits the time for a request's head.
 """
 
 from __future__ import annotations
@@ -33,20 +30,44 @@ from vitkit.errors import VitkitError
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")  # as headers, cookies and addresses take them unchanged
 
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+_Application = Callable[[Any, Receive, Send], Awaitable[None]]
+
+_SAFE = ("GET", "HEAD")
+_SLOWEST = 64 * 2**10  # bytes a second; each second's worth prolongs the time limit of a body
+_LINGER = 2.0  # seconds to receive a refused body: a connection closed earlier loses the answer
+_AGAIN = 2  # seconds to wait before retrying
+_HEADERS = {  # of every answer that does not set them
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"content-security-policy": (
+        b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
+        b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+}
+
+HEAD_SECONDS = 10.0  # from the start of a connection or head until the head is complete
+MOST_HEAD = 16 * 2**10  # bytes
+
 
 @dataclass(frozen=True)
 class Rules:
-    """What is let through.
+    """The requests that a server lets through.
 
     Attributes:
-        names: hosts, without ports, by which the server may be called; see `names_of`.
-        any_address: whether it may also be called by any IP address, which no DNS entry can stand for.
-        token: without which nothing is answered: in the header `Authorization: Bearer`, or in the cookie that a page
-            opened with `?token=` gets; None: nobody needs one.
-        open_paths: answered without the token, and under any name: they say nothing but that the server is there.
-        most_bytes: of a body.
-        most_held: bytes of all bodies that are being read or answered at a time.
-        seconds: in which a body must have come; a large one that comes steadily has longer.
+        names: hosts, without ports, by which the server may be called.
+        any_address: whether it may also be called by any IP address, which no DNS entry can imitate.
+        token: the secret that each request needs, in the header `Authorization: Bearer` or in the cookie that a page
+            opened with `?token=` receives; None if no request needs one.
+        open_paths: paths that are answered without the token and under any name, as they reveal nothing.
+        most_bytes: the largest size of a body.
+        most_held: the largest size of all bodies that are being read or answered at a time.
+        seconds: the time limit for a body; a large one that arrives steadily has longer.
     """
 
     names: frozenset[str]
@@ -59,83 +80,61 @@ class Rules:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """Return whether a server at this host can be reached from this machine alone."""
     with suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     return host.lower() == "localhost"
 
 
 def rules_of(host: str, token: str | None, more: Iterable[str] = (), **limits: Any) -> Rules:
-    """The rules of a server that listens at a host: on this machine alone, or for others, with a token.
+    """Make the rules for a server at a host: open to this machine alone, or to others with a token.
 
     Args:
         host: a name or an address.
-        token: see `Rules`; must be given where others can reach the host.
-        more: other names that it is called by, as proxies and containers have them.
+        token: see `Rules`; required if others can reach the host.
+        more: other names of the server, as proxies and containers use them.
         limits: other fields of `Rules`.
     """
-    own = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in more)}
+    names = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in more)}
     if is_loopback(host):
-        return Rules(frozenset(own | {host.lower().strip("[]")}), token=token, **limits)
+        return Rules(frozenset(names | {host.lower().strip("[]")}), token=token, **limits)
     assert token, "others can reach it"
     machine = socket.gethostname().lower()
-    names = own | {machine, machine.partition(".")[0], f"{machine.partition('.')[0]}.local", host.lower()}
+    names = names | {machine, machine.partition(".")[0], f"{machine.partition('.')[0]}.local", host.lower()}
     return Rules(frozenset(names), any_address=True, token=token, **limits)
 
 
 def new_token() -> str:
-    """One that nobody can guess."""
+    """Create a token that nobody can guess."""
     return secrets.token_urlsafe(32)
 
 
 def check_token(token: str) -> str:
-    """The token, if it is long enough and can be sent as it stands.
+    """Return the token if it is long enough and can be sent unchanged.
 
     Raises:
-        VitkitError: it is not.
+        VitkitError: it is too short, too long or has other characters.
     """
     if not _TOKEN.fullmatch(token):
         raise VitkitError("--token must be 16 to 512 letters, digits and . _ ~ -: the longer, the harder to guess")
     return token
 
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Any, Receive, Send], Awaitable[None]]
-
-_SAFE = ("GET", "HEAD")
-_SLOWEST = 64 * 2**10  # bytes a second for which the time of a body is prolonged
-_LINGER = 2.0  # seconds in which what is refused may still be sent: a connection closed earlier loses the answer
-_AGAIN = 2  # seconds after which to ask again
-_HEADERS = {  # of every answer that has none of its own
-    b"x-content-type-options": b"nosniff",
-    b"x-frame-options": b"DENY",
-    b"referrer-policy": b"no-referrer",
-    b"cross-origin-resource-policy": b"same-origin",
-    b"cross-origin-opener-policy": b"same-origin",
-    b"content-security-policy": (
-        b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
-        b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-    ),
-}
-
-
 class Guard:
-    """An ASGI application around another. Refusals are JSON: `{"error": ...}`.
+    """An ASGI application around another one. Refusals are JSON: `{"error": ...}`.
 
     Args:
-        application: sees what is let through.
-        rules: what that is.
-        count: told the status of each refusal.
+        application: receives the requests that are let through.
+        rules: the requests to let through.
+        count: called with the status of each refusal.
     """
 
-    def __init__(self, application: Application, rules: Rules, count: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, application: _Application, rules: Rules, count: Callable[[int], None] = lambda _: None) -> None:
         self._application, self.rules, self._count = application, rules, count
         self._held = 0  # bytes
         secret = (rules.token or "").encode()
         self._secret = secret
-        self.cookie = f"vitkit-{hashlib.sha256(secret).hexdigest()[:8]}"  # cookies do not know ports
+        self.cookie = f"vitkit-{hashlib.sha256(secret).hexdigest()[:8]}"  # cookies are shared by all ports of a host
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -158,7 +157,7 @@ class Guard:
     # --- Who asks ---------------------------------------------------------------------------------------
 
     def _refuse(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
-        """Why a request is not answered, as far as its head tells."""
+        """Return why a request is refused, judging by its head."""
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.rules.most_bytes:
             return self._too_large()
@@ -183,25 +182,25 @@ class Guard:
     def _has_token(self, headers: dict[str, str]) -> bool:
         if self.rules.token is None:
             return True
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._is_token(given.strip()):
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self._is_token(token.strip()):
             return True
         return self._is_token(_cookie(headers.get("cookie", ""), self.cookie))
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._secret)
+    def _is_token(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._secret)
 
     def _admitted_to(
         self, scope: MutableMapping[str, Any], headers: dict[str, str]
     ) -> list[tuple[bytes, bytes]] | None:
-        """Where to go on from a page that was opened with the right `?token=`, and the cookie to go with."""
+        """Return the address and the cookie to redirect to, if a page was opened with the right `?token=`."""
         if self.rules.token is None or scope["method"] not in _SAFE or b"token=" not in scope["query_string"]:
             return None
-        asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        is_right = any(name == "token" and self._is_token(value) for name, value in asked)
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        is_right = any(name == "token" and self._is_token(value) for name, value in query)
         if not is_right or not self._is_ours(headers.get("host")):
             return None
-        rest = urlencode([(name, value) for name, value in asked if name != "token"])
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
         path = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/\\")  # //x is a host
         kept = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
         return [(b"location", f"{path}{'?' if rest else ''}{rest}".encode("latin-1")), (b"set-cookie", kept.encode())]
@@ -229,7 +228,7 @@ class Guard:
             await _refuse(body.refusal, headers, receive, send)
 
     def hold(self, size: int, body: int) -> _Refusal | None:
-        """Count bytes that have come, of a body of so many by now; or say why they are too many."""
+        """Count received bytes, of a body of `body` bytes so far; return a refusal if they are too many."""
         self._held += size
         if body > self.rules.most_bytes:
             return self._too_large()
@@ -249,11 +248,11 @@ class _Refusal:
 
 
 class _Body:
-    """A request's body, counted and timed as the application reads it.
+    """The body of a request, counted and timed as the application reads it.
 
     Attributes:
-        size: bytes that have come.
-        refusal: why reading was given up; None as long as it was not.
+        size: the number of bytes received.
+        refusal: why reading was given up, or None.
     """
 
     def __init__(self, guard: Guard, receive: Receive) -> None:
@@ -266,7 +265,7 @@ class _Body:
     async def receive(self) -> Message:
         if self.refusal is not None:
             raise _RefusedError
-        if self._is_whole:  # what comes now is that the client has gone
+        if self._is_whole:  # the next message says that the client has gone
             return await self._receive()
         try:
             async with asyncio.timeout_at(self._began + self._guard.rules.seconds + self.size / _SLOWEST):
@@ -285,10 +284,10 @@ class _Body:
 
 
 class _Exchange:
-    """What an application answers, with the headers of every answer; nothing, once its request was refused.
+    """The answer of an application, with the common headers; nothing is sent after its request was refused.
 
     Attributes:
-        is_begun: whether an answer of the application has begun.
+        is_begun: whether the application has begun to answer.
     """
 
     def __init__(self, body: _Body, send: Send) -> None:
@@ -297,24 +296,24 @@ class _Exchange:
 
     async def send(self, message: Message) -> None:
         if not self.is_begun and self._body.refusal is not None:
-            return  # what it makes of an error that is not its own
+            return  # the application's answer to the refusal's exception
         if message["type"] == "http.response.start":
             self.is_begun = True
             message = {**message, "headers": _with_ours(message.get("headers", ()))}
         await self._send(message)
 
 
-def _read_headers(given: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """By name; of a header that came several times all values, which is none that is right."""
-    found: dict[str, str] = {}
-    for name, value in given:
+def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return headers by name. The values of a repeated header are joined, so that the result is none of them."""
+    values: dict[str, str] = {}
+    for name, value in headers:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        found[key] = f"{found[key]}; {text}" if key in found else text
-    return found
+        values[key] = f"{values[key]}; {text}" if key in values else text
+    return values
 
 
 def _name_in(host: str) -> str:
-    """Of a Host header, without the port."""
+    """Return the name in a Host header, without the port."""
     if host.startswith("["):
         name, closing, rest = host[1:].partition("]")
         return name.lower() if closing and (not rest or rest.startswith(":")) else ""
@@ -323,7 +322,7 @@ def _name_in(host: str) -> str:
 
 
 def _is_foreign(method: str, headers: dict[str, str]) -> bool:
-    """Whether a browser says that a page of another site asks. Opening a page from there is all it may."""
+    """Return whether a browser reports that a page of another site asks. Only opening a page is allowed."""
     site = headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none"):
         return method not in _SAFE or headers.get("sec-fetch-mode") != "navigate"
@@ -336,30 +335,30 @@ def _is_foreign(method: str, headers: dict[str, str]) -> bool:
 
 def _cookie(header: str, name: str) -> str:
     try:
-        found = SimpleCookie(header).get(name)
+        morsel = SimpleCookie(header).get(name)
     except CookieError:
         return ""
-    return "" if found is None else found.value
+    return "" if morsel is None else morsel.value
 
 
-def _with_ours(given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    own = list(given)
-    names = {name.lower() for name, _ in own}
-    return own + [(name, value) for name, value in _HEADERS.items() if name not in names]
+def _with_ours(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    sent = list(headers)
+    names = {name.lower() for name, _ in sent}
+    return sent + [(name, value) for name, value in _HEADERS.items() if name not in names]
 
 
 async def _answer(send: Send, status: int, reason: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Everything but the last, empty part: the client has it all, and the connection is still there."""
+    """Send an answer up to its last, empty part: the client has all of it, and the connection stays open."""
     body = json.dumps({"error": reason}).encode()
-    own = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
-    own += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-    own += [(b"retry-after", str(_AGAIN).encode())] if status == 503 else []
-    await send({"type": "http.response.start", "status": status, "headers": _with_ours(own)})
+    sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    sent += [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    sent += [(b"retry-after", str(_AGAIN).encode())] if status == 503 else []
+    await send({"type": "http.response.start", "status": status, "headers": _with_ours(sent)})
     await send({"type": "http.response.body", "body": body, "more_body": status >= 400})
 
 
 async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, send: Send) -> None:
-    """Answer, and let the client send what it is just sending, for a while, so that it comes to read the answer."""
+    """Refuse a request, and let the client finish sending for a while, so that it comes to read the answer."""
     await _answer(send, refusal.status, refusal.reason, [(b"connection", b"close")])
     if "expect" not in headers and refusal.status != 408:
         with suppress(TimeoutError):
@@ -369,15 +368,11 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
     await send({"type": "http.response.body", "body": b""})
 
 
-HEAD_SECONDS = 10.0  # from a connection's beginning, or a head's first byte, until the head is whole
-MOST_HEAD = 16 * 2**10  # bytes
+class _Whole:
+    """A transport that sends everything written within one step of the event loop in one piece.
 
-
-class Whole:
-    """A transport that sends what is written within one step of the loop at a time.
-
-    An answer's head and body are written one after the other. Each piece that is sent alone lets go of Python's lock,
-    which a thread that computes then takes, and the answer waits for it.
+    The head and the body of an answer are written separately. Each separate send releases Python's lock, a computing
+    thread takes it, and the rest of the answer waits.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -385,13 +380,13 @@ class Whole:
         self._written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send it with what else is written now."""
+        """Send the data together with what else is written in this step."""
         if not self._written:
             self._loop.call_soon(self._send)
         self._written.append(data)
 
     def close(self) -> None:
-        """Send what was written, and close."""
+        """Send the pending data and close."""
         self._send()
         self._transport.close()
 
@@ -405,17 +400,17 @@ class Whole:
 
 
 class Connection(H11Protocol):
-    """uvicorn's own has no time limit for heads: connections that say nothing, or a byte a minute, stay for ever."""
+    """uvicorn's HTTP connection with a time limit for heads: silent or slow connections would stay open for ever."""
 
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first head, so long."""
-        super().connection_made(Whole(transport, self.loop))  # type: ignore[arg-type]
+        """Start the time limit for the first head."""
+        super().connection_made(_Whole(transport, self.loop))  # type: ignore[arg-type]
         self._patience = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def data_received(self, data: bytes) -> None:
-        """Wait no more once a head is whole; if one has begun, so long."""
+        """Stop the time limit once a head is complete, and start it when the next one begins."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
@@ -423,7 +418,7 @@ class Connection(H11Protocol):
             self._patience = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more comes."""
+        """Stop the time limit."""
         self._stop_waiting()
         super().connection_lost(exc)
 

@@ -1,4 +1,8 @@
-"""The classifiers that a server asks, each with its name and version, and how they answer many questions at a time."""
+"""The classifiers of a server, each with a name and a version.
+
+`open_models` loads them onto a `Shelf`; each `ServedModel` answers batches of predictions, features and explanations
+from several threads.
+"""
 
 from __future__ import annotations
 
@@ -42,25 +46,96 @@ _NAMED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
 _DIGITS = 12  # of a version
 _CORES_PER_EXPLAINER = 4
 
+_WHAT: tuple[Features, ...] = get_args(Features)
+
+
+def open_models(
+    named: Sequence[str | Path | Classifier],
+    *,
+    backend: str,
+    precision: str,
+    device: str,
+    batch: int | None,
+    note: Say,
+    progress: Progress,
+) -> Shelf:
+    """Open models by their sources, or by NAME=SOURCE.
+
+    Raises:
+        VitkitError: a model cannot be loaded or computed, has no classes, or is named twice.
+    """
+    models = list[ServedModel]()
+    for entry in named:
+        name, source = split_name(entry)
+        classifier = open_model(source, note, progress, device)
+        if not classifier.classes:
+            raise VitkitError(f"{source} has no head, so there are no classes to answer with: train one")
+        classifier = classifier.use(backend, precision, None, say=note, device=device)
+        model = ServedModel(name, classifier, batch)
+        if any((other.name, other.version) == (name, model.version) for other in models):
+            raise VitkitError(f"{name} is given twice with the same weights and classes: leave one out")
+        models.append(model)
+    return Shelf(tuple(models))
+
+
+def split_name(entry: str | Path | Classifier) -> tuple[str, str | Path | Classifier]:
+    """Return a model's name and its source. Without a name it is called like its file or folder."""
+    if not isinstance(entry, (str, Path)):
+        return "model", entry
+    match = _NAMED.fullmatch(str(entry))
+    if match is not None and not Path(entry).exists():
+        return match[1], match[2]
+    return Path(entry).resolve().stem if Path(entry).is_file() else Path(entry).resolve().name, entry
+
 
 @dataclass(frozen=True)
-class ToExplain:
-    """A picture, and what is to be found out about it; the arguments are those of `Classifier.explain`."""
+class Shelf:
+    """The models of a server in the order of the command line. The first one answers requests that name none."""
 
-    upload: Upload
-    method: str
-    target: str
-    layer: int | None
+    models: tuple[ServedModel, ...]
+
+    def find(self, name: str | None, version: str | None = None) -> ServedModel | None:
+        """Return the last model of this name whose version begins like this, or None."""
+        for model in reversed(self.models):
+            if name in (None, model.name) and model.version.startswith(version or ""):
+                if name is None and version is None:
+                    return self.models[0]
+                return model
+        return None
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that keep the cores busy, and one more to read while another computes alone."""
+        return cores() if self._is_concurrent else cores() + 1
+
+    @property
+    def _is_concurrent(self) -> bool:
+        return all(model.is_concurrent for model in self.models)
+
+    @property
+    def explainers(self) -> int:
+        """The number of threads that explain: fewer than there are cores, so that predictions need not wait."""
+        return max(1, cores() // _CORES_PER_EXPLAINER) if self._is_concurrent else 1
+
+    def begin_to_explain(self) -> None:
+        """Prepare a thread that explains."""
+        set_threads(1 if self._is_concurrent else threads())
+
+    def begin(self) -> None:
+        """Prepare a thread that answers."""
+        set_threads(1 if self._is_concurrent else threads())
+        for model in self.models:
+            model.begin()
 
 
 class ServedModel:
-    """One classifier, as it is asked by many at a time.
+    """One classifier that answers many requests at a time.
 
     Attributes:
-        name: by which it is asked for.
-        version: the beginning of a SHA-256 over all that decides its answers.
-        classifier: with its backend.
-        is_concurrent: several threads may ask it at once.
+        name: the name that requests use.
+        version: the beginning of a SHA-256 over everything that decides its answers.
+        classifier: the classifier with its backend.
+        is_concurrent: whether several threads may use it at once.
     """
 
     def __init__(self, name: str, classifier: Classifier, batch: int | None = None) -> None:
@@ -74,21 +149,21 @@ class ServedModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a model, which can be looked into, and no exported file."""
+        """Whether it is a model, which can be embedded with and explained, rather than an exported file."""
         return not isinstance(self.classifier, Exported)
 
     @cached_property
     def embedding(self) -> dict[Features, Work]:
-        """By what the features are of."""
+        """The work of computing features, by their kind."""
         return {what: Work(self.name, self.batch, partial(self._embed, what=what)) for what in _WHAT}
 
     @cached_property
     def explaining(self) -> Work:
-        """Each question is a `ToExplain`, each answer an `Explanation`."""
-        return Work(self.name, 1, lambda asked: [self._explain(own) for own in asked])
+        """The work of explaining: `ToExplain` to `Explanation`."""
+        return Work(self.name, 1, lambda questions: [self._explain(question) for question in questions])
 
     def numbers_of(self, what: Features) -> int:
-        """How many numbers the features of a picture have."""
+        """Return how many numbers the features of a picture have."""
         from vitkit.model.network import Network
 
         model = self.classifier.model
@@ -97,61 +172,61 @@ class ServedModel:
         return model.config.hidden_size * (model.config.patches if what == "patches" else 1)
 
     def give_up(self) -> None:
-        """End the explanations that are being made, within the time that a layer takes."""
+        """Stop the explanations in progress, within the time of one layer."""
         self._is_given_up.set()
 
     def begin(self) -> None:
-        """Have the backend ready in this thread, before anybody waits for it."""
+        """Warm up the backend in this thread."""
         means, (height, width) = self.classifier.preprocess.mean, self.classifier.preprocess.size
         with self._turn:
             self.classifier.answer(np.zeros((self.batch, len(means), height, width), np.float32))
 
     def to_dict(self) -> dict[str, Any]:
-        """What /models says of it."""
-        own = self.classifier
+        """Return its entry in the answer of /models."""
+        classifier = self.classifier
         able = ["predict", "explain", "embed"] if self.is_whole else ["predict"]
         return {
             "name": self.name,
             "version": self.version,
-            "classes": list(own.classes),
-            "task": own.task,
-            "backend": own.backend,
-            "precision": own.precision,
-            "image_size": list(own.preprocess.size),
+            "classes": list(classifier.classes),
+            "task": classifier.task,
+            "backend": classifier.backend,
+            "precision": classifier.precision,
+            "image_size": list(classifier.preprocess.size),
             "batch": self.batch,
             "answers": able,
         }
 
-    def told(self) -> str:
-        """It in a line."""
-        own = self.classifier
-        return f"{self.name} ({self.version}): {plural(len(own.classes), 'class', 'classes')}, {own.computed}"
+    def in_words(self) -> str:
+        """Return its description in one line."""
+        classes = plural(len(self.classifier.classes), "class", "classes")
+        return f"{self.name} ({self.version}): {classes}, {self.classifier.computed}"
 
     # --- In threads ---------------------------------------------------------------------------------------
 
-    def _predict(self, asked: Sequence[tuple[Upload, Columns]]) -> list[dict[str, Any]]:
-        doubts, rows = self._rows([upload for upload, _ in asked], self.classifier.answer)
+    def _predict(self, questions: Sequence[tuple[Upload, Columns]]) -> list[dict[str, Any]]:
+        doubts, rows = self._rows([upload for upload, _ in questions], self.classifier.answer)
         answers = []
-        for (_, columns), doubt, (path, row) in zip(asked, doubts, rows, strict=True):
+        for (_, columns), doubt, (path, row) in zip(questions, doubts, rows, strict=True):
             prediction = self.classifier.prediction(path, row)
             answer = columns.row(prediction).to_dict(may_reject=columns.reject is not None)
             answers.append(answer if doubt is None else {**answer, "note": f"perhaps darker or lighter: {doubt}"})
         return answers
 
-    def _embed(self, asked: Sequence[Upload], what: Features) -> list[dict[str, Any]]:
+    def _embed(self, uploads: Sequence[Upload], what: Features) -> list[dict[str, Any]]:
         def features(pixels: Array) -> Array:
             import torch
 
-            found: Array = self.classifier.features(torch.from_numpy(pixels), what).numpy()
-            return found
+            vectors: Array = self.classifier.features(torch.from_numpy(pixels), what).numpy()
+            return vectors
 
         return [
             {"path": path, "features": None, "error": row} if isinstance(row, str) else {"path": path, "features": row}
-            for path, row in self._rows(asked, features)[1]
+            for path, row in self._rows(uploads, features)[1]
         ]
 
     def _rows(self, uploads: Sequence[Upload], compute: Any) -> tuple[list[str | None], list[tuple[str, Array | str]]]:
-        """What is doubtful about each picture, and what is computed of it, or why it cannot be."""
+        """Return what is doubtful about each picture, and its result or the reason why there is none."""
         doubts, images = list[str | None](), list[Array | str]()
         for upload in uploads:
             try:
@@ -164,10 +239,10 @@ class ServedModel:
         with self._turn:
             return doubts, join([upload.path for upload in uploads], images, compute)
 
-    def _explain(self, asked: ToExplain) -> Explanation:
+    def _explain(self, question: ToExplain) -> Explanation:
         from vitkit.explanation.explanation import explain
 
-        return explain(self._explained, asked.upload.content, asked.method, asked.target, asked.layer)
+        return explain(self._explained, question.upload.content, question.method, question.target, question.layer)
 
     @cached_property
     def _explained(self) -> Explainable:
@@ -175,13 +250,23 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
+class ToExplain:
+    """A picture to explain; the other fields are the arguments of `Classifier.explain`."""
+
+    upload: Upload
+    method: str
+    target: str
+    layer: int | None
+
+
+@dataclass(frozen=True)
 class _Explained:
-    """A classifier as explanations ask it, which may take long: only for its answer it waits for its turn.
+    """A classifier as explanations use it: they take long, so they wait for their turn only while it answers.
 
     Attributes:
-        classifier: whose answers are explained.
-        model: shares its weights.
-        turn: of those who ask for answers.
+        classifier: the classifier whose answers are explained.
+        model: a model that shares its weights.
+        turn: the lock for computing answers.
     """
 
     classifier: Classifier
@@ -206,7 +291,7 @@ class _Explained:
 
 
 def _watched(model: Model, is_given_up: Event) -> Model:
-    """A model of the same weights whose every layer first looks whether anybody still waits for its results."""
+    """Return a model with the same weights in which every layer first checks whether the result is still wanted."""
     from vitkit.explanation.attention import twin
     from vitkit.model.vit import Attention
 
@@ -221,90 +306,8 @@ def _watched(model: Model, is_given_up: Event) -> Model:
     return copied
 
 
-_WHAT: tuple[Features, ...] = get_args(Features)
-
-
-@dataclass(frozen=True)
-class Shelf:
-    """The models of a server, in the order in which they were named; the first is asked where none is named."""
-
-    models: tuple[ServedModel, ...]
-
-    def find(self, name: str | None, version: str | None = None) -> ServedModel | None:
-        """The model of that name, the last of several; or the one whose version begins so."""
-        for own in reversed(self.models):
-            if name in (None, own.name) and own.version.startswith(version or ""):
-                if name is None and version is None:
-                    return self.models[0]
-                return own
-        return None
-
-    @property
-    def threads(self) -> int:
-        """That keep the cores busy: one each, and where computations have a turn one that reads meanwhile."""
-        return cores() if self._is_concurrent else cores() + 1
-
-    @property
-    def _is_concurrent(self) -> bool:
-        return all(own.is_concurrent for own in self.models)
-
-    @property
-    def explainers(self) -> int:
-        """Threads that explain: a few of those that there are cores for, so that predictions do not wait."""
-        return max(1, cores() // _CORES_PER_EXPLAINER) if self._is_concurrent else 1
-
-    def begin_to_explain(self) -> None:
-        """Prepare a thread that explains."""
-        set_threads(1 if self._is_concurrent else threads())
-
-    def begin(self) -> None:
-        """Prepare a thread that answers."""
-        set_threads(1 if self._is_concurrent else threads())
-        for own in self.models:
-            own.begin()
-
-
-def open_models(
-    named: Sequence[str | Path | Classifier],
-    *,
-    backend: str,
-    precision: str,
-    device: str,
-    batch: int | None,
-    note: Say,
-    progress: Progress,
-) -> Shelf:
-    """Models by their sources, or by NAME=SOURCE.
-
-    Raises:
-        VitkitError: one cannot be loaded or computed, has no classes, or is there twice.
-    """
-    models = list[ServedModel]()
-    for given in named:
-        name, source = split_name(given)
-        classifier = open_model(source, note, progress, device)
-        if not classifier.classes:
-            raise VitkitError(f"{source} has no head, so there are no classes to answer with: train one")
-        classifier = classifier.use(backend, precision, None, say=note, device=device)
-        model = ServedModel(name, classifier, batch)
-        if any((own.name, own.version) == (name, model.version) for own in models):
-            raise VitkitError(f"{name} is given twice with the same weights and classes: leave one out")
-        models.append(model)
-    return Shelf(tuple(models))
-
-
-def split_name(given: str | Path | Classifier) -> tuple[str, str | Path | Classifier]:
-    """A model's name and its source. One that was given none is called as its file or folder."""
-    if not isinstance(given, (str, Path)):
-        return "model", given
-    found = _NAMED.fullmatch(str(given))
-    if found is not None and not Path(given).exists():
-        return found[1], found[2]
-    return Path(given).resolve().stem if Path(given).is_file() else Path(given).resolve().name, given
-
-
 def version_of(classifier: Classifier) -> str:
-    """The same for every copy of a model, wherever it lies; another as soon as an answer could be another."""
+    """Return a hash that is the same for every copy of a model and changes as soon as an answer could change."""
     if isinstance(classifier, Exported):
         from vitkit.exporting.formats import format_of
 
@@ -321,7 +324,7 @@ def version_of(classifier: Classifier) -> str:
 def _content_of(classifier: Classifier) -> list[bytes]:
     from vitkit.model.build import stored_weights
 
-    told = {
+    description = {
         "classes": list(classifier.classes),
         "config": classifier.model.config.to_dict(),
         "preprocess": classifier.preprocess.to_dict(),
@@ -329,8 +332,8 @@ def _content_of(classifier: Classifier) -> list[bytes]:
         "thresholds": classifier.thresholds,
     }
     weights = sorted(stored_weights(classifier.model).items())
-    own = [to_json(told).encode("utf-8", "surrogateescape")]
+    parts = [to_json(description).encode("utf-8", "surrogateescape")]
     for name, tensor in weights:
         values = tensor.detach().cpu().contiguous()
-        own += [f"{name} {values.dtype}".encode(), values.view(-1).numpy().tobytes()]
-    return own
+        parts += [f"{name} {values.dtype}".encode(), values.view(-1).numpy().tobytes()]
+    return parts

@@ -1,4 +1,8 @@
-"""What a request asks: pictures and options, out of multipart, JSON or plain bodies. Nothing is written anywhere."""
+"""Read pictures and options from a request: from multipart, JSON or plain bodies.
+
+`read_body` reads the pictures, `settle_options` joins the options of the address and of the body. Nothing is written to
+disk.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ from vitkit.system.files import from_json
 _PLAIN = ("application/octet-stream", "")
 _LONGEST = 255  # characters of a name
 _LONGEST_VALUE = 1000
-_MOST_PARTS = 2**16  # of a body, far more than may wait: each costs time, however small it is
+_MOST_PARTS = 2**16  # of a body, far more than may wait: even an empty part costs time
 
 
 class BadRequestError(Exception):
-    """A request that cannot be answered as it stands, and the HTTP status that says so."""
+    """A request that cannot be answered, with the HTTP status that says so."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -31,11 +35,11 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True)
 class Upload:
-    """A picture as it came.
+    """A received picture.
 
     Attributes:
-        path: what its sender calls it: text that stands for nothing on this machine.
-        content: of its file.
+        path: the name that its sender uses; it means nothing on this machine.
+        content: the content of the file.
     """
 
     path: str
@@ -43,10 +47,10 @@ class Upload:
 
 
 def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
-    """The pictures in a body of this content type, and the options that stand beside them.
+    """Read the pictures in a body of this content type, and the options sent with them.
 
     Raises:
-        BadRequestError: it is of another type, damaged, or has no picture.
+        BadRequestError: the type is not supported, the body is damaged, or it has no picture.
     """
     name, parameters = parse_options_header(kind)
     if name == b"multipart/form-data":
@@ -63,28 +67,28 @@ def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
 
 
 def settle_options(query: bytes, options: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
-    """What is asked beside pictures, in the address or in the body.
+    """Join the options of the address with those of the body.
 
     Raises:
-        BadRequestError: an option is not known, is too long, or has two values.
+        BadRequestError: an option is unknown, too long, or has two values.
     """
-    found = dict(options)
+    settled = dict(options)
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        if found.setdefault(name, value) != value:
+        if settled.setdefault(name, value) != value:
             raise BadRequestError(400, f"{name!r:.80} has two values")
-    for name, value in found.items():
+    for name, value in settled.items():
         if name not in known:
             raise BadRequestError(400, f"there is no option {name!r:.80}: expected {', '.join(known)}")
         if len(value) > _LONGEST_VALUE:
             raise BadRequestError(400, f"{name} is longer than {_LONGEST_VALUE} characters")
-    return found
+    return settled
 
 
 def whole_number(options: Mapping[str, str], name: str, least: int, default: int) -> int:
-    """An option that is a whole number.
+    """Return an option that is a whole number.
 
     Raises:
-        BadRequestError: it is none, or too small.
+        BadRequestError: it is no whole number, or too small.
     """
     text = options.get(name)
     if text is None:
@@ -95,21 +99,21 @@ def whole_number(options: Mapping[str, str], name: str, least: int, default: int
 
 
 def part_of_one(options: Mapping[str, str], name: str) -> float | None:
-    """An option that is a number from 0 to 1; None where it is not given.
+    """Return an option that is a number from 0 to 1, or None if it is not set.
 
     Raises:
-        BadRequestError: it is none.
+        BadRequestError: it is no such number.
     """
     text = options.get(name)
     if text is None:
         return None
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found <= 1:
+        number = math.nan
+    if not 0 <= number <= 1:
         raise BadRequestError(400, f"{name} must be from 0 to 1, not {text!r:.80}")
-    return found
+    return number
 
 
 def _check_count(parts: int) -> None:
@@ -121,12 +125,12 @@ def _check_count(parts: int) -> None:
 
 
 class _Parts:
-    """Collects the parts of a body. The whole body is in memory, so its pieces are cut out of it.
+    """Collects the parts of a multipart body, which is in memory as a whole.
 
     Attributes:
-        uploads: parts with a file name, or of an image's type.
-        options: the others, by name.
-        is_whole: the end was seen.
+        uploads: parts with a file name or the type of an image.
+        options: the other parts, by name.
+        is_whole: whether the end of the body was seen.
     """
 
     def __init__(self) -> None:
@@ -158,12 +162,12 @@ class _Parts:
 
     def on_part_end(self) -> None:
         content = b"".join(self._pieces)
-        _, told = parse_options_header(self._headers.get(b"content-disposition"))
-        file = told.get(b"filename")
+        _, disposition = parse_options_header(self._headers.get(b"content-disposition"))
+        file = disposition.get(b"filename")
         if file is not None or self._headers.get(b"content-type", b"").startswith(b"image/"):
             self.uploads.append(Upload(_text(file or b"image"), content))
             return
-        name = _text(told.get(b"name", b""))
+        name = _text(disposition.get(b"name", b""))
         if len(content) > 2**12:
             raise BadRequestError(400, f"the field {name!r:.80} is too long; a picture needs a file name")
         if self.options.setdefault(name, text := _text(content)) != text:
@@ -201,19 +205,19 @@ def _text(data: bytes) -> str:
 
 def _read_json(body: bytes) -> tuple[list[Upload], dict[str, str]]:
     try:
-        asked = from_json(body)
+        question = from_json(body)
     except ValueError as error:
         raise BadRequestError(400, f"the body is no JSON: {str(error)[:80]}") from error
-    if not isinstance(asked, dict):
+    if not isinstance(question, dict):
         raise BadRequestError(400, "the body must be a JSON object with image or images")
-    images = asked.pop("images", [])
+    images = question.pop("images", [])
     if not isinstance(images, list):
         raise BadRequestError(400, "images must be a list")
     _check_count(len(images))
-    if "image" in asked:
-        images = [asked.pop("image"), *images]
+    if "image" in question:
+        images = [question.pop("image"), *images]
     options = {}
-    for name, value in asked.items():
+    for name, value in question.items():
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise BadRequestError(400, f"{name!r:.80} must be text or a number")
         options[name] = str(value)

@@ -1,6 +1,6 @@
-"""`vitkit.serve`: classifiers that other programs ask over HTTP.
+"""`vitkit.serve`: start a server that answers over HTTP, in threads of this process.
 
-A service behind its guard and uvicorn, in a thread.
+`serve` opens the models and the socket and returns a `Server`, which runs the service behind its guard with uvicorn.
 """
 
 from __future__ import annotations
@@ -13,80 +13,35 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import uvicorn
 
 from vitkit.errors import VitkitError
 from vitkit.serving.application import make_application
 from vitkit.serving.guard import MOST_HEAD, Connection, Guard, Rules, check_token, is_loopback, new_token, rules_of
+from vitkit.serving.models import open_models
 from vitkit.serving.service import Service
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.inputs import check_choice, check_least
+from vitkit.text.fields import Between
+from vitkit.verbs.inputs import BackendName, PrecisionName, check_choice
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.serving.service import Service
 
-
-_OPEN = frozenset({"/health", "/ready"})  # for who looks whether the server is there
+_OPEN = frozenset({"/health", "/ready"})  # for health checks
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "swagger_ui_bundle")
-_TICK = 0.2  # seconds after which a signal is looked for
+_TICK = 0.2  # seconds between checks for a signal
 _MOST_PORT = 65535
 
-
-class Server(Result):
-    """Classifiers that answer over HTTP, in threads of this process, until they are stopped.
-
-    Attributes:
-        url: where they are asked.
-        token: without which nothing is answered; None: nobody needs one.
-        models: what answers, a line each.
-    """
-
-    def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
-
-        host, port = listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self.token, self._service = rules.token, service
-        self.models = tuple(own.told() for own in service.shelf.models)
-        self._running = Running(service, listener, rules)
-
-    def wait(self) -> None:
-        """Until a signal asks the process to stop; what was accepted is answered first. A second signal cuts it short.
-
-        Raises:
-            Interrupted: a signal came.
-        """
-        from vitkit.system.stopping import Deferral
-
-        with Deferral() as asked, self:
-            while asked.received is None and self._running.is_alive:
-                time.sleep(_TICK)
-
-    def stop(self) -> None:
-        """Take nothing more, answer what was accepted, and end."""
-        self._running.stop()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Where it is, and what /models says."""
-        return {"url": self.url, "token": self.token, "models": [own.to_dict() for own in self._service.shelf.models]}
-
-    def lines(self) -> list[str]:
-        """Where it is, and what answers there."""
-        token = [] if self.token is None else [f"token: {self.token}"]
-        return [f"serving at {self.url} (what can be asked: {self.url}/docs)", *token, *self.models]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
+_KEPT = 75  # seconds to keep an idle connection
+_LAST = 20  # seconds to answer accepted requests when the server stops
+_CONNECTIONS = 1000  # fewer if fewer files may be open
+_FILES = 100  # reserved for everything else
+_STEP = 0.01  # seconds between checks whether the server has started
 
 
 @check_arguments
@@ -97,68 +52,70 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     allow_host: Sequence[str] = (),
-    backend: str = "auto",
-    precision: str = "auto",
+    backend: BackendName = "auto",
+    precision: PrecisionName = "auto",
     device: DeviceName = "auto",
-    batch: int | None = None,
+    batch: Annotated[int | None, Between(1)] = None,
     max_wait: float = 5.0,
-    queue: int = 256,
-    explain_queue: int = 4,
-    max_values: int = 2_000_000,
-    note: Say = unsaid,
+    queue: Annotated[int, Between(1)] = 256,
+    explain_queue: Annotated[int, Between(1)] = 4,
+    max_values: Annotated[int, Between(1)] = 2_000_000,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Server:
-    """Have other programs ask classifiers over HTTP: `/predict`, `/explain`, `/embed`.
+    """Answer other programs over HTTP: /predict, /explain, /embed, /models, /health, /ready, /metrics, /docs.
+
+    Pictures that come at a time are answered together. Ctrl-C, or SIGTERM, answers what was accepted, then ends.
 
         import vitkit
 
         with vitkit.serve("runs/digits-1", port=0) as server:
             print(server.url, server.models)
 
+    On the command line: `vitkit serve runs/digits-1`.
+
     Args:
-        models: run or model folders, checkpoints, exported files or published names, each perhaps as NAME=SOURCE; or
-            classifiers. The first is asked where a request names none; of several with one name the last.
-        host: where to listen; on another than this machine's own addresses a token is needed, and made if none is
-            given.
+        models: run or model folders, checkpoints, exported files or published names; NAME=MODEL gives one a name.
+            Classifiers will do, too. The first is asked where a request names none; of several with one name the last.
+        host: where to listen; what others can reach needs a token, and one is made.
         port: of that address; 0 takes one that is free.
         token: without which nothing is answered, in the header Authorization: Bearer.
-        allow_host: further names by which the server is called, as a proxy or a container calls it.
+        allow_host: a further name that it is called by, as a proxy or a container calls it. There may be several.
         backend: what computes; `auto`: the fastest that is installed.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
-        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
-        batch: pictures that are answered at a time, at most; by default as suits the backend.
-        max_wait: milliseconds that a picture waits for others, at most, while a core is free.
-        queue: pictures that may wait; a request for more is refused (503).
-        explain_queue: pictures that may wait to be explained, which takes longer and is done by threads of its own.
-        max_values: numbers that the features of an answer may have (pictures x patches x width); a request for more is
-            refused (413).
-        note: told what had to be assumed of a model, a line each.
-        progress: of loading.
+        device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
+        batch: the largest number of pictures in a batch; the default suits the backend.
+        max_wait: the longest time in milliseconds that a picture waits for others while a core is free.
+        queue: the number of pictures that may wait; requests for more are refused (503).
+        explain_queue: the number of pictures that may wait for an explanation; separate threads explain them.
+        max_values: the largest number of values in an answer of features (pictures x patches x width); requests for
+            more are refused (413).
+        note: receives a line for each assumption about a model.
+        progress: receives the progress of loading.
 
     Returns:
-        The server, which runs until its `stop`, or the end of a `with` block; `wait` is for programs that do nothing
-        else.
+        The server. It runs until its `stop` or the end of a `with` block; `wait` blocks until a signal comes.
 
     Raises:
-        VitkitError: a value is not allowed, a model cannot be loaded, the address cannot be had, or a package is
+        VitkitError: a value is not allowed, a model cannot be loaded, the address is not available, or a package is
             missing.
     """
     check_choice("--device", device, DeviceName)
-    check_least("--batch", batch, 1)
-    for name, value in (("--queue", queue), ("--explain-queue", explain_queue), ("--max-values", max_values)):
-        check_least(name, value, 1)
     if not 0 <= max_wait <= 10_000:
         raise VitkitError(f"--max-wait {max_wait} must be from 0 to 10000 milliseconds")
     named: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
     if not named:
         raise VitkitError("name a model to serve")
-    _check_packages()
-    rules = _rules(host, token, allow_host)
+    missing = [package for package in _PACKAGES if find_spec(package) is None]
+    if missing:
+        raise VitkitError(f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'")
+    if token is not None:
+        check_token(token)
+    elif not is_loopback(host):
+        token = new_token()
+    rules = rules_of(host, token, more=allow_host, open_paths=_OPEN)
     listener = _listen(host, port)
     try:
-        from vitkit.serving.models import open_models
-        from vitkit.serving.service import Service
-
         shelf = open_models(
             named, backend=backend, precision=precision, device=device, batch=batch, note=note, progress=progress
         )
@@ -171,29 +128,15 @@ def serve(
         raise
 
 
-def _rules(host: str, token: str | None, allow_host: Sequence[str]) -> Rules:
-    if token is not None:
-        check_token(token)
-    elif not is_loopback(host):
-        token = new_token()
-    return rules_of(host, token, more=allow_host, open_paths=_OPEN)
-
-
-def _check_packages() -> None:
-    missing = [package for package in _PACKAGES if find_spec(package) is None]
-    if missing:
-        raise VitkitError(f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'")
-
-
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that has the address, and listens once there is something to answer with."""
+    """Return a socket bound to the address. It listens once there is something to answer with."""
     if not 0 <= port <= _MOST_PORT:
         raise VitkitError(f"--port {port} must be from 0 to {_MOST_PORT}")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise VitkitError(f"--host {host} is no address of this machine") from error
-    family, kind, protocol, _, address = sorted(found, key=lambda own: own[0] != socket.AF_INET)[0]
+    family, kind, protocol, _, address = sorted(addresses, key=lambda entry: entry[0] != socket.AF_INET)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -207,24 +150,21 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-_KEPT = 75  # seconds that a connection is kept without a request
-_LAST = 20  # seconds in which what was accepted is answered when the server is stopped
-_CONNECTIONS = 1000  # at most; fewer where fewer files may be open
-_FILES = 100  # that are left for everything else
-_STEP = 0.01  # seconds after which it is looked again whether the server has begun
+class Server(Result):
+    """Classifiers that answer over HTTP in threads of this process until they are stopped.
 
-
-class Running:
-    """A service that can be reached, until it is stopped.
-
-    Args:
-        service: is closed with it.
-        listener: a bound socket.
-        rules: what is let through.
+    Attributes:
+        url: the address of the server.
+        token: the secret that requests need; None if they need none.
+        models: a line about each model.
     """
 
     def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
-        self._service, self._listener = service, listener
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.token, self._service = rules.token, service
+        self.models = tuple(model.in_words() for model in service.shelf.models)
+        self._listener = listener
         self._server = uvicorn.Server(
             uvicorn.Config(
                 Guard(make_application(service), rules, service.metrics.count_refusal),
@@ -246,23 +186,51 @@ class Running:
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        while self.is_alive and not self._server.started:
+        while self._thread.is_alive() and not self._server.started:
             self._thread.join(_STEP)
         if self._failed is not None:
-            self._service.close()
+            service.close()
             raise self._failed
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can be reached still."""
-        return self._thread.is_alive()
+    def wait(self) -> None:
+        """Wait for a signal to stop, and answer the accepted requests first. A second signal stops at once.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        from vitkit.system.stopping import Deferral
+
+        with Deferral() as deferral, self:
+            while deferral.received is None and self._thread.is_alive():
+                time.sleep(_TICK)
 
     def stop(self) -> None:
-        """Take nothing more, answer what was accepted, and end."""
+        """Take no more requests, answer the accepted ones, and end."""
         self._service.begin_to_close()
         self._server.should_exit = True
         self._thread.join()
         self._service.close()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the address, and the answer of /models."""
+        return {
+            "url": self.url,
+            "token": self.token,
+            "models": [model.to_dict() for model in self._service.shelf.models],
+        }
+
+    def lines(self) -> list[str]:
+        """Return the address and the models that answer there."""
+        token = [] if self.token is None else [f"token: {self.token}"]
+        return [f"serving at {self.url} (what can be asked: {self.url}/docs)", *token, *self.models]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
 
     def _run(self) -> None:
         try:

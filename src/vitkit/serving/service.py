@@ -1,8 +1,7 @@
-"""What a server is asked, and what comes of it: which model, which batch, which rows. HTTP is elsewhere.
+"""Answer requests about pictures: choose a model, wait for a batch, and build the answer. HTTP is elsewhere.
 
-What a server counts, in the words of Prometheus.
-
-How a request may look, in the words of OpenAPI.
+`Service` is the public class. The options of each route and their OpenAPI description stand above it, its Prometheus
+metrics below.
 """
 
 from __future__ import annotations
@@ -28,60 +27,24 @@ from vitkit.text.cells import plural
 if TYPE_CHECKING:
     from vitkit.explanation.explanation import Explanation
 
-
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_LATER = "too many pictures are waiting: ask again later"
+_CLOSING = "the server is closing"
+_AT_A_TIME = 4  # answers of the largest size held in memory at a time
+_MOST_RANKED = 200_000  # classes that an answer names, each with its probability
 
-class Metrics:
-    """Counters of one server, in a registry of their own."""
-
-    def __init__(self) -> None:
-        self._registry = own = CollectorRegistry()
-        ProcessCollector(registry=own)
-        self.requests = Counter("vitkit_requests", "Requests by route and status.", ("route", "status"), registry=own)
-        self.seconds = Histogram(
-            "vitkit_request_seconds", "From a request's head to its answer.", ("route",), buckets=_SECONDS, registry=own
-        )
-        self.images = Counter("vitkit_images", "Images by model and outcome.", ("model", "outcome"), registry=own)
-        self._batches = Histogram(
-            "vitkit_batch_images", "Images answered at a time.", ("model",), buckets=_IMAGES, registry=own
-        )
-        self._batch_seconds = Histogram(
-            "vitkit_batch_seconds", "From the first image's decoding to the answer.", ("model",), buckets=_SECONDS,
-            registry=own,
-        )  # fmt: skip
-
-    def observe(self, work: Work, images: int, seconds: float) -> None:
-        """Count a batch."""
-        self._batches.labels(work.name).observe(images)
-        self._batch_seconds.labels(work.name).observe(seconds)
-
-    def count_refusal(self, status: int) -> None:
-        """Count a request that no route has seen."""
-        self.requests.labels("refused", str(status)).inc()
-
-    def watch(self, waiting: Callable[[], int], working: Callable[[], int]) -> None:
-        """Show how much there is to do, as it is when somebody asks."""
-        own = self._registry
-        Gauge("vitkit_images_waiting", "Images that wait for a batch.", registry=own).set_function(waiting)
-        Gauge("vitkit_images_working", "Images that are being answered.", registry=own).set_function(working)
-
-    def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
-        return generate_latest(self._registry)
-
-
-TOP = 5  # classes that are named, if nothing else is asked
+_TOP = 5  # the default number of classes in an answer
 _MODEL = {
     "model": "the model's name; the first by default",
     "version": "the beginning of its version; the last of several by default",
 }
-OPTIONS = {  # of each route that takes pictures, with what each means
+OPTIONS = {  # of each route that takes pictures, with their descriptions
     "/predict": {
         **_MODEL,
-        "top": f"classes to name for each picture, the most probable first; {TOP} by default",
+        "top": f"classes to name for each picture, the most probable first; {_TOP} by default",
         "reject": "withhold the label below this confidence, 0 to 1",
     },
     "/explain": {
@@ -110,8 +73,17 @@ _ONE = {
 }
 
 
+def described(path: str) -> dict[str, Any]:
+    """Return the OpenAPI description of a request to a route that takes pictures."""
+    options = OPTIONS[path]
+    said = [
+        {"name": name, "in": "query", "description": help_text, "schema": _TEXT} for name, help_text in options.items()
+    ]
+    return {"requestBody": _asking(options), "parameters": said}
+
+
 def _asking(options: Iterable[str]) -> dict[str, Any]:
-    """The bodies that bring pictures: files of a form, base64 in JSON, or one file as it is."""
+    """Describe the bodies that can carry pictures: the files of a form, base64 in JSON, or one plain file."""
     fields = dict.fromkeys(options, _TEXT)
     files = {"image": {"type": "array", "items": _BINARY}}
     images = {"image": _ONE, "images": {"type": "array", "items": _ONE}}
@@ -126,27 +98,14 @@ def _asking(options: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def described(path: str) -> dict[str, Any]:
-    """What a route that takes pictures asks for."""
-    options = OPTIONS[path]
-    said = [{"name": name, "in": "query", "description": told, "schema": _TEXT} for name, told in options.items()]
-    return {"requestBody": _asking(options), "parameters": said}
-
-
-_LATER = "too many pictures are waiting: ask again later"
-_CLOSING = "the server is closing"
-_AT_A_TIME = 4  # largest answers that are held in memory at a time
-_MOST_RANKED = 200_000  # classes that an answer names, each with its probability
-
-
 @dataclass(frozen=True)
 class Embedded:
-    """The features of the pictures of a request.
+    """The features of the pictures in a request.
 
     Attributes:
-        about: what the answer says of all of them.
-        rows: one for each picture; features are arrays.
-        sent: to be called when the answer has been sent, or cannot be.
+        about: the fields of the answer that describe all pictures.
+        rows: one row for each picture, with features as arrays.
+        sent: called when the answer has been sent or cannot be sent.
     """
 
     about: dict[str, Any]
@@ -155,21 +114,21 @@ class Embedded:
 
 
 class Service:
-    """The models of a server and the threads that ask them; explanations, which take long, have threads of their own.
+    """The models of a server, the threads that use them, and separate threads for explanations, which take long.
 
     Args:
         shelf: the models.
-        wait: seconds that a picture waits, at most, for others to be answered with.
-        most: pictures that may wait.
-        most_explanations: pictures that may wait to be explained.
-        most_numbers: of an answer.
+        wait: the longest time in seconds that a picture waits for others.
+        most: the number of pictures that may wait.
+        most_explanations: the number of pictures that may wait for an explanation.
+        most_numbers: the largest number of values in an answer.
 
     Attributes:
-        is_closing: no more questions are taken; those that were taken are being answered.
+        is_closing: whether the server takes no more requests; accepted ones are still answered.
     """
 
     def __init__(self, shelf: Shelf, *, wait: float, most: int, most_explanations: int, most_numbers: int) -> None:
-        self.shelf, self.metrics = shelf, Metrics()
+        self.shelf, self.metrics = shelf, _Metrics()
         self.is_closing = False
         self._threads = threads()
         observe = self.metrics.observe
@@ -184,10 +143,10 @@ class Service:
         self._rankings, self._features = _Budget(_MOST_RANKED, "classes"), _Budget(most_numbers, "numbers")
 
     def check_open(self, path: str) -> None:
-        """Whether a question can be taken, before its pictures are read.
+        """Refuse a request that cannot be taken, before its pictures are read.
 
         Raises:
-            BadRequestError: the server is closing, or as many pictures wait as may.
+            BadRequestError: the server is closing, or the queue is full.
         """
         if self.is_closing:
             raise BadRequestError(503, _CLOSING)
@@ -196,9 +155,9 @@ class Service:
             raise BadRequestError(503, _LATER)
 
     async def predict(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
-        """A row for each picture, as `vitkit predict` writes it."""
+        """Return a row for each picture, as `vitkit predict` writes it."""
         model = self._model(options)
-        top = min(whole_number(options, "top", 1, TOP), len(model.classifier.classes))
+        top = min(whole_number(options, "top", 1, _TOP), len(model.classifier.classes))
         columns = Columns(top, part_of_one(options, "reject"), model.classifier.task == "multi")
         named = self._rankings.take(len(uploads), top, "ask for fewer classes (top)")
         try:
@@ -208,7 +167,7 @@ class Service:
         return {**_named(model), "predictions": self._counted(model, rows)}
 
     async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> Embedded:
-        """What the model sees in each picture, as a vector."""
+        """Return the features of each picture."""
         model = self._whole(options)
         wanted = options.get("what", "head")
         what = next((known for known in model.embedding if known == wanted), None)
@@ -224,57 +183,57 @@ class Service:
         return Embedded(about, self._counted(model, rows), partial(self._features.give_back, numbers))
 
     async def explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
-        """Where in the one picture a class comes from, in numbers."""
-        model, found = await self._explain(uploads, options)
+        """Return the regions of one picture that speak for a class, as numbers."""
+        model, explanation = await self._explain(uploads, options)
         return {
             **_named(model),
-            "target": found.target,
-            "probability": found.probability,
-            "top": [{"label": label, "confidence": p} for label, p in found.ranking[:TOP]],
-            "size": list(found.photograph.size),
-            "box": list(found.box),
-            "maps": {name: values.tolist() for name, values in found.maps.items()},
-            "layers": list(found.layers),
-            "heads": None if found.heads is None else found.heads.tolist(),
+            "target": explanation.target,
+            "probability": explanation.probability,
+            "top": [{"label": label, "confidence": p} for label, p in explanation.ranking[:_TOP]],
+            "size": list(explanation.photograph.size),
+            "box": list(explanation.box),
+            "maps": {name: values.tolist() for name, values in explanation.maps.items()},
+            "layers": list(explanation.layers),
+            "heads": None if explanation.heads is None else explanation.heads.tolist(),
         }
 
     async def draw(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> bytes:
-        """Where in the one picture a class comes from, as a picture (PNG)."""
+        """Return the regions of one picture that speak for a class, as a PNG file."""
         from vitkit.explanation.draw import picture_to_png
 
-        _, found = await self._explain(uploads, options)
-        method = next(iter(found.maps), "heads")
-        return await asyncio.to_thread(lambda: picture_to_png(found.overlay(method)))
+        _, explanation = await self._explain(uploads, options)
+        method = next(iter(explanation.maps), "heads")
+        return await asyncio.to_thread(lambda: picture_to_png(explanation.overlay(method)))
 
     def begin_to_close(self) -> None:
-        """Take no more questions. What was accepted is answered, but for explanations, which are given up."""
+        """Take no more requests. Accepted ones are answered, except explanations, which are abandoned."""
         self.is_closing = True
         self.explainers.cancel()
         for model in self.shelf.models:
             model.give_up()
 
     def close(self) -> None:
-        """Answer what waits, and end the threads."""
+        """Answer the waiting requests and end the threads."""
         self.begin_to_close()
         self.explainers.close()
         self.workers.close()
-        set_threads(self._threads)  # what a thread has set is also the default of later ones
+        set_threads(self._threads)  # as the setting of a thread is also the default of later ones
 
     async def _explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> tuple[ServedModel, Explanation]:
         model = self._whole(options)
         if len(uploads) > 1:
             raise BadRequestError(400, f"one picture at a time is explained, not {len(uploads)}")
         method, target = options.get("method", "gradient"), options.get("target", "top")
-        asked = ToExplain(uploads[0], method, target, _layer(options))
-        (found,) = await self._ask(self.explainers, model.explaining, [asked])
+        question = ToExplain(uploads[0], method, target, _layer(options))
+        (explanation,) = await self._ask(self.explainers, model.explaining, [question])
         self.metrics.images.labels(model.name, "answered").inc()
-        return model, found
+        return model, explanation
 
-    async def _ask(self, workers: Workers, work: Work, asked: Sequence[Any]) -> list[Any]:
-        if len(asked) > workers.most:
-            raise BadRequestError(413, f"a request may have {workers.most} pictures at most, not {len(asked)}")
+    async def _ask(self, workers: Workers, work: Work, questions: Sequence[Any]) -> list[Any]:
+        if len(questions) > workers.most:
+            raise BadRequestError(413, f"a request may have {workers.most} pictures at most, not {len(questions)}")
         try:
-            return await workers.ask(work, asked)
+            return await workers.ask(work, questions)
         except FullError:
             raise BadRequestError(503, _LATER) from None
         except ClosedError:
@@ -294,12 +253,12 @@ class Service:
         return rows
 
     def _model(self, options: Mapping[str, str]) -> ServedModel:
-        name, version = (options.get(own) for own in ("model", "version"))
+        name, version = options.get("model"), options.get("version")
         model = self.shelf.find(name, version)
         if model is None:
-            known = ", ".join(f"{own.name} ({own.version})" for own in self.shelf.models)
-            asked = " ".join(f"{own!r:.80}" for own in (name, version) if own is not None)
-            raise BadRequestError(404, f"there is no model {asked}: expected {known}")
+            known = ", ".join(f"{model.name} ({model.version})" for model in self.shelf.models)
+            requested = " ".join(f"{text!r:.80}" for text in (name, version) if text is not None)
+            raise BadRequestError(404, f"there is no model {requested}: expected {known}")
         return model
 
     def _whole(self, options: Mapping[str, str]) -> ServedModel:
@@ -310,25 +269,25 @@ class Service:
 
 
 class _Budget:
-    """What answers of a kind hold in memory at a time.
+    """A limit on the values that answers hold in memory.
 
     Args:
-        most: of one answer; all together may have a few times as many.
-        what: is counted.
+        most: the limit for one answer; all answers together may have a few times as many.
+        what: a word for the values.
     """
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._taken = most, what, 0
 
-    def take(self, pictures: int, each: int, otherwise: str) -> int:
-        """Count what an answer holds, and say how much it is, which is to be given back.
+    def take(self, pictures: int, numbers_each: int, otherwise: str) -> int:
+        """Reserve the values of an answer and return their number, for `give_back`.
 
         Raises:
-            BadRequestError: they are too many for an answer, or for now.
+            BadRequestError: there are too many for one answer, or at present.
         """
-        count = pictures * each
+        count = pictures * numbers_each
         if count > self._most:
-            fits = self._most // each
+            fits = self._most // numbers_each
             fewer = f"send at most {plural(fits, 'picture', 'pictures')} at a time, or " if fits else ""
             raise BadRequestError(
                 413, f"the answer would have {count:,} {self._what}, and may have {self._most:,}: {fewer}{otherwise}"
@@ -339,7 +298,7 @@ class _Budget:
         return count
 
     def give_back(self, count: int) -> None:
-        """The answer is no longer in memory."""
+        """Release values that are no longer in memory."""
         self._taken -= count
 
 
@@ -348,10 +307,54 @@ def _named(model: ServedModel) -> dict[str, Any]:
 
 
 def _layer(options: Mapping[str, str]) -> int | None:
-    text = options.get("layer")
-    if text is None:
+    if (text := options.get("layer")) is None:
         return None
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdecimal() or len(digits) > 4:
         raise BadRequestError(400, f"layer must be a whole number, not {text!r:.80}")
     return int(text)
+
+
+class _Metrics:
+    """The Prometheus metrics of one server, in a separate registry."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.requests = Counter(
+            "vitkit_requests", "Requests by route and status.", ("route", "status"), registry=registry
+        )
+        self.seconds = Histogram(
+            "vitkit_request_seconds",
+            "From a request's head to its answer.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.images = Counter("vitkit_images", "Images by model and outcome.", ("model", "outcome"), registry=registry)
+        self._batches = Histogram(
+            "vitkit_batch_images", "Images answered at a time.", ("model",), buckets=_IMAGES, registry=registry
+        )
+        self._batch_seconds = Histogram(
+            "vitkit_batch_seconds", "From the first image's decoding to the answer.", ("model",), buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+
+    def observe(self, work: Work, images: int, seconds: float) -> None:
+        """Count a batch."""
+        self._batches.labels(work.name).observe(images)
+        self._batch_seconds.labels(work.name).observe(seconds)
+
+    def count_refusal(self, status: int) -> None:
+        """Count a request that reached no route."""
+        self.requests.labels("refused", str(status)).inc()
+
+    def watch(self, waiting: Callable[[], int], working: Callable[[], int]) -> None:
+        """Show how many images are waiting and being answered, measured when the metrics are read."""
+        registry = self._registry
+        Gauge("vitkit_images_waiting", "Images that wait for a batch.", registry=registry).set_function(waiting)
+        Gauge("vitkit_images_working", "Images that are being answered.", registry=registry).set_function(working)
+
+    def text(self) -> bytes:
+        """Return all metrics in the format of Prometheus."""
+        return generate_latest(self._registry)

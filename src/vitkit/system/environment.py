@@ -1,7 +1,4 @@
-"""Where models compute: what can be asked for, and what is here.
-
-Where vitkit keeps what it can make or fetch again, and what it cannot; and whether it may fetch.
-"""
+"""The environment of vitkit: its folders for caches and state, its offline switch, and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -14,26 +11,26 @@ from vitkit.errors import VitkitError
 
 
 def cache_folder() -> Path:
-    """VITKIT_CACHE, else vitkit's own folder in the user's cache."""
+    """Return VITKIT_CACHE, or vitkit's folder in the user's cache: for files that can be made or fetched again."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("VITKIT_CACHE") or Path(base) / "vitkit")
 
 
 def state_folder() -> Path:
-    """VITKIT_STATE, else vitkit's own folder in the user's state: what was begun here and is not done yet.
+    """Return VITKIT_STATE, or vitkit's folder in the user's state: for work that was begun and is not finished.
 
     Raises:
-        VitkitError: as of `private`.
+        VitkitError: the folder is not private; see `private`.
     """
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return private(Path(os.environ.get("VITKIT_STATE") or Path(base) / "vitkit"))
 
 
 def private(folder: Path) -> Path:
-    """A folder that nobody else writes in, made if need be: what is in there may be acted upon.
+    """Return a folder that no other user can write to, and make it if it is missing: its content may be acted upon.
 
     Raises:
-        VitkitError: it is another user's, others may write in it, or it cannot be made.
+        VitkitError: it belongs to another user, others may write to it, or it cannot be made.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,7 +43,7 @@ def private(folder: Path) -> Path:
 
 
 def offline() -> str | None:
-    """The switch that forbids downloading, as it stands in the environment."""
+    """Return the environment variable that forbids downloads, with its value, or None."""
     for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
         if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
             return f"{name}={os.environ[name]}"
@@ -57,21 +54,21 @@ DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
 
 def choose_device(device: str = "auto") -> str:
-    """`cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
+    """Return `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
 
     Raises:
-        VitkitError: there is no such device here.
+        VitkitError: this machine has no such device.
     """
-    found = found_devices()
+    available = found_devices()
     if device == "auto":
-        return "cuda" if "cuda" in found else "cpu"
-    if device not in found:
-        raise VitkitError(f"--device {device}: there is none here; found: {', '.join(found)}")
+        return "cuda" if "cuda" in available else "cpu"
+    if device not in available:
+        raise VitkitError(f"--device {device}: there is none here; found: {', '.join(available)}")
     return device
 
 
 def found_devices() -> tuple[str, ...]:
-    """The devices of this machine that PyTorch can compute on."""
+    """Return the devices of this machine that PyTorch can use."""
     import torch
 
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

@@ -1,4 +1,8 @@
-"""Writing files so that a crash, a full disk or a second process never leaves half of one under its final name."""
+"""Write files so that a crash, a full disk or a second process never leaves half of one under its final name.
+
+`replacing` is the basis: it writes to a temporary file and renames it. `exclusive` locks a file or folder for one
+process. `append_bytes` extends a file completely or not at all. Readers refuse pipes and devices.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +24,24 @@ from typing import Any
 from vitkit.errors import VitkitError
 
 _LONGEST = 255  # bytes of a file's name
-_LOCK = ".lock"  # in a folder that is worked on
+_LOCK = ".lock"  # in a locked folder
 
-NO_FILE = "it is a pipe or a device; a regular file is expected"
+_NO_FILE = "it is a pipe or a device; a regular file is expected"
+_HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
 
 
 def regular(name: str, flags: int) -> int:
-    """Open a regular file: an `opener` for `open` that refuses pipes and devices, which may keep it waiting forever.
+    """Open a regular file: an `opener` for `open` that refuses pipes and devices, which may block for ever.
 
     Raises:
-        OSError: it is none, or cannot be opened.
+        OSError: it is not a regular file, or cannot be opened.
     """
     try:
         descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a pipe that nobody reads from
-            raise OSError(errno.EINVAL, NO_FILE, name) from error
+            raise OSError(errno.EINVAL, _NO_FILE, name) from error
         raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -44,25 +49,25 @@ def regular(name: str, flags: int) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    raise OSError(errno.EINVAL, NO_FILE, name)
+    raise OSError(errno.EINVAL, _NO_FILE, name)
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The content of a regular file.
+    """Read the content of a regular file.
 
     Raises:
-        OSError: there is none of this name (`regular`), or it cannot be read.
+        OSError: it is not a regular file (`regular`), or cannot be read.
     """
     with open(path, "rb", opener=regular) as file:  # a Path takes no opener
         return file.read()
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """The text of a regular file in UTF-8, its line ends as `\\n`.
+    """Read a regular file as UTF-8 text with `\\n` as line ends.
 
     Raises:
-        OSError: as of `read_bytes`.
-        UnicodeDecodeError: it is not in UTF-8, and `errors` is `strict`.
+        OSError: it is not a regular file (`regular`), or cannot be read.
+        UnicodeDecodeError: it is not UTF-8, and `errors` is `strict`.
     """
     with open(path, encoding="utf-8", errors=errors, opener=regular) as file:
         return file.read()
@@ -70,11 +75,12 @@ def read_text(path: str | Path, errors: str = "strict") -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it takes the final name when the block ends well, else it goes."""
+    """Yield a temporary path to write to. It replaces `path` when the block succeeds, and is removed otherwise."""
     temporary = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
     try:
         yield temporary
-        _flush(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         with suppress(OSError):
@@ -82,9 +88,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def fitting(name: str, ending: str) -> str:
-    """A file name with an ending, within the 255 bytes that file systems allow: a name too long for it is cut.
+    """Return a file name with an ending within the 255 bytes that file systems allow, cutting a name that is too long.
 
-    Names that differ stay different: a digest of the whole takes the place of what was cut.
+    Names that differ stay different: a digest of the whole name replaces the part that was cut.
     """
     room = _LONGEST - len(os.fsencode(ending))
     stored = os.fsencode(name)
@@ -95,25 +101,25 @@ def fitting(name: str, ending: str) -> str:
 
 
 def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
-    """What is being written in a folder, or was when its process was killed: the name that it was for, and the file."""
+    """Yield the temporary files in a folder, of running or killed processes, each with the name that it was for."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (found := _UNFINISHED.fullmatch(path.name)) is not None:
-            yield found[1], path
+        if (match := _UNFINISHED.fullmatch(path.name)) is not None:
+            yield match[1], path
 
 
 @contextmanager
-def sole(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[None]:
-    """Work on a file or folder as the only process that does. The lock ends with the process, however that ends.
+def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[None]:
+    """Lock a file or folder for this process. The lock ends with the process, however the process ends.
 
-    What a killed process was writing for it is removed.
+    Temporary files that a killed process left for this name are removed.
 
     Args:
-        path: what is worked on.
-        place: where the lock is; by default beside it.
-        wait: seconds for another process, or thread, to be done.
+        path: the file or folder.
+        place: the path of the lock; the default is beside `path`.
+        wait: seconds to wait for another process or thread.
 
     Raises:
-        VitkitError: another process works on it, and the message says which; or the lock is a link.
+        VitkitError: another process holds the lock, which the message names; or the lock is a link.
     """
     from filelock import FileLock, Timeout
 
@@ -128,64 +134,65 @@ def sole(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[N
             f"{path} is being written by {_holder(place)}: wait until it is done, or name another"
         ) from error
     try:
-        with suppress(OSError):  # of a full disk what is being written will tell
+        with suppress(OSError):  # the work itself will report a full disk
             place.write_text(f"process {os.getpid()} of {socket.gethostname()} since {time.strftime('%F %T')}")
         _tidy(path)
         yield
     finally:
-        with suppress(OSError):  # while it is held: whoever has opened it meanwhile sees that it is gone, and asks anew
+        with suppress(
+            OSError
+        ):  # before the release: a process that has opened it meanwhile sees that it is gone, and tries again
             place.unlink(missing_ok=True)
         lock.release()
 
 
 @contextmanager
-def sole_in(folder: Path) -> Iterator[None]:
-    """Work on a folder as the only process that does. It is made if need be, and goes again if nothing comes into it.
+def exclusive_in(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process. It is made if it is missing, and removed again if it stays empty.
 
     Raises:
-        VitkitError: another process works on it.
+        VitkitError: another process holds the lock.
     """
-    made = [own for own in (folder, *folder.parents) if not own.exists()]
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with sole(folder, folder / _LOCK):
+        with exclusive(folder, folder / _LOCK):
             yield
     finally:
-        with suppress(OSError):  # as a rule there is something in it
-            for own in made:
-                own.rmdir()
+        with suppress(OSError):  # usually it is not empty
+            for parent in made:
+                parent.rmdir()
 
 
 def is_held(path: Path, place: Path | None = None) -> bool:
-    """Whether a process works on a file or folder, as `sole` (of a folder `sole_in`) has it.
+    """Return whether a process has locked a file or folder with `exclusive` or `exclusive_in`.
 
-    Whoever begins meanwhile is not disturbed: the lock is asked for only where the process that had it may be gone.
+    A process that is just starting is not disturbed: the lock is tried only if its recorded holder may be gone.
 
     Args:
-        path: what is worked on.
-        place: where the lock is; by default in a folder, and beside a file.
+        path: the file or folder.
+        place: the path of the lock; the default is inside a folder and beside a file.
     """
     if place is None:
         place = path / _LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
     try:
-        told = read_text(place)
-        found = re.match(r"process (\d+) of (.+) since ", told)
-        if found is None or found[2] != socket.gethostname():
-            return True  # it is just beginning, or on another machine, whose locks cannot be seen from here
-        os.kill(int(found[1]), 0)
+        match = _HOLDER.match(read_text(place))
+        if match is None or match[2] != socket.gethostname():
+            return True  # it is just starting, or on another machine, whose locks are invisible here
+        os.kill(int(match[1]), 0)
     except (FileNotFoundError, ProcessLookupError, OverflowError):  # the last: no process has such a number
         return False
-    except OSError:  # of another user
+    except OSError:  # the process belongs to another user
         return True
     return _is_locked(place)
 
 
 def holder(folder: Path) -> int | None:
-    """The number of the process that works on a folder; None: of none that is known here, as on another machine."""
+    """Return the id of the process that has locked a folder; None if there is none, or it runs on another machine."""
     with suppress(OSError):
-        found = re.match(r"process (\d+) of (.+) since ", read_text(folder / _LOCK))
-        is_here = found is not None and found[2] == socket.gethostname()
-        return int(found[1]) if found is not None and is_here and is_held(folder) else None
+        match = _HOLDER.match(read_text(folder / _LOCK))
+        if match is not None and match[2] == socket.gethostname() and is_held(folder):
+            return int(match[1])
     return None
 
 
@@ -202,12 +209,12 @@ def _is_locked(place: Path) -> bool:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether nothing is in a folder, but perhaps the lock of who works on it."""
+    """Return whether a folder contains nothing except a lock."""
     return all(path.name == _LOCK for path in folder.iterdir())
 
 
 def _tidy(path: Path) -> None:
-    """Remove what a process that was killed was writing for this name: nobody else is at work on it now."""
+    """Remove the temporary files of killed processes for this name. The caller holds the lock."""
     for name, left in unfinished(path.parent):
         if name == path.name:
             with suppress(OSError):
@@ -221,19 +228,19 @@ def _holder(place: Path) -> str:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file completely or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Append to a file that the caller holds (`sole`), all or nothing, however large the file is.
+    """Append to a file that the caller has locked, completely or not at all, however large the file is.
 
-    Until all is on disk a note beside the file tells what is being added, so that `read_appended` passes over what a
-    crash has left of it, and the next call removes that.
+    A note beside the file records the addition until it is on disk, so that `read_appended` skips what a crash left of
+    it and the next call removes it.
 
     Raises:
-        OSError: it cannot be written, and is as before.
+        OSError: it cannot be written; the file is unchanged.
     """
     mend_append(path)
     size, note = path.stat().st_size if path.exists() else 0, _note_of(path)
@@ -256,7 +263,7 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 
 def read_appended(path: Path) -> bytes:
-    """The content of a file that others may append to meanwhile (`append_bytes`), without what is half-written.
+    """Read a file that others may append to meanwhile (`append_bytes`), without half-written additions.
 
     Raises:
         OSError: it cannot be read, or is a pipe or a device.
@@ -271,7 +278,7 @@ def read_appended(path: Path) -> bytes:
 
 
 def cut_off(path: Path, size: int) -> None:
-    """Leave the first bytes of a file, and nothing behind them."""
+    """Truncate a file to its first `size` bytes."""
     with open(path, "r+b", opener=regular) as file:
         file.truncate(size)
         file.flush()
@@ -279,9 +286,9 @@ def cut_off(path: Path, size: int) -> None:
 
 
 def mend_append(path: Path) -> None:
-    """Remove what a crash has left of an addition to a file that the caller holds (`sole`).
+    """Remove what a crash left of an addition to a file that the caller has locked.
 
-    Where the file was edited by hand since, it stays as it is.
+    A file that was edited by hand since then stays as it is.
     """
     adding = _noted(path)
     if adding is not None and path.exists() and _is_half(read_bytes(path), *adding):
@@ -295,7 +302,7 @@ def _note_of(path: Path) -> Path:
 
 
 def _noted(path: Path) -> tuple[int, bytes] | None:
-    """The size that a file had before what is being added, and that; None where nothing is being added."""
+    """Return the size of a file before the current addition, and the addition; None if nothing is being added."""
     try:
         size, is_whole, data = read_bytes(_note_of(path)).partition(b"\n")
         return (int(size), data) if is_whole else None
@@ -304,7 +311,7 @@ def _noted(path: Path) -> tuple[int, bytes] | None:
 
 
 def _is_half(content: bytes, size: int, data: bytes) -> bool:
-    """Whether a file ends in a part of what was to be added to it, and in nothing else."""
+    """Return whether a file ends in a part of the addition and in nothing else."""
     tail = content[size:]
     return 0 < len(tail) < len(data) and data.startswith(tail)
 
@@ -324,43 +331,43 @@ def _flush_folder(folder: Path) -> None:
 
 
 def without_place(name: str | Path) -> str:
-    """What to call a file or folder in what others will read: an absolute path by its last part, else as it stands.
+    """Return how to call a file or folder in public: an absolute path by its last part, else unchanged.
 
-    Where a photograph lies on somebody's disk, under whose name, is nobody's business who gets a model or a page.
+    Recipients of a model or page need not learn where its author keeps files, or under which user name.
     """
     return Path(name).name if Path(name).is_absolute() else str(name)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all. Names of files that are not UTF-8 keep their bytes."""
+    """Write a text file completely or not at all. File names that are not UTF-8 keep their bytes."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON, whole or not at all."""
+    """Write JSON completely or not at all."""
     write_text(path, to_json(value, indent=2) + "\n")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: a number that is NaN or infinite, which JSON has no word for, is null.
+    """Return JSON that every reader accepts: NaN and infinity, which JSON lacks, become null.
 
-    Text is written as it is, but for a file name that is not UTF-8, or has what terminals take for commands: that
-    survives as escapes.
+    Text is written as it is, unless it contains control characters or bytes of a file name that are not UTF-8, which
+    are written as escapes.
     """
     value = _finite(value)
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     is_plain = text.isascii() and "\x7f" not in text
-    if is_plain or not any("\ud800" <= own <= "\udfff" or "\x7f" <= own <= "\x9f" for own in text):
+    if is_plain or not any("\ud800" <= character <= "\udfff" or "\x7f" <= character <= "\x9f" for character in text):
         return text
     return json.dumps(value, indent=indent, allow_nan=False)
 
 
 def from_json(text: str | bytes) -> Any:
-    """What JSON text says.
+    """Parse JSON.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than anyone means.
+        ValueError: it is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -369,19 +376,19 @@ def from_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Raises:
-        VitkitError: the file is damaged, or holds something else; it is named.
+        VitkitError: the file is damaged or holds something else; the message names it.
         OSError: it cannot be read.
     """
     try:
-        found = from_json(read_text(path))
+        value = from_json(read_text(path))
     except ValueError as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise VitkitError(f"{path} is damaged: expected a JSON object, not {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise VitkitError(f"{path} is damaged: expected a JSON object, not {type(value).__name__}")
+    return value
 
 
 def _finite(value: Any) -> Any:
@@ -390,8 +397,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

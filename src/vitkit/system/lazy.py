@@ -1,4 +1,4 @@
-"""Packages whose names are imported when first used: what a user of one name need not wait for is not loaded."""
+"""Import the names of a package when they are first used, so that one name does not load the rest."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package (PEP 562).
+    """Return the `__getattr__` of a package (PEP 562).
 
     Args:
         package: its `__name__`.
-        homes: the module of each name, below the package.
+        homes: the module of each name, relative to the package.
     """
 
     def get(name: str) -> Any:

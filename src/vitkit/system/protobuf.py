@@ -1,4 +1,4 @@
-"""Protocol buffers, read from their bytes without the schema: a row of fields, each with a number and a value."""
+"""Read protocol buffers from their bytes without a schema: a series of fields, each with a number and a value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
-    """Number and value of each field; a value of many bytes as a part of the message, others as None.
+    """Yield the number and the value of each field: a slice of the message if it has a length, None otherwise.
 
     Raises:
-        VitkitError: it is no such message, or is cut off.
+        VitkitError: the bytes are no such message, or are cut off.
     """
     position = 0
     while position < len(message):
@@ -38,7 +38,7 @@ def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    """A number in groups of seven bits, and where it ends."""
+    """Return a number stored in groups of seven bits, and the position after it."""
     value = 0
     for shift in range(0, 64, 7):
         if position >= len(message):

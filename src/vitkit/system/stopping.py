@@ -1,8 +1,9 @@
-"""Signals that ask a program to stop: it stops in good order, says so, and exits with 128 + the signal's number.
+"""Signals that stop a program in good order, and the processes of vitkit.
 
-A signal that is ignored when the program starts, as under `nohup`, stays so.
-
-Processes of vitkit: how they are started, and how one is recognised by more than its number, which is used again.
+`stoppable` surrounds a whole program: a signal stops it, a line says so, and it exits with 128 + the signal's number.
+`Deferral` lets work continue to a point from which it can resume. A signal that is ignored when the program starts, as
+under `nohup`, stays ignored. `python` starts processes; `is_same` recognises one by more than its number, which systems
+reuse.
 """
 
 from __future__ import annotations
@@ -22,23 +23,20 @@ from typing import Any, Self
 from vitkit.errors import Interrupted
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_TERMINALS = tuple(stream for stream in (0, 1, 2) if os.isatty(stream))  # now: one that is gone is no terminal
+_TERMINALS = tuple(
+    stream for stream in (0, 1, 2) if os.isatty(stream)
+)  # checked now, as one that has hung up is no terminal
 _COMPILED = {getattr(ExtensionFileLoader, name).__code__ for name in ("create_module", "exec_module")}
-_AGAIN = 0.05  # seconds until a signal is sent anew that came where it could not be answered
+_AGAIN = 0.05  # seconds until a signal that could not be answered is sent again
 _Handler = Callable[[int, FrameType | None], Any]
-
-
-def name_of_signal(number: int) -> str:
-    """SIGTERM and so on."""
-    return signal.Signals(number).name
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """The whole of a program. A signal ends what it does with `Interrupted`, wherever it is, and then the program.
+    """Surround a program. A signal raises `Interrupted` wherever the program is, and ends it.
 
     Raises:
-        SystemExit: with 128 + the signal's number, once the signal is told of on stderr.
+        SystemExit: with 128 + the signal's number, after a line on stderr.
     """
     program = _Program()
     program.listen()
@@ -48,8 +46,8 @@ def stoppable() -> Iterator[None]:
         number = error.signal_number if isinstance(error, Interrupted) else program.received
         if number is None or isinstance(error, SystemExit):
             raise
-        with suppress(OSError):  # the terminal may be what has gone
-            print(f"stopped by {name_of_signal(number)}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # the terminal may have hung up
+            print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + number) from None
     finally:
         program.leave()
@@ -67,13 +65,13 @@ class _Program:
         sys.unraisablehook = self._answer_unraisable
 
     def leave(self) -> None:
-        """What is left of the program is the interpreter's own end, which a signal may cut short without a word."""
+        """Restore the handlers. Only the interpreter's exit remains, which a signal may cut short silently."""
         sys.unraisablehook = self._unraisable
         for number, before in self._listening.items():
             signal.signal(number, signal.SIG_DFL if before is signal.default_int_handler else before)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if _is_in_compiled_import(frame):  # where compiled libraries answer with a crash, or with another error
+        if _is_in_compiled_import(frame):  # compiled libraries would crash or raise another error
             _send_again(number)
             return
         self.received = number
@@ -81,7 +79,7 @@ class _Program:
         raise Interrupted(number)
 
     def _answer_unraisable(self, unraisable: Any) -> None:
-        """Python drops what is raised while an object is deleted: let the signal come once more."""
+        """Send a signal again if its exception was raised while an object was deleted, where Python drops it."""
         if isinstance(unraisable.exc_value, Interrupted):
             _send_again(unraisable.exc_value.signal_number)
         else:
@@ -89,12 +87,12 @@ class _Program:
 
 
 class Deferral:
-    """Notes a signal, for work that stops only where it can go on from; a second signal raises `Interrupted` at once.
+    """Records a signal for work that can only stop at certain points. A second signal raises `Interrupted` at once.
 
-    When the block ends, however it does, a signal that came meanwhile raises `Interrupted`.
+    A recorded signal raises `Interrupted` at the end of the block, however it ends.
 
     Attributes:
-        received: the signal's number; None as long as there was none.
+        received: the number of the signal, or None.
     """
 
     def __init__(self) -> None:
@@ -121,11 +119,11 @@ class Deferral:
 
 
 def _listen(handler: _Handler) -> dict[int, Any]:
-    """Set the handler of every signal that is not ignored, and what answered each before."""
+    """Set the handler of every signal that is not ignored, and return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():  # elsewhere Python allows no handlers
         return {}
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    answered = {number: own for number, own in before.items() if own not in (signal.SIG_IGN, None)}
+    answered = {number: previous for number, previous in before.items() if previous not in (signal.SIG_IGN, None)}
     for number in answered:
         signal.signal(number, handler)
     return answered
@@ -146,7 +144,7 @@ def _send_again(number: int) -> None:
 
 
 def _let_go(number: int) -> None:
-    """Write to nowhere what went to a terminal that has hung up: the program has still to end in good order."""
+    """Redirect the output of a terminal that has hung up, so that the program can still end in good order."""
     if number != getattr(signal, "SIGHUP", None):
         return
     with suppress(OSError):
@@ -156,7 +154,7 @@ def _let_go(number: int) -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a process that was forked to help: Ctrl-C reaches it too, but its parent says what becomes of the work."""
+    """Reset the handlers in a forked helper: Ctrl-C reaches it too, but its parent decides what happens to the work."""
     for number in _SIGNALS:
         if isinstance(getattr(signal.getsignal(number), "__self__", None), (_Program, Deferral)):
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
@@ -164,7 +162,6 @@ def _leave_to_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
-
 
 _PROC = Path("/proc")
 _RUN = (
@@ -174,20 +171,20 @@ _RUN = (
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of vitkit as a program, in an interpreter that imports nothing from where it runs.
+    """Return the command that runs a module of vitkit in an interpreter that imports nothing from the current folder.
 
-    `python -m` and `python -c` import from the current folder first, which is often a folder of photographs: a
-    `queue.py` in there, whosever it is, would run in the place of the standard library's.
+    `python -m` and `python -c` import from the current folder first. That is often a folder of photographs, and a
+    `queue.py` in it would replace the one of the standard library.
 
     Args:
         module: its full name; `vitkit` is the command line.
-        arguments: of the program.
+        arguments: the arguments of the program.
     """
     return [sys.executable, "-P", "-c", _RUN.format(path=_safe_path(), module=module), *arguments]
 
 
 def _safe_path() -> list[str]:
-    """Where this process imports from, without the current folder, but in the end for vitkit itself."""
+    """Return the import path of this process without the current folder, except as the last place to find vitkit."""
     here = os.path.realpath(os.curdir)
     named = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and entry]  # noqa: PTH100
     path = [entry for entry in named if os.path.realpath(entry) != here]
@@ -196,22 +193,21 @@ def _safe_path() -> list[str]:
 
 
 def is_same(process: int, birth: str) -> bool:
-    """Whether the process that began then (`birth_of`) still has this number, and is this user's.
+    """Return whether the process that began then (`birth_of`) still has this number and belongs to this user.
 
-    Where the system cannot tell when a process began, none is: a number alone may be any process's.
+    False if the system does not report when a process began: a number alone may be any process's.
     """
     if process <= 1 or not birth or birth_of(process) != birth:
         return False
-    with suppress(OSError, AttributeError):  # no such process by now; Windows has no users of this kind
+    with suppress(OSError, AttributeError):  # the process has ended; Windows lacks user ids
         return not _PROC.is_dir() or (_PROC / str(process)).stat().st_uid == os.getuid()
     return False
 
 
 def birth_of(process: int) -> str:
-    """When a process began, as the system tells it: another one that gets its number later began at another time.
+    """Return when a process began, as the system reports it; a later one with the same number began at another time.
 
-    Empty where there is no such process, where it has ended and only its number is left, or where the system cannot
-    tell.
+    Empty if there is no such process, if it has ended but keeps its number, or if the system does not report it.
     """
     if (_PROC / "self" / "stat").is_file():
         with suppress(OSError, IndexError):
@@ -220,6 +216,7 @@ def birth_of(process: int) -> str:
             return "" if fields[0] in ("Z", "X") else f"{fields[19]} of {boot}"  # proc(5): state, starttime
         return ""
     with suppress(OSError, subprocess.SubprocessError):
-        asked = ["ps", "-o", "lstart=", "-p", str(process)]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=False).stdout.strip()  # noqa: S603
+        command = ["ps", "-o", "lstart=", "-p", str(process)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
+        return done.stdout.strip()
     return ""

@@ -1,1 +1,5 @@
-"""Words for people: in sentences, in cells of a table, on a terminal, in pages."""
+"""Text for people and their tools: sentences, cells of tables, values of fields, names of classes, HTML pages.
+
+Open `cells.py` first: text in terminals, CSV files and sentences. `fields` and `arguments` check values by their type
+annotations, `names` compares the names of classes, and `html` writes self-contained pages.
+"""

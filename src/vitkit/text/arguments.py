@@ -1,12 +1,13 @@
-"""Arguments of public functions, checked by their annotations: what is of another type is refused in a line.
+"""Check the arguments of public functions against their annotations, and refuse other types in one line.
 
-Without it `load("")` reads the current folder, `explain(5)` opens a file descriptor, and text for a number ends in a
-traceback. Annotations are read as text, since some name types that take seconds to import; what they name that is not
-known here is not checked.
+Without this, `load("")` reads the current folder, `explain(5)` opens a file descriptor, and text for a number ends in a
+traceback. Annotations are read as text, since some name types that take seconds to import; an annotation with a type
+that is not known here is not checked.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import numbers
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from vitkit.errors import VitkitError
+from vitkit.text.fields import Between
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,45 +30,77 @@ _PHRASES = {
     "str": "text",
     "path": "a path",
     "pair": "two whole numbers",
+    "Sequence[str]": "a list of texts",
+    "Sequence[int]": "a list of whole numbers",
     "None": "None",
 }
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Have a function refuse arguments of another type than its annotations say, and paths that are empty.
+    """Decorate a function to refuse arguments of other types or ranges than its annotations, and empty paths.
 
-    Whole numbers serve as floats, and the numbers of numpy as Python's.
+    Whole numbers are accepted as floats, and numpy's numbers as Python's.
     """
     signature = inspect.signature(function)
-    kinds = {
-        name: kinds
-        for name, parameter in signature.parameters.items()
-        if (kinds := _kinds(parameter.annotation, function.__globals__)) is not None
-    }
+    kinds: dict[str, tuple[str, ...]] = {}
+    ranges: dict[str, Between] = {}
+    for name, parameter in signature.parameters.items():
+        annotation, marks = unannotated(parameter.annotation, function.__globals__)
+        found = _kinds(annotation, function.__globals__)
+        if found is not None:
+            kinds[name] = found
+        ranges.update((name, mark) for mark in marks if isinstance(mark, Between))
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:  # which Python words better
+        except TypeError:  # Python's message is better
             return function(*args, **kwargs)
         for name, value in bound.arguments.items():
             if name in kinds:
                 bound.arguments[name] = _as_one_of(name, kinds[name], value)
+            if name in ranges:
+                _check_range(name, ranges[name], bound.arguments[name])
         return function(*bound.args, **bound.kwargs)
 
     return checked
 
 
-def path_text(path: object, what: str) -> str:
-    """A path as text.
+def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The type in `Annotated[type, marks]`, as text, and the marks; of any other annotation itself, and none.
 
     Args:
-        path: as a caller has it.
-        what: it is a path of, for the message.
+        annotation: of a parameter, as text.
+        known: what the marks name.
+    """
+    if not isinstance(annotation, str) or not annotation.startswith("Annotated["):
+        return annotation, []
+    inner = ast.parse(annotation, mode="eval").body
+    assert isinstance(inner, ast.Subscript)
+    assert isinstance(inner.slice, ast.Tuple)
+    kind, *marks = inner.slice.elts
+    return ast.unparse(kind), [eval(ast.unparse(mark), known) for mark in marks]  # noqa: S307  # a module's own text
+
+
+def _check_range(name: str, between: Between, value: Any) -> None:
+    if value is None or between.low <= value <= between.high:
+        return
+    flag = "--" + name.replace("_", "-")
+    if value < between.low:
+        raise VitkitError(f"{flag} must be at least {between.low:g}, not {value}")
+    raise VitkitError(f"{flag} must be at most {between.high:g}, not {value}")
+
+
+def path_text(path: object, what: str) -> str:
+    """Return a path as text.
+
+    Args:
+        path: the path of a caller.
+        what: a name for it in messages.
 
     Raises:
-        VitkitError: it is no path, it is empty, or it has a null byte.
+        VitkitError: it is no path, is empty, or contains a null byte.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise VitkitError(f"{what} must be a path, not {type_of(path)}")
@@ -79,35 +113,28 @@ def path_text(path: object, what: str) -> str:
 
 
 def type_of(value: object) -> str:
-    """The type of a value for a message; short text as it stands."""
+    """Return the type of a value for a message, or the value itself if it is short."""
     if isinstance(value, str):
         return f"{value!r:.40}"
     kind = value if isinstance(value, type) else type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"the class {name}" if isinstance(value, type) else f"{value!r}" if _is_plain(value) else name
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or (isinstance(value, (bool, int, float)) and len(repr(value)) < 40)
+    is_short = value is None or (isinstance(value, (bool, int, float)) and len(repr(value)) < 40)
+    return f"the class {name}" if isinstance(value, type) else f"{value!r}" if is_short else name
 
 
 def _kinds(annotation: object, known: dict[str, Any]) -> tuple[str, ...] | None:
-    """What a parameter takes; None: that is not known."""
-    parts = _split(annotation) if isinstance(annotation, str) else []
+    """Return the kinds that a parameter accepts; None if one of them is not known here."""
+    if not isinstance(annotation, str):
+        return None
     kinds: list[str] = []
-    for part in parts:
-        found = _kind(part, known)
-        if found is None:
+    for part in re.split(r"\|(?![^\[]*\])", annotation):  # `str | Sequence[int | None]` has two parts
+        part_kinds = _kind(part.strip(), known)
+        if part_kinds is None:
             return None
-        kinds += found
+        kinds += part_kinds
     if {"str", "Path"} <= set(kinds):
         kinds = ["path", *(kind for kind in kinds if kind not in ("str", "Path"))]
     return tuple(dict.fromkeys(kinds)) or None
-
-
-def _split(annotation: str) -> list[str]:
-    """`str | Sequence[int | None]` in its two parts."""
-    return [part.strip() for part in re.split(r"\|(?![^\[]*\])", annotation)]
 
 
 def _kind(part: str, known: dict[str, Any]) -> list[str] | None:
@@ -127,13 +154,9 @@ def _as_one_of(name: str, kinds: Sequence[str], value: object) -> object:
         fits, taken = _fitted(name, kind, value)
         if fits:
             return taken
-    *others, last = [_PHRASES.get(kind, _named(kind)) for kind in kinds]
+    *others, last = [_PHRASES.get(kind, f"a {kind}") for kind in kinds]
     expected = f"{', '.join(others)} or {last}" if others else last
     raise VitkitError(f"{name} must be {expected}, not {type_of(value)}")
-
-
-def _named(kind: str) -> str:
-    return {"Sequence[str]": "a list of texts", "Sequence[int]": "a list of whole numbers"}.get(kind, f"a {kind}")
 
 
 def _is_a(kind: str, value: object) -> bool:
@@ -141,7 +164,7 @@ def _is_a(kind: str, value: object) -> bool:
 
 
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
-    """Whether a value is of a kind, and the value as that."""
+    """Return whether a value is of a kind, and the value converted to it."""
     is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
     if kind == "path":
         is_path = isinstance(value, (str, os.PathLike))
@@ -158,8 +181,8 @@ def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
     if kind in ("str", "None"):
         return (isinstance(value, str) if kind == "str" else value is None), value
     if kind == "pair" or kind.startswith("Sequence"):
-        inner = "path" if kind == "Sequence[str]" else "int"  # a name may be that of a file
+        inner = "path" if kind == "Sequence[str]" else "int"  # a text may name a file
         is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
         fits = is_list and all(_is_a(inner, item) for item in value)  # type: ignore[attr-defined]
         return fits and (kind != "pair" or len(value) == 2), value  # type: ignore[arg-type]
-    return any(own.__name__ == kind for own in type(value).__mro__), value
+    return any(base.__name__ == kind for base in type(value).__mro__), value

@@ -1,8 +1,13 @@
-"""Values from files, flags and callers as the types of a dataclass' fields: one rule for all that is configured."""
+"""Convert values from files, flags and callers to the types of a dataclass's fields, by one rule for all settings.
+
+`settle_types` and `check_ranges` are for the `__post_init__` of a frozen dataclass; `as_typed` and `from_text` convert
+single values.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -11,37 +16,37 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitkit.errors import VitkitError
 
-_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # neither NaN nor what a float cannot hold is below
+_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # NaN and integers beyond floats are not below
 
 
 @dataclass(frozen=True)
 class Between:
-    """Marks a field whose value, if it has one, lies from low to high."""
+    """Marks a field or a parameter whose value, unless it is None, lies from low to high."""
 
     low: float
-    high: float
+    high: float = math.inf
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, and no bool."""
+    """Return whether a value is a finite number and not a bool."""
     return type(value) in (int, float) and abs(value) < _LARGEST
 
 
 def shown(value: object) -> str:
-    """A value as a message has it: in one line, and no longer than that is worth."""
+    """Return a value for a message: on one line, and shortened."""
     return " ".join(repr(value).split())[:80]
 
 
 def as_typed(name: str, hint: Any, value: Any) -> Any:
-    """A value as the field's type: whole numbers serve as floats, lists as tuples, paths as text; nothing is guessed.
+    """Convert a value to a field's type: whole numbers to floats, lists to tuples, paths to text, and nothing else.
 
     Args:
-        name: of the field, for the message.
+        name: the field's name, for messages.
         hint: its type: int, float, bool, str, a Literal of texts, a tuple of these, or one of them or None.
-        value: as TOML, JSON, a flag or a caller has it.
+        value: a value from TOML, JSON, a flag or a caller.
 
     Raises:
-        VitkitError: it is of another type.
+        VitkitError: it has another type.
     """
     is_optional = type(None) in get_args(hint)
     if value is None and is_optional:
@@ -55,7 +60,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         kinds = get_args(kind)
         kinds = kinds[:1] * len(value) if kinds[1:] == (...,) else kinds
         if len(value) == len(kinds):
-            return tuple(as_typed(name, own, part) for own, part in zip(kinds, value, strict=True))
+            return tuple(as_typed(name, part_kind, part) for part_kind, part in zip(kinds, value, strict=True))
     if type(value) is int and abs(value) > _LARGEST_WHOLE:
         raise VitkitError(f"{name} is far too large a number")
     if kind is float and is_number(value):
@@ -68,12 +73,12 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
 
 
 def from_text(name: str, hint: Any, text: str) -> Any:
-    """A text, such as a flag's, as the field's type: `3,4,9` is a tuple, and `none` no value where there may be none.
+    """Convert text, such as a flag's, to a field's type: `3,4,9` is a tuple, and `none` is None for optional fields.
 
     Args:
-        name: of the field, for the message.
-        hint: as for `as_typed`.
-        text: as it was typed.
+        name: the field's name, for messages.
+        hint: its type, as for `as_typed`.
+        text: the text as it was typed.
 
     Raises:
         VitkitError: it is no such value.
@@ -84,8 +89,10 @@ def from_text(name: str, hint: Any, text: str) -> Any:
             return None
         kind = next(option for option in get_args(hint) if option is not type(None))
     if get_origin(kind) is tuple:
-        own = get_args(kind)[0]
-        return as_typed(name, kind, [from_text(name, own, part.strip()) for part in text.split(",")] if text else [])
+        part_kind = get_args(kind)[0]
+        return as_typed(
+            name, kind, [from_text(name, part_kind, part.strip()) for part in text.split(",")] if text else []
+        )
     value: Any = text
     if kind is bool:
         value = {"true": True, "false": False}.get(text.lower(), text)
@@ -106,14 +113,14 @@ def _expected(kind: Any) -> str:
 
 
 def settle_types(instance: Any, but: tuple[str, ...] = ()) -> None:
-    """Give each field of a frozen dataclass its value as the field's type; for its `__post_init__`.
+    """Convert each field of a frozen dataclass to its type; for `__post_init__`.
 
     Args:
-        instance: of the dataclass.
-        but: fields that are left as they are.
+        instance: the dataclass instance.
+        but: the fields to leave as they are.
 
     Raises:
-        VitkitError: a value is of another type; the message names the field.
+        VitkitError: a value has another type; the message names the field.
     """
     for name, hint in hints_of(instance.__class__).items():
         if name not in but:
@@ -121,10 +128,10 @@ def settle_types(instance: Any, but: tuple[str, ...] = ()) -> None:
 
 
 def check_ranges(instance: Any) -> None:
-    """Refuse a value outside of its field's `Between`.
+    """Refuse a value outside its field's `Between`.
 
     Raises:
-        VitkitError: there is one; the message names the field.
+        VitkitError: there is such a value; the message names the field.
     """
     for name, within in _ranges(instance.__class__).items():
         value = getattr(instance, name)
@@ -134,7 +141,7 @@ def check_ranges(instance: Any) -> None:
 
 @cache
 def hints_of(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass' fields."""
+    """Return the types of a dataclass's fields."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

@@ -1,4 +1,7 @@
-"""Pieces of HTML pages that are one file each: they open offline, years later, on any machine."""
+"""Write self-contained HTML pages: each is one file that opens offline, years later, on any machine.
+
+`write_page` writes a page from pieces of HTML, which the other functions make.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from vitkit.system.files import write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DATA = '<script type="application/json" id="data">'  # what stands before the data of a page that is live
+DATA = '<script type="application/json" id="data">'  # precedes the data of an interactive page
 DPI = 110  # of drawn figures
 
 _STYLE = """
@@ -61,12 +64,12 @@ pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
 
 @dataclass(frozen=True)
 class Live:
-    """What makes a page answer to clicks; it is read without.
+    """The interactive part of a page, which can also be read without it.
 
     Attributes:
-        styles: CSS beside the pages' own.
-        script: a module that imports nothing.
-        data: in plain JSON types, for the script to read from the element `data`.
+        styles: CSS in addition to that of all pages.
+        script: a JavaScript module without imports.
+        data: plain JSON values, which the script reads from the element `data`.
     """
 
     styles: str
@@ -75,9 +78,9 @@ class Live:
 
 
 def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = None) -> None:
-    """Write a page, whole or not at all; `body` is its HTML, piece by piece.
+    """Write a page completely or not at all; `body` is a list of pieces of HTML.
 
-    Its Content-Security-Policy forbids whatever does not come with it: no request, and no script but its own.
+    Its Content-Security-Policy forbids all requests and all scripts except the page's own.
     """
     styles = _STYLE + ("" if live is None else live.styles)
     allowed = f"default-src 'none'; img-src data:; style-src '{_hash(styles)}'; base-uri 'none'; form-action 'none'"
@@ -92,12 +95,12 @@ def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = 
 
 
 def _hash(text: str) -> str:
-    """As a policy names what is inside the page."""
+    """Return the hash by which a Content-Security-Policy names an inline style or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _scripts(live: Live) -> list[str]:
-    """The data, of which no name can end its element, and the script, which holds no name."""
+    """Return the data, in which no name can end the element, and the script, which contains no names."""
     data = json.dumps(live.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character, escaped in (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026")):
         data = data.replace(character, escaped)
@@ -110,17 +113,17 @@ def _scripts(live: Live) -> list[str]:
 
 
 def finding(text: str) -> str:
-    """A sentence that the reader should not miss."""
+    """Return a highlighted sentence."""
     return f'<p class="finding">{escape(text)}</p>'
 
 
 def decimals(value: float | None) -> str:
-    """Three of them; a dash for a figure that there is none of."""
+    """Return three decimals, or a dash if there is no value."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """A table of cells that are HTML already; below a header all but the first column are numbers."""
+    """Return a table of cells that are already HTML. If it has a header, all columns but the first are numbers."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         kinds = ["", *[' class="number"' if header else ""] * (len(cells) - 1)]
@@ -133,12 +136,12 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
 
 
 def wide(table: str) -> str:
-    """A table of many columns, which is moved sideways on a narrow screen, by keys too."""
+    """Return a container for a table with many columns, which can be scrolled sideways, with the keyboard too."""
     return f'<div class="wide" role="region" tabindex="0" aria-label="Table">{table}</div>'
 
 
 def to_png(drawn: Figure) -> bytes:
-    """A drawn figure as the content of a PNG file."""
+    """Return a drawn figure as the content of a PNG file."""
     data = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
@@ -147,21 +150,21 @@ def to_png(drawn: Figure) -> bytes:
 
 
 def figure(caption: str, png: bytes) -> str:
-    """A picture under its caption, inside the page."""
+    """Return a picture under its caption, embedded in the page."""
     return f"<h2>{escape(caption)}</h2>{image(caption, png, 'png')}"
 
 
 def listing(text: str) -> str:
-    """Lines as they are, moved sideways where they are long."""
+    """Return preformatted text that can be scrolled sideways."""
     return f'<pre tabindex="0">{escape(text)}</pre>'
 
 
 def image(name: str, data: bytes, kind: str, attributes: str = "") -> str:
-    """A picture inside the page; `kind` is its format, png or jpeg; `attributes` go into its tag as they are."""
+    """Return a picture embedded in the page. `kind` is png or jpeg; `attributes` are added to its tag unchanged."""
     more = f" {attributes}" if attributes else ""
     return f'<img alt="{escape(name)}"{more} src="{address(data, kind)}">'
 
 
 def address(data: bytes, kind: str) -> str:
-    """A picture as a data URI."""
+    """Return a picture as a data URI."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,7 +1,7 @@
-"""Names of classes that look alike: what nobody sees in them, and what is compared.
+"""Compare the names of classes as people see them.
 
-Zero-width spaces and soft hyphens come along from web pages, byte order marks from files, and fillers that look like
-nothing from some keyboards. Two classes that differ in these alone are one to whoever reads them.
+Web pages, files and some keyboards bring along zero-width spaces, soft hyphens, byte order marks and fillers. Two names
+that differ only in such invisible characters look the same to every reader.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def bare(name: str) -> str:
-    """A name without the characters that nobody sees, but for those that shape others."""
-    kept = {found.start() for found in _SHAPING.finditer(name)}
-    return _UNSEEN.sub(lambda found: found[0] if found.start() in kept else "", name)
+    """Return a name without invisible characters, except those that shape other characters."""
+    kept = {match.start() for match in _SHAPING.finditer(name)}
+    return _UNSEEN.sub(lambda match: match[0] if match.start() in kept else "", name)
 
 
 def look(name: str) -> str:
-    """What two names have in common that look the same: letters composed, single spaces, nothing unseen."""
+    """Return what two names that look the same have in common: composed letters, single spaces, nothing invisible."""
     return " ".join(unicodedata.normalize("NFC", bare(name)).split())
 
 
 def unseen_in(name: str) -> str | None:
-    """The first character of a name that nobody sees, as in `U+200B ZERO WIDTH SPACE`; None: there is none."""
-    kept = {found.start() for found in _SHAPING.finditer(name)}
+    """Return the first invisible character of a name, as in `U+200B ZERO WIDTH SPACE`, or None."""
+    kept = {match.start() for match in _SHAPING.finditer(name)}
     for place, character in enumerate(name):
         if _CONTROL.match(character) or (_UNSEEN.match(character) and place not in kept):
-            return code_point(character)
+            return _code_point(character)
     return None
 
 
-def code_point(character: str) -> str:
-    """`U+200B ZERO WIDTH SPACE`; of what is no character a byte that is not UTF-8."""
+def _code_point(character: str) -> str:
+    """Return `U+200B ZERO WIDTH SPACE`, or a description of a byte that is not UTF-8."""
     if "\udc80" <= character <= "\udcff":
         return f"the byte 0x{ord(character) - 0xDC00:02X}, which is not UTF-8"
     return f"U+{ord(character):04X} {unicodedata.name(character, '(a control character)')}"
 
 
 def alike(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """Two names that differ and look the same, and a code point in which they differ; None: there are no such."""
+    """Return two names that differ but look the same, and a code point in which they differ; None if there are none."""
     first: dict[str, str] = {}
     for name in names:
         other = first.setdefault(look(name), name)
         if other != name:
             differ = [character for character in name + other if (character in name) != (character in other)]
-            return other, name, code_point(min(differ, key=_visibility, default=" "))
+            return other, name, _code_point(min(differ, key=_visibility, default=" "))
     return None
 
 
 def _visibility(character: str) -> int:
-    """Nothing is seen of it, a space is, a mark on another letter, or a letter."""
+    """Rank a character: invisible, a space, a combining mark, or a letter."""
     if _UNSEEN.match(character):
         return 0
     return 1 if character.isspace() else 2 if unicodedata.combining(character) else 3
 
 
 def check_names(classes: Iterable[object]) -> None:
-    """Refuse names that are no text, that no file can hold, or of which nothing is seen.
+    """Refuse names that are not text, that no file can hold, or that are invisible.
 
     Raises:
-        VitkitError: one is so.
+        VitkitError: there is such a name.
     """
     for name in classes:
         try:

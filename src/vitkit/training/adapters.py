@@ -195,7 +195,7 @@ class Draws:
         return torch.from_numpy(drawn[places.start : places.stop : places.step].T.copy()).to(device, non_blocking=True)
 
     @contextmanager
-    def told(self, keys: Keys) -> Iterator[None]:
+    def using(self, keys: Keys) -> Iterator[None]:
         """Let the layers draw by these numbers, in the pass forward and in blocks that the pass backward repeats."""
         if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
             with torch.random.fork_rng():

@@ -13,13 +13,13 @@ do anywhere once that is slower.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from vitkit.training.distributed import ALONE, Team
+from vitkit.training.distributed import ALONE, ProcessGroup
 
 _AMPLE = 10  # the third step in a row that is left out ends a training, and batches of one picture are not seen
 
@@ -32,7 +32,7 @@ class RunningStatistics:
         team: the processes that train together.
     """
 
-    def __init__(self, model: nn.Module, team: Team = ALONE) -> None:
+    def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
         kind = nn.modules.batchnorm._BatchNorm
         self._norms = [module for module in model.modules() if isinstance(module, kind) and module.track_running_stats]
         self._buffers = [buffer for norm in self._norms for buffer in norm.buffers()]
@@ -48,28 +48,33 @@ class RunningStatistics:
             if norm.momentum and not counter and not _are_new(*remembered):
                 counter.fill_(math.ceil(1 / norm.momentum))
 
-    @property
-    def are_kept(self) -> bool:
-        """Whether the model has any."""
-        return bool(self._buffers)
-
     def begin(self) -> None:
         """A step begins."""
         self._before = [buffer.clone() for buffer in self._buffers]
 
-    def end(self, images: int) -> None:
-        """The step's images have been seen, so many of them by this process: make it the same everywhere."""
+    def finish(self, images: int, is_finite: Callable[[], Tensor]) -> None:
+        """A step ends: make the statistics the same in all processes, and undo the step's share if it is not finite.
+
+        Args:
+            images: how many images of the step this process has seen.
+            is_finite: whether loss and gradient are finite, (). Nothing waits for the device to answer.
+        """
         if not self._buffers:
             return
         if self._young:  # later it would change nothing, and each norm costs some small kernels
             self._young -= 1
             self._forget_beginnings()
-        if self._team.size == 1:
-            return
+        if self._team.size > 1:
+            self._average_over_processes(images)
+        finite = is_finite()
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            buffer.copy_(torch.where(finite, buffer, before))
+
+    def _average_over_processes(self, images: int) -> None:
         floats = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         weighed = [buffer * images for buffer in floats]
         count = torch.full_like(floats[0][:1], images)
-        self._team.add_up([*weighed, count])
+        self._team.all_reduce([*weighed, count])
         for buffer, total in zip(floats, weighed, strict=True):
             buffer.copy_(total / count)
 
@@ -86,11 +91,6 @@ class RunningStatistics:
             factor = torch.where(seen_now > seen, (1 - wanted) / (1 - left), 1.0)
             for buffer in remembered:
                 buffer.copy_(torch.lerp(old[id(buffer)], buffer, factor.to(buffer)))
-
-    def keep_if(self, sound: Tensor) -> None:
-        """Be as before the step unless it is sound, (); nothing waits for the device to say whether it is."""
-        for buffer, before in zip(self._buffers, self._before, strict=True):
-            buffer.copy_(torch.where(sound, buffer, before))
 
     @contextmanager
     def attempt(self, images: int) -> Iterator[None]:

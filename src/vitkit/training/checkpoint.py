@@ -35,7 +35,7 @@ from vitkit.system.files import replacing
 from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, LAST, METRICS
 from vitkit.training.adapters import merged
-from vitkit.training.distributed import ALONE, Team, full_state, set_full_state
+from vitkit.training.distributed import ALONE, ProcessGroup, full_state, set_full_state
 from vitkit.training.finalize import standing_of, standing_so
 from vitkit.training.optim import Average, build_optimizer, lr_factor, swa_factor, swa_start
 from vitkit.training.pretraining.network import SelfSupervised
@@ -58,18 +58,18 @@ class Clock:
         ahead: of them before the first step, as in fitting a head, which a schedule fitted to a budget leaves out.
     """
 
-    def __init__(self, budget: float | None = None, team: Team = ALONE) -> None:
+    def __init__(self, budget: float | None = None, team: ProcessGroup = ALONE) -> None:
         self.spent = self.ahead = 0.0
         self._budget, self._team = budget, team
         self._started = self._now = time.monotonic()
 
     def start(self) -> None:
         """From now on this process's seconds count."""
-        self._started = self._now = self._team.by_first(time.monotonic)
+        self._started = self._now = self._team.broadcast_from_main(time.monotonic)
 
     def look(self) -> None:
         """Between two looks no time goes by."""
-        self._now = self._team.by_first(time.monotonic) if self._budget else time.monotonic()
+        self._now = self._team.broadcast_from_main(time.monotonic) if self._budget else time.monotonic()
 
     @property
     def elapsed(self) -> float:
@@ -142,7 +142,7 @@ class TrainingState:
         recipe: Recipe,
         total_steps: int,
         guard: Guard | None = None,
-        team: Team = ALONE,
+        team: ProcessGroup = ALONE,
     ) -> TrainingState:
         """Before the first step.
 
@@ -380,7 +380,7 @@ class RunWriter:
         classifier: Classifier,
         recipe: Recipe,
         say: Say,
-        team: Team = ALONE,
+        team: ProcessGroup = ALONE,
         identity: dict[str, Any] | None = None,
     ) -> None:
         self.folder, self.classifier, self.recipe, self.say, self.team = folder, classifier, recipe, say, team
@@ -406,13 +406,13 @@ class RunWriter:
 
     def on_fit_start(self, state: TrainingState) -> None:
         """Forget rows of epochs that are done again."""
-        if self.team.is_first:
+        if self.team.is_main:
             truncate_metrics(self.folder / METRICS, state.epoch)
 
     def keep_start(self, state: TrainingState) -> None:
         """Write down how good the model is by the names of its classes alone: zero-shot is epoch 0, and row -1."""
         metrics = self._figures(state)
-        if self.team.is_first:
+        if self.team.is_main:
             truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # of a start that was cut short
             row = {"epoch": ZERO_SHOT, "step": 0, **metrics, "seconds": round(state.clock.elapsed, 1)}
             append_metrics(self.folder / METRICS, row)
@@ -427,7 +427,7 @@ class RunWriter:
     def on_epoch_end(self, state: TrainingState) -> None:
         """Write down the epoch, and end the training where it is not worth going on."""
         epoch, metrics = state.epoch, self._figures(state)
-        if self.team.is_first:
+        if self.team.is_main:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
             append_metrics(self.folder / METRICS, row)
         if epoch == swa_start(self.recipe):  # from here on the average is the model, better or not
@@ -440,7 +440,7 @@ class RunWriter:
         state.should_stop |= is_stale
         self.finished = state.should_stop
         content = {"run": self.identity, "writer": self.state_dict(), **state.state_dict()}
-        if self.team.is_first:
+        if self.team.is_main:
             save(content, self.folder / LAST)
         self.say(_line(epoch, self.recipe.epochs, metrics, state.clock.elapsed, is_best))
         if is_stale:
@@ -472,7 +472,7 @@ class RunWriter:
     def _keep_model(self, epoch: int, model: Trained, metrics: dict[str, float], is_best: bool) -> None:
         self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
         if self.recipe.keep == "every":
-            if self.team.is_first:
+            if self.team.is_main:
                 for other in (self.folder / "checkpoints").glob(f"epoch-{epoch:04d}*"):  # of a run cut short right here
                     shutil.rmtree(other)
             self.save(self.folder / "checkpoints" / epoch_name(epoch, metrics), model)
@@ -486,7 +486,7 @@ class RunWriter:
         Of a pre-training the encoder is the model, and the rest is a file beside it.
         """
         model = merged(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
-        if not self.team.is_first:
+        if not self.team.is_main:
             return
         if isinstance(trained, SelfSupervised):
             folder.mkdir(parents=True, exist_ok=True)

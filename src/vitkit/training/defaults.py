@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitkit.data.table import ImageTable
+from vitkit.data.task import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.training.adapters import check_patch_dropout
@@ -51,11 +52,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-# Where images may have several classes. All of them right is rare early on, so the loss tells epochs apart better; and
-# most targets are 0, which smoothing would make as good as never reached.
-_MULTI: dict[str, Any] = {"monitor": "val_loss", "label_smoothing": 0.0}
-
-
 def complete(fields: Request | dict[str, Any], table: ImageTable) -> tuple[Recipe, list[str]]:
     """The recipe with every unset field chosen, and the reasons, a line each.
 
@@ -68,21 +64,20 @@ def complete(fields: Request | dict[str, Any], table: ImageTable) -> tuple[Recip
     """
     request = Request.of(fields)
     asked = request.recipe
-    if table.is_multi:
-        _check_multi(asked)
+    table.task.check_recipe(vars(asked))
     trained = sum(split in (None, "train") for split in table.splits)
     share = 1.0 if any(table.splits) else asked.split[0]
     each = min(trained * share, asked.max_images or math.inf) / max(len(table.classes), 1)
-    return choose(request, each, is_multi=table.is_multi)
+    return choose(request, each, table.task)
 
 
-def choose(fields: Request | dict[str, Any], each: float, *, is_multi: bool) -> tuple[Recipe, list[str]]:
+def choose(fields: Request | dict[str, Any], each: float, task: Task = SINGLE_LABEL) -> tuple[Recipe, list[str]]:
     """`complete`, of data of which no more is known.
 
     Args:
         fields: what is asked for.
         each: training images per class.
-        is_multi: whether an image may have several classes.
+        task: of the images.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
@@ -101,7 +96,7 @@ def choose(fields: Request | dict[str, Any], each: float, *, is_multi: bool) -> 
     network = network_of(asked)
     of_network = {} if network is None else presets_of(network)
     of_names = {"lp_ft": False} if asked.head_from == "names" else {}  # the head then begins as more than noise
-    presets = {**PRESETS[method], **of_network, **(_MULTI if is_multi else {}), **of_names}
+    presets = {**PRESETS[method], **of_network, **task.recipe_fields, **of_names}
     chosen = {name: value for name, value in presets.items() if name not in request.fields} | {"method": method}
     if method == "scratch":
         chosen["weights"] = "none"
@@ -131,18 +126,6 @@ def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> 
     except VitkitError:
         return recipe
     return recipe.replace(patch_dropout=SPARED)
-
-
-def _check_multi(asked: Recipe) -> None:
-    """Refuse what knows only one class an image."""
-    if asked.teacher is not None:
-        raise VitkitError("--teacher: a teacher says one class of an image, and these may have several; leave it out")
-    if asked.balance == "sampler":
-        raise VitkitError("--balance sampler draws images by their one class, and these may have several; take loss")
-    if asked.prior == "uniform":
-        raise VitkitError(
-            "--prior uniform is of single classes; of several, each is said from a threshold of its own on"
-        )
 
 
 @dataclass(frozen=True)

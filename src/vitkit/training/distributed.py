@@ -109,8 +109,8 @@ _PATIENCE = timedelta(days=7)  # the others wait while the first looks through t
 
 
 @dataclass(frozen=True)
-class Team:
-    """The processes of a run. A run of one process is a team of one.
+class ProcessGroup:
+    """The processes that train one model together. A run of one process is a group of one.
 
     Attributes:
         rank: this process's number, 0 to size - 1.
@@ -125,17 +125,17 @@ class Team:
     group: Any = None
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes and talks."""
         return self.rank == 0
 
-    def by_first(self, work: Callable[[], T]) -> T:
-        """What the first process's work gives, for all. Where it fails, the others end without a word."""
+    def broadcast_from_main(self, work: Callable[[], T]) -> T:
+        """Do some work in the main process and give its result to all. Where it fails, the others end silently."""
         if self.size == 1:
             return work()
         outcome: list[Any] = [False, None]
         try:
-            if self.is_first:
+            if self.is_main:
                 outcome = [True, work()]
         finally:
             dist.broadcast_object_list(outcome, src=0, group=self.group)
@@ -143,10 +143,10 @@ class Team:
             raise SystemExit(2)
         return outcome[1]
 
-    def in_turn(self, work: Callable[[], T]) -> T:
-        """Everyone's own, the first process's before the others': it may have to download what the others then find."""
-        own = work() if self.is_first else None
-        self.by_first(lambda: None)
+    def main_first(self, work: Callable[[], T]) -> T:
+        """Do some work in each process, in the main one first: it may download what the others then find on disk."""
+        own = work() if self.is_main else None
+        self.broadcast_from_main(lambda: None)
         return work() if own is None else own
 
     def gather(self, own: T) -> list[T]:
@@ -179,8 +179,8 @@ class Team:
         before = whole.roll(1, dims=0)[self.rank :: self.size]
         return before if len(before) else own
 
-    def add_up(self, gradients: list[Tensor]) -> None:
-        """Put the sum over all processes into these tensors, unless the strategy has done so."""
+    def all_reduce(self, gradients: list[Tensor]) -> None:
+        """Replace these tensors by their sums over all processes, unless the strategy has done so."""
         if self.size == 1 or not gradients or isinstance(gradients[0], DTensor):
             return
         together = torch.cat([gradient.flatten() for gradient in gradients])
@@ -200,17 +200,17 @@ class Team:
         if not is_sharded(model):
             return model
         state = full_weights(model)
-        if not self.is_first:
+        if not self.is_main:
             return model
         copied = build(model.config)
         copied.load_state_dict(state)
         return copied
 
 
-ALONE = Team()
+ALONE = ProcessGroup()
 
 
-def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") -> Team:
+def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") -> ProcessGroup:
     """Find or start the other processes of this run.
 
     Args:
@@ -240,10 +240,10 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
             Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
         atexit.register(_part)
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-    return Team(dist.get_rank(), dist.get_world_size(), nodes, group)
+    return ProcessGroup(dist.get_rank(), dist.get_world_size(), nodes, group)
 
 
-def fabric_of(precision: str, accelerator: str = "auto", team: Team = ALONE) -> Fabric:
+def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = ALONE) -> Fabric:
     """Where and how a training computes: the device of this process, and its precision.
 
     Args:
@@ -295,7 +295,7 @@ def _started() -> tuple[int, int] | None:
     return None
 
 
-def check_team(recipe: Recipe, team: Team) -> None:
+def check_team(recipe: Recipe, team: ProcessGroup) -> None:
     """Refuse what several processes cannot do together.
 
     Raises:
@@ -312,7 +312,7 @@ def check_team(recipe: Recipe, team: Team) -> None:
             raise VitkitError(f"{name} averages whole models, which no process has with --strategy fsdp: take ddp")
 
 
-def describe_team(recipe: Recipe, team: Team) -> list[str]:
+def describe_team(recipe: Recipe, team: ProcessGroup) -> list[str]:
     """What the user should know of several processes, if there are."""
     if team.size == 1:
         return []

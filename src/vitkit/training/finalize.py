@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.table import ImageTable
+from vitkit.data.task import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_odds, to_probabilities
 from vitkit.evaluation.evaluator import evaluate
@@ -53,18 +54,17 @@ def settle_balance(
     )
 
 
-def class_weights(counts: Sequence[int], *, is_multi: bool = False) -> Tensor:
+def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
     """(K,) weights, inverse to the classes' images, whose mean over all training images is 1.
 
     Args:
         counts: training images of each class; a class without any has weight 0.
-        is_multi: an image may have several classes. A weight is then of the images that have the class beside those
-            that have not, so that none is below 1: a common class needs no less attention than it has.
+        task: of the images. Where an image may have several classes, no weight is below 1.
     """
     images = torch.tensor(counts, dtype=torch.float64)
     inverse = torch.where(images > 0, images.sum() / images.clamp(min=1), 0.0)
     weights = (inverse / (images > 0).sum()).float()
-    return weights.clamp(min=1) if is_multi else weights
+    return weights.clamp(min=task.least_weight)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def stand(
     prior: Literal["data", "uniform"],
     model: Model,
     *,
-    is_multi: bool = False,
+    task: Task = SINGLE_LABEL,
     has_teacher: bool = False,
 ) -> Standing:
     """What the model's logits need after a training that balances classes so, to be for this prior.
@@ -122,10 +122,10 @@ def stand(
         balance: of the training.
         prior: what the probabilities are to be for.
         model: whose heads get it.
-        is_multi: an image may have several classes.
+        task: of the images.
         has_teacher: a second head learns from a teacher.
     """
-    learned = log_weights(counts, balance, is_multi=is_multi)
+    learned = log_weights(counts, balance, task)
     wanted = log_weights(counts, "loss") if prior == "uniform" else torch.zeros_like(learned)
     heads = tuple(name for name in ("head", "head_dist") if getattr(model, name) is not None)
     shift = tuple((wanted - learned).tolist())
@@ -133,14 +133,14 @@ def stand(
     return Standing(balance, prior, tuple(counts), shift, own).settled(1.0, 1.0)
 
 
-def log_weights(counts: Sequence[int], balance: Balance, *, is_multi: bool = False) -> Tensor:
+def log_weights(counts: Sequence[int], balance: Balance, task: Task = SINGLE_LABEL) -> Tensor:
     """(K,) logarithms of how much more an image of each class counts in training, by weight or by being shown.
 
     A class without an image is treated as if it had one.
     """
     if balance == "none":
         return torch.zeros(len(counts))
-    return class_weights([max(own, 1) for own in counts], is_multi=is_multi).log()
+    return class_weights([max(own, 1) for own in counts], task).log()
 
 
 def shift_answers(model: Model, standing: Standing) -> Tensor:

@@ -28,12 +28,12 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_text
-from vitkit.system.progress import unsaid
+from vitkit.system.progress import ignore
 from vitkit.system.run_files import LAST, RECIPE, SPLIT
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, identity, read
-from vitkit.training.distributed import Team, fabric_of, share_out
+from vitkit.training.distributed import ProcessGroup, fabric_of, share_out
 from vitkit.training.finalize import (
     class_weights,
     give_heads,
@@ -45,7 +45,7 @@ from vitkit.training.finalize import (
 )
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Interruption, Loop
-from vitkit.training.losses import Learning, Objective
+from vitkit.training.losses import Learning, Objective, objective_of
 from vitkit.training.probe import UNBEATEN, HeadImages, head_images, start_head
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.run_folder import Run
@@ -116,7 +116,7 @@ def find_lr(
             short = {"schedule": "constant", "step_per": "step", "warmup": WARMUP / STEPS}
             own = recipe.replace(lr=lr, ema=0.0, swa=0.0, time=None, find_lr=False, **short)
             begun = copy.deepcopy(model).to(fabric.device).train()
-            state = TrainingState.begin(begun, own, STEPS, Guard(unsaid))
+            state = TrainingState.begin(begun, own, STEPS, Guard(ignore))
             count = _CountSteps(progress, number)
             outcome[lr] = _score(state, objective, sampled, fabric, count)
     sampled.close()
@@ -182,8 +182,8 @@ def learn(
     balance, why = settle_balance(recipe.balance, in_train)
     if why is not None:
         run.say(why)
-    model, is_multi, has_teacher = classifier.model, table.is_multi, teacher is not None
-    standing = stand(in_train, balance, recipe.prior, model, is_multi=is_multi, has_teacher=has_teacher)
+    model, has_teacher = classifier.model, teacher is not None
+    standing = stand(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
     keep_standing(classifier, standing)
     if recipe.head_from == "names":  # epoch 0 is what the names say, however classes are balanced
         give_heads(model, standing, [-own for own in standing.in_head])
@@ -192,27 +192,26 @@ def learn(
     fabric = begin(run, recipe, classifier, data)
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
-    learned = log_weights(in_train, balance, is_multi=is_multi)
+    learned = log_weights(in_train, balance, table.task)
     spent = _start_head(run, recipe, table, classifier, learned, of_head)
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
         adapted = add_low_rank(vit_of(model, "method lora"), recipe.lora_rank, mix_seeds(recipe.seed))
         run.say(f"changes of rank {recipe.lora_rank} in {len(adapted)} matrices; {count_trained(model)} trained")
-    objective = Objective(
+    objective = objective_of(
+        table,
         recipe,
-        len(table.classes),
         imitate=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
-        class_weights=class_weights(in_train, is_multi=is_multi) if balance == "loss" else None,
-        sets=torch.tensor(table.set_targets()) if is_multi else None,
+        class_weights=class_weights(in_train, table.task) if balance == "loss" else None,
         shift=shift_answers(model, standing),
     )
     if recipe.find_lr:
         began = time.monotonic()
-        recipe = run.team.by_first(partial(settle_lr, run, recipe, classifier, data, objective))
-        spent += run.team.by_first(lambda: time.monotonic() - began)
+        recipe = run.team.broadcast_from_main(partial(settle_lr, run, recipe, classifier, data, objective))
+        spent += run.team.broadcast_from_main(lambda: time.monotonic() - began)
     own = _identity(run, recipe, table, classifier, contents)
-    descend(run, recipe, data, classifier, objective, fabric, spent, own)
+    run_training(run, recipe, data, classifier, objective, fabric, spent, own)
 
 
 def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages) -> Fabric:
@@ -240,7 +239,9 @@ def _start_head(
         return 0.0
     head = model.head
     images = head_images(recipe, table, classifier) if images is None else images
-    seconds, state = run.team.by_first(lambda: (start_head(run, recipe, table, classifier, images), head.state_dict()))
+    seconds, state = run.team.broadcast_from_main(
+        lambda: (start_head(run, recipe, table, classifier, images), head.state_dict())
+    )
     head.load_state_dict(state)
     with torch.no_grad():
         head.bias.add_(learned)
@@ -248,7 +249,7 @@ def _start_head(
 
 
 def data_of(
-    recipe: Recipe, table: ImageTable, classifier: Classifier, team: Team, *, is_balanced: bool = False
+    recipe: Recipe, table: ImageTable, classifier: Classifier, team: ProcessGroup, *, is_balanced: bool = False
 ) -> ImageData:
     """The images of a split table as a recipe wants them, in batches."""
     return ImageData(
@@ -271,7 +272,7 @@ def _describe(recipe: Recipe, steps: int) -> str:
     return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
 
 
-def descend(
+def run_training(
     run: Run,
     recipe: Recipe,
     data: BatchedImages,
@@ -299,7 +300,7 @@ def descend(
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
     run.say(_describe(recipe, steps))
     _place(trained.train(), recipe, fabric, team)
-    guard = Guard(run.say, run.folder if team.is_first else None)
+    guard = Guard(run.say, run.folder if team.is_main else None)
     state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team)
     state.clock.spent = state.clock.ahead = spent
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, own)
@@ -307,7 +308,7 @@ def descend(
         run.say("the run had finished training")
         return
     stop = Deferral()
-    loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.loggers] if team.is_first else []
+    loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.loggers] if team.is_main else []
     curves = LogEpochs(loggers, recipe, run.say)
     loop = Loop(
         state,
@@ -370,7 +371,7 @@ def _identity(
     )
 
 
-def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: Team) -> None:
+def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -> None:
     """Bring the model to where it is trained: the same weights in every process, or to each its part of them."""
     model.to(fabric.device)
     team.agree_on(model)

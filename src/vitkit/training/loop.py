@@ -1,17 +1,18 @@
 """The training loop, from the first step to the last.
 
-A step is one move of the optimiser along the mean gradient of a batch, or of several (`grad_accum`). What can happen to
-it stands in pieces that the loop calls by name: memory that runs out (`microbatch`), a loss that is not finite
-(`soundness`), an epoch that was of no use (`safe_point`), averaging, a time budget (`clock`), a signal
-(`interruption`). Several processes compute their shares of each batch, and sum their gradients.
-
-Signals end a run where it can go on from.
+A step moves the weights along the mean gradient of a batch, or of several (`grad_accum`): read `Loop.take_step`
+first. Several processes compute their shares of each batch and sum their gradients. What can happen to a step is
+handled elsewhere, and the loop calls it by name: memory that runs out (`stability.Pieces`), numbers that are not finite
+(`stability.FiniteCheck`), an epoch that made the model worse (`stability.SafePoint`), the average of the weights
+(`optim.Average`), a time budget (`checkpoint.Clock`), and signals (`Interruption`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -21,16 +22,23 @@ from torch import Tensor
 
 from vitkit.data.augment import Mixing, mix_seeds
 from vitkit.data.loading import Batch, BatchedImages
-from vitkit.errors import Interrupted, VitkitError, is_memory_short
+from vitkit.errors import Interrupted
 from vitkit.system.progress import Progress, silent
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import Draws, heads_of
 from vitkit.training.batch_norm import RunningStatistics
 from vitkit.training.checkpoint import TrainingState, in_evaluation
-from vitkit.training.distributed import ALONE, Team, is_sharded
+from vitkit.training.distributed import ALONE, ProcessGroup, is_sharded
 from vitkit.training.losses import EpochSums, Learning
 from vitkit.training.optim import set_learning_rate, swa_start
-from vitkit.training.stability import AskAtOnce, AskLater, Outcome, Place, add_gradients
+from vitkit.training.stability import (
+    DeferredFiniteCheck,
+    FiniteCheck,
+    Outcome,
+    StepIndex,
+    add_gradients,
+    optimizer_in_memory,
+)
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -44,7 +52,7 @@ class Interruption:
         team: the processes that train together.
     """
 
-    def __init__(self, stop: Deferral, team: Team = ALONE) -> None:
+    def __init__(self, stop: Deferral, team: ProcessGroup = ALONE) -> None:
         self._stop, self._team = stop, team
 
     def after_step(self, *, should_stop: bool = False) -> bool:
@@ -66,6 +74,44 @@ class Interruption:
         """The same alone; several processes have not as many batches each, and meet again in the next step."""
         if self._team.size == 1:
             self.after_step()
+
+
+@dataclass
+class MicroBatch:
+    """A batch of a step as the model learns from it, on its device.
+
+    Attributes:
+        images: (B, C, height, width), mixed if the recipe says so.
+        targets: labels (B,), or weights of the classes (B, K).
+        training_images: how many of the images count; 0 where they stand in for a share that has none.
+        batch: the images and labels as they came.
+        index: which batch of the training it is.
+        draws: lets the layers draw what belongs to some rows.
+        losses: the sum over the images of each piece that was computed, ().
+        hits: which of the images of each piece the model had right.
+    """
+
+    images: Tensor
+    targets: Tensor
+    training_images: int
+    batch: Batch
+    index: StepIndex
+    draws: Callable[[slice], AbstractContextManager[None]]
+    losses: list[Tensor] = field(default_factory=list)
+    hits: list[Tensor] = field(default_factory=list)
+
+    def size(self, rows: slice) -> int:
+        """How many images these rows hold."""
+        return len(self.targets[rows])
+
+    def counted(self, rows: slice) -> int:
+        """How many of the images of these rows count."""
+        return self.size(rows) if self.training_images else 0
+
+    def note(self, loss: Tensor, hits: Tensor) -> None:
+        """Keep the figures of a piece."""
+        self.losses.append(loss)
+        self.hits.append(hits)
 
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # that a callback may have
@@ -92,7 +138,7 @@ class Loop:
         data: BatchedImages,
         fabric: Fabric,
         *,
-        team: Team = ALONE,
+        team: ProcessGroup = ALONE,
         callbacks: Sequence[Any] = (),
         interruption: Interruption | None = None,
         progress: Progress = silent,
@@ -100,9 +146,9 @@ class Loop:
         self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, list(callbacks)
         self.objective = objective.to(fabric.device)
         self.interruption, self.progress = interruption or Interruption(Deferral(), team), progress
-        self.soundness: AskAtOnce | AskLater = AskAtOnce(state.guard, self._describe, team)
+        self.check: FiniteCheck | DeferredFiniteCheck = FiniteCheck(state.guard, self._describe, team)
         if fabric.device.type == "cuda" and team.size == 1:
-            self.soundness = AskLater(state.guard, self._describe_again)
+            self.check = DeferredFiniteCheck(state.guard, self._describe_again)
         self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
         self._draws, self._sums = Draws(state.model), EpochSums()
@@ -172,7 +218,7 @@ class Loop:
 
     def end_epoch(self) -> None:
         """Take the weights into their average, and sum up how the training images went."""
-        self.soundness.settle()
+        self.check.settle()
         state, start = self.state, swa_start(self.state.recipe)
         if state.average is not None and start is not None and state.epoch >= start:
             state.average.update(state.model)
@@ -181,67 +227,76 @@ class Loop:
     # --- One step ---------------------------------------------------------------------------------
 
     def take_step(self, first: int, batches: Iterable[Batch]) -> None:
-        """Move the weights along the mean gradient of these batches, unless it is not finite.
+        """Move the weights along the mean gradient of some batches, unless it is not finite.
 
         Args:
             first: the number of the first batch in its epoch.
-            batches: those of the step.
+            batches: the micro-batches of the step.
         """
-        state = self.state
+        state, model, optimizer = self.state, self.state.model, self.state.optimizer
+        images, images_everywhere = self.data.images_in(first, first + state.recipe.grad_accum - 1)
+
+        def learn_from(micro: MicroBatch, rows: slice) -> None:
+            counted = micro.counted(rows)
+            with micro.draws(rows), self._statistics.attempt(micro.size(rows)):
+                loss, hits = self.loss_of(micro.images[rows], micro.targets[rows])  # the forward pass
+                self.backward(loss * (counted / images_everywhere))
+            micro.note(loss.detach() * counted, hits[:counted])
+
         state.metrics["lr"] = lr = state.lr
-        set_learning_rate(state.optimizer, lr)
-        state.optimizer.zero_grad()
-        self.soundness.begin()
+        set_learning_rate(optimizer, lr)
+        optimizer.zero_grad()
         self._statistics.begin()
         for number, batch in enumerate(batches, start=first):
             with self.fabric.autocast():
-                self._add_gradient(self.fabric.to_device(batch), number, first)
-        gradients = [own.grad for own in state.model.parameters() if own.grad is not None]
-        self.team.add_up(gradients)
+                micro = self._prepare(batch, number, first)
+                state.pieces.each(len(micro.images), partial(learn_from, micro))  # all rows at once if memory allows
+            self._note(micro)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        self.team.all_reduce(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
-        self._keep_statistics(first, norm)
-        if not self.soundness.allows(state.optimizer, norm):
-            state.optimizer.zero_grad()
+        self._statistics.finish(images, partial(self.check.is_finite, norm))
+        if not self.check.allows(optimizer, norm):
+            optimizer.zero_grad()
             return
         if state.recipe.clip_grad:
-            torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), state.recipe.clip_grad, norm)
-        self._move()
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), state.recipe.clip_grad, norm)
+        with optimizer_in_memory():
+            optimizer.step()
         state.step += 1
         if state.average is not None and state.recipe.ema:
-            state.average.update(state.model)
-        self.soundness.end()
+            state.average.update(model)
 
-    def _add_gradient(self, batch: Batch, number: int, first: int) -> None:
-        """Add to the gradient what a batch, computed in pieces where memory is short, is of its step's mean."""
-        state, (images, labels) = self.state, batch
+    def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss of some images, and which of them the model had right, (B,)."""
+        heads = self.objective.ask(self._forward, images, targets)
+        return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a loss to those of the parameters: all of it, or nothing where memory runs out."""
+        if self._is_sharded:  # in the backward pass the processes meet; each gets the mean of its part
+            (loss * self.team.size).backward()  # type: ignore[no-untyped-call]
+        else:
+            add_gradients([own for own in self.state.model.parameters() if own.requires_grad], loss)
+
+    def _prepare(self, batch: Batch, number: int, first: int) -> MicroBatch:
+        """Bring a batch to the device, mix its images, and draw what dropout needs."""
+        state, batch = self.state, self.fabric.to_device(batch)
+        images, labels = batch
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)  # as the convolution of patches wants them
-        counted, whole = self.data.images_in(number, number)  # of a stand-in none
-        _, images_of_step = self.data.images_in(first, first + state.recipe.grad_accum - 1)
+        training_images, whole = self.data.images_in(number, number)
         mixed, targets = self.mix(images, labels, number - first, whole)
         seed = mix_seeds(state.recipe.seed, state.step, number - first, 1)
         keys = self._draws.of(seed, self.data.places(len(images)), images.device)
-        losses: list[Tensor] = []
+        index = StepIndex(state.epoch, number, state.step)
+        return MicroBatch(mixed, targets, training_images, batch, index, lambda rows: self._draws.using(keys[:, rows]))
 
-        def compute(piece: slice) -> None:
-            weight = len(targets[piece]) if counted else 0
-            with self._draws.told(keys[:, piece]), self._statistics.attempt(len(targets[piece])):
-                loss, hits = self.loss_of(mixed[piece], targets[piece])
-                self._backward(loss * (weight / images_of_step))
-            losses.append(loss.detach() * weight)
-            self._sums.hits.append(hits[:weight])
-
-        state.pieces.each(len(images), compute)
-        loss = torch.stack(losses).sum()
-        self._sums.add(loss, counted)
-        self.soundness.note_loss(loss, batch, Place(state.epoch, number, state.step))
-
-    def _keep_statistics(self, first: int, norm: Tensor) -> None:
-        """Take what batch norms have seen in this step, if it is sound."""
-        if self._statistics.are_kept:
-            own, _ = self.data.images_in(first, first + self.state.recipe.grad_accum - 1)
-            self._statistics.end(own)
-            self._statistics.keep_if(self.soundness.is_sound(norm))
+    def _note(self, micro: MicroBatch) -> None:
+        """Count a batch in the sums of the epoch, and let the check see its loss."""
+        loss = torch.stack(micro.losses).sum()
+        self._sums.add(loss, micro.training_images, micro.hits)
+        self.check.note_loss(loss, micro.batch, micro.index)
 
     def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
         """The images, mixed if the recipe says so, and their labels (B,) or weighted targets (B, K).
@@ -259,27 +314,6 @@ class Loop:
             seed = mix_seeds(self.state.recipe.seed, self.state.step, number)
             images, targets = self._mixing.apply(images, targets, seed, partial(self.team.before, length=whole))
         return images, targets
-
-    def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss of some images, and which of them the model had right, (B,)."""
-        heads = self.objective.ask(self._forward, images, targets)
-        return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
-
-    def _backward(self, loss: Tensor) -> None:
-        if self._is_sharded:  # in the backward pass the processes meet; each gets the mean of its part
-            (loss * self.team.size).backward()  # type: ignore[no-untyped-call]
-        else:
-            add_gradients([own for own in self.state.model.parameters() if own.requires_grad], loss)
-
-    def _move(self) -> None:
-        try:
-            self.state.optimizer.step()
-        except (RuntimeError, MemoryError) as error:
-            if is_memory_short(error):
-                raise VitkitError(
-                    "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
-                ) from error
-            raise
 
     # --- Validation -------------------------------------------------------------------------------
 
@@ -320,10 +354,10 @@ class Loop:
         what = f"epoch {self.state.epoch + 1}/{self.state.recipe.epochs}"
         self.progress(what, first // accumulated + 1, math.ceil(self.data.batches / accumulated))
 
-    def _describe(self, batch: Batch, place: Place) -> dict[str, Any]:
+    def _describe(self, batch: Batch, index: StepIndex) -> dict[str, Any]:
         images, labels = (own.cpu() for own in batch)
-        paths = self.data.paths_of_batch(place.epoch, place.batch)
-        return {"images": images, "labels": labels, "paths": paths, "epoch": place.epoch, "step": place.step}
+        paths = self.data.paths_of_batch(index.epoch, index.batch)
+        return {"images": images, "labels": labels, "paths": paths, "epoch": index.epoch, "step": index.step}
 
-    def _describe_again(self, place: Place) -> dict[str, Any]:
-        return self._describe(self.data.batch_again(place.epoch, place.batch), place)
+    def _describe_again(self, index: StepIndex) -> dict[str, Any]:
+        return self._describe(self.data.batch_again(index.epoch, index.batch), index)

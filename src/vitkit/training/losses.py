@@ -9,16 +9,18 @@ What a model is to learn from an image and its label, and how its answers are ju
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.data.table import ImageTable
+from vitkit.data.task import MULTI_LABEL
 from vitkit.evaluation.multilabel import mean_average_precision
-from vitkit.training.distributed import Team
+from vitkit.training.distributed import ProcessGroup
 from vitkit.training.recipe import Recipe
 from vitkit.training.stability import Outcome
 
@@ -135,15 +137,11 @@ class Learning(Protocol):
 class Objective:
     """Cross-entropy on every head, or distillation from a teacher.
 
-    Where images may have several classes the loss is binary cross-entropy, an accuracy is the part of the images whose
-    every class is right at a probability of 1/2, and `val_map` is the mean average precision.
-
     Attributes:
         recipe: label smoothing and how to distil.
         classes: K.
         imitate: images to the teacher's logits; a function, so that no checkpoint holds the teacher.
         class_weights: (K,) what an image of each class counts; None for all alike.
-        sets: (S, K) of a multi-label table the target of each label (`ImageTable.set_targets`).
         shift: (K,) what is added to logits in validation, as it will be to those of the model that is saved.
     """
 
@@ -151,25 +149,21 @@ class Objective:
     classes: int
     imitate: Callable[[Tensor], Tensor] | None = None
     class_weights: Tensor | None = None
-    sets: Tensor | None = None
     shift: Tensor | None = None
 
-    def to(self, device: torch.device) -> Objective:
+    def to(self, device: torch.device) -> Self:
         """The same with what a step reads on this device."""
-        weights, sets = (None if own is None else own.to(device) for own in (self.class_weights, self.sets))
-        return replace(self, class_weights=weights, sets=sets)
+        return replace(self, class_weights=None if self.class_weights is None else self.class_weights.to(device))
 
     def targets(self, labels: Tensor) -> Tensor:
         """Labels (B,) as (B, K): what of each class an image is, times what an image of that class counts."""
-        if self.sets is not None:
-            return self.sets[labels]  # (B, K); the weights are a matter of each class's loss
         targets = F.one_hot(labels, self.classes).float()  # (B, K)
         return targets if self.class_weights is None else targets * self.class_weights
 
     @property
     def takes_labels(self) -> bool:
         """Whether labels (B,) say all that targets would."""
-        return self.class_weights is None and self.sets is None
+        return self.class_weights is None
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:  # none is shown
         """What the network says of some images."""
@@ -184,8 +178,6 @@ class Objective:
             targets: labels (B,), or weights of the classes (B, K).
         """
         recipe = self.recipe
-        if self.sets is not None:
-            return binary_loss(heads, targets, self.class_weights, recipe.label_smoothing)
         if self.imitate is None:
             return label_loss(heads, targets, recipe.label_smoothing)
         return distillation_loss(
@@ -201,22 +193,53 @@ class Objective:
     @torch.no_grad()
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Which images the mean of the heads has right, (B,)."""
-        answers = torch.stack([head.detach().float() for head in heads]).mean(dim=0)  # (B, K)
-        if self.sets is not None:
-            return ((answers > 0) == (targets > 0.5)).all(dim=1)
+        answers = _mean_of_heads(heads)
         return answers.argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 
     def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
-        """The figures of the validation images; and what tells of a collapse, where images have single classes.
+        """The figures of the validation images, and what tells of a collapse.
 
         Args:
             logits: (n, K), of the images' order.
             labels: (n,).
         """
         said = logits if self.shift is None else logits + self.shift
-        if self.sets is None:
-            outcome = Outcome(said, labels, self.shift)
-            return {"val_loss": F.cross_entropy(said, labels).item(), "val_acc": outcome.accuracy}, outcome
+        outcome = Outcome(said, labels, self.shift)
+        return {"val_loss": F.cross_entropy(said, labels).item(), "val_acc": outcome.accuracy}, outcome
+
+
+@dataclass(frozen=True)
+class MultiLabelObjective(Objective):
+    """Binary cross-entropy of each class, where images may have several.
+
+    An accuracy is the part of the images whose every class is right at a probability of 1/2, and `val_map` is the mean
+    average precision. A model that calls all images the same cannot be told from one that has only begun to learn.
+
+    Attributes:
+        sets: (S, K) the targets of each label (`ImageTable.set_targets`).
+    """
+
+    sets: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def to(self, device: torch.device) -> Self:
+        return replace(super().to(device), sets=self.sets.to(device))
+
+    def targets(self, labels: Tensor) -> Tensor:
+        return self.sets[labels]  # (B, K); the weights are a matter of each class's loss
+
+    @property
+    def takes_labels(self) -> bool:
+        return False
+
+    def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
+        return binary_loss(heads, targets, self.class_weights, self.recipe.label_smoothing)
+
+    @torch.no_grad()
+    def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
+        return ((_mean_of_heads(heads) > 0) == (targets > 0.5)).all(dim=1)
+
+    def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
+        said = logits if self.shift is None else logits + self.shift
         targets = self.sets.cpu()[labels]  # (n, K)
         figures = {
             "val_loss": F.binary_cross_entropy_with_logits(said, targets).item(),
@@ -224,6 +247,19 @@ class Objective:
             "val_map": mean_average_precision(targets.bool().numpy(), said.nan_to_num().numpy()),
         }
         return figures, None
+
+
+def _mean_of_heads(heads: Sequence[Tensor]) -> Tensor:
+    """(B, K) the mean of the heads' logits."""
+    return torch.stack([head.detach().float() for head in heads]).mean(dim=0)
+
+
+def objective_of(table: ImageTable, recipe: Recipe, **options: Any) -> Objective:
+    """The objective of the table's task; for `options` see the attributes of `Objective`."""
+    classes = len(table.classes)
+    if table.task is MULTI_LABEL:
+        return MultiLabelObjective(recipe, classes, sets=torch.tensor(table.set_targets()), **options)
+    return Objective(recipe, classes, **options)
 
 
 class EpochSums:
@@ -234,12 +270,13 @@ class EpochSums:
         self.images: list[int] = []  # of each batch
         self.hits: list[Tensor] = []  # of each batch how far its images are right
 
-    def add(self, loss: Tensor, images: int) -> None:
-        """Count a batch, of this loss, (), over all of its images."""
+    def add(self, loss: Tensor, images: int, hits: Iterable[Tensor]) -> None:
+        """Count a batch by the sum of its images' losses, (), and by how far each image is right."""
         self.losses.append(loss)
         self.images.append(images)
+        self.hits.extend(hits)
 
-    def over(self, team: Team) -> dict[str, float]:
+    def over(self, team: ProcessGroup) -> dict[str, float]:
         """The mean loss and, if any, the accuracy over all processes; losses that are not finite are no part of it."""
         losses = torch.stack(self.losses).tolist() if self.losses else []
         own = [(loss, images) for loss, images in zip(losses, self.images, strict=True) if math.isfinite(loss)]

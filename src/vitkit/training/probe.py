@@ -168,9 +168,9 @@ def _put_best_head(
     held_out = features(images.val, "validation images") if len(val) else None
     plain = views[0][0] if held_out is None else torch.cat([views[0][0], held_out[0]])
     x, y = (torch.cat(parts) for parts in zip(*views, strict=True)) if recipe.views else views[0]
-    if table.is_multi:
-        targets = torch.tensor(table.set_targets())
-        y, held_out = targets[y], held_out and (held_out[0], targets[held_out[1]])
+    sets = table.set_targets()
+    y = table.task.targets(y, sets)
+    held_out = held_out and (held_out[0], table.task.targets(held_out[1], sets))
     head = [classifier.model.get_parameter(f"head.{name}") for name in ("weight", "bias")]
     begun = None
     if recipe.head_from == "names":

@@ -26,6 +26,7 @@ from vitkit.data.proposals import read_proposals
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.split_file import groups_from_file, look_over, read_contents, roles_in_run
 from vitkit.data.splits import SPLITS
+from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
@@ -90,11 +91,10 @@ def settle_and_open(
     images = len(table.of_split(held_out_split(table)))  # they decide what computes, as in `vitkit eval`
     asked = classifier.use(images=images, device=choose_device(recipe))
     before = standing_of(asked)
-    what = "choosing thresholds" if table.is_multi else "calibrating"
-    seen = settle_confidence(folder, asked, table, partial(progress, what))
+    seen = settle_confidence(folder, asked, table, partial(progress, table.task.calibration))
     if standing_of(asked) != before:  # the head has changed, and what computes has weights of its own
         asked = asked.use(images=images, device=choose_device(recipe))
-    (_tell_of_thresholds if table.is_multi else _tell)(asked, seen, say)
+    (_tell if asked.thresholds is None else _tell_of_thresholds)(asked, seen, say)
     return asked, seen
 
 
@@ -194,7 +194,7 @@ def report(
         say(f"problem: {changes.text}; they are left out")
     classifier, seen = settle_and_open(folder, recipe, table, say, progress)
     split, groups = held_out_split(table), groups_from_file(folder / GROUPS)
-    chosen = chosen_on(split, recipe.__dict__, is_multi=table.is_multi)
+    chosen = chosen_on(split, recipe.__dict__, table.task)
     judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
     judged = judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
     evaluation = judged.before
@@ -210,7 +210,7 @@ def report(
     write_predictions(folder / PREDICTIONS, evaluation)
     counted = that_count(evaluation, seen_before)
     evaluation = evaluation if counted is None else counted
-    if not table.is_multi and seen is not None and numbers["ece"] is not None:
+    if seen is not None and numbers.get("ece") is not None:
         say(calibrated(numbers, seen, evaluation))
     if doubts is None:
         doubts = label_errors.from_predictions(own for own in _held_out(judged.now or evaluation, seen))
@@ -220,7 +220,7 @@ def report(
     label_errors.write_doubts(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / METRICS)
     plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
-    laid_out = embed(classifier, evaluation, table.root, partial(progress, "laying out images"))
+    laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
     for caption, picture in draw(evaluation, laid_out).items():
         plots.save_figure(picture, folder / PICTURES[caption])
     write_json(folder / EVALUATION, numbers)
@@ -230,7 +230,7 @@ def report(
         title=f"{name_of(recipe)} on {without_place(table.name)}",
         evaluation=evaluation,
         numbers=numbers,
-        root=table.root,
+        root=table.place,
         facts=_facts(classifier, record, recipe, table, rows),
         findings=[
             *([f"note: {proposed}"] if proposed else []),
@@ -241,7 +241,7 @@ def report(
         laid_out=laid_out,
         doubts=doubts,
         recipe=without_places(recipe).to_toml(),
-        explained=_explain_mistakes(classifier, evaluation, table.root, progress),
+        explained=_explain_mistakes(classifier, evaluation, table.place, progress),
         tried=_tried(folder / SELECTION),
     )
     return Reported(numbers, counted)
@@ -257,7 +257,7 @@ def _tried(path: Path) -> Tried | None:
 
 
 def _explain_mistakes(
-    classifier: Classifier, evaluation: Evaluation, root: Path, progress: Progress
+    classifier: Classifier, evaluation: Evaluation, root: Place, progress: Progress
 ) -> list[Explained]:
     """What speaks for the worst mistakes, by the model itself."""
     chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
@@ -268,7 +268,7 @@ def _explain_mistakes(
     for done, i in enumerate(chosen, start=1):
         progress("explaining mistakes", done, len(chosen))
         true, predicted = (evaluation.classes[own[i]] for own in (evaluation.labels, evaluation.predicted))
-        pictures = explain_mistake(plain, str(root / evaluation.paths[i]), true, predicted)
+        pictures = explain_mistake(plain, root / evaluation.paths[i], true, predicted)
         if not isinstance(pictures, str):  # it could be read a moment ago
             found.append(Explained(i, f"{true}, taken for {predicted}", pictures))
     return found
@@ -403,8 +403,8 @@ def doubt_labels(
     except VitkitError as error:  # an image that was readable when the run began
         run.say(f"note: label errors were not looked for: {error}")
         return None
-    targets = [table.target(i) for i in range(len(table))] if table.is_multi else table.labels
-    doubts = from_features(table, features, torch.tensor(targets, dtype=torch.int64), recipe.seed)
+    targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
+    doubts = from_features(table, features, targets.to(torch.int64), recipe.seed)
     seconds = time.monotonic() - started
     about = f"of {len(table)} images, frozen features in {precision}, {seconds:.0f} s"
     run.say(f"{in_words(doubts)} ({about})")

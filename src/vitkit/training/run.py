@@ -87,7 +87,7 @@ from vitkit.text.cells import interval_text
 from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import check_effects, complete
-from vitkit.training.distributed import Team, assemble, check_team, describe_team
+from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
 from vitkit.training.finalize import settle_by, standing_of
 from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
@@ -146,18 +146,18 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     """
     table = images_of_run(run.folder / SPLIT, progress=run.progress)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    model = run.team.in_turn(lambda: blueprint or blueprint_of(recipe, table.classes, run.progress))
+    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes, run.progress))
     classifier, teacher = before_training(run, model, table, data_hash)
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
-    if run.team.is_first:
+    if run.team.is_main:
         images = TrainingImages(table.of_split("train"), classifier.preprocess, augment_of(recipe), recipe.seed)
         draw_data(run.folder, table, images, recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     known: Features | None = None
     if recipe.method == "probe":
-        if run.team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+        if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
             known = fit_head(run, recipe, table, classifier, head_images(recipe, table, classifier))
     else:
         learn(run, recipe, table, classifier, teacher)
@@ -170,7 +170,7 @@ def before_training(
 ) -> tuple[Classifier, Teacher | None]:
     """The classifier that is to be trained, and its teacher; what had to be assumed of either is printed."""
     recipe = blueprint.recipe
-    classifier = run.team.in_turn(lambda: new_classifier(blueprint, table, data_hash))
+    classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
     for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
         run.say(f"note: {caveat}")
     for resized in () if classifier.report is None else classifier.report.resized:
@@ -196,7 +196,7 @@ def _conclude(
         doubts = doubt_labels(run, recipe, table, known, weights)
         return report(run.folder, recipe, table, run.say, run.progress, doubts)
 
-    numbers, evaluation = run.team.by_first(evaluate)
+    numbers, evaluation = run.team.broadcast_from_main(evaluate)
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
     run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
     return evaluation
@@ -234,7 +234,7 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
     if not evaluations:
         return {"accuracy": FoldFigure(None, None)}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
-    numbers = registry.summary(whole, "multi" if whole.labels.ndim == 2 else "single")
+    numbers = registry.summary(whole, whole.task.name)
     return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
 
 
@@ -261,7 +261,7 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
             model = None if blueprint is None else replace(blueprint, recipe=recipe_of_fold)
             trained[folder] = fit_and_report(replace(run, folder=folder, whole=run.folder), recipe_of_fold, model)
     results = [read_figures(folder / EVALUATION) for folder in folders]
-    if run.team.is_first:
+    if run.team.is_main:
         figures = {} if trained else _known(run.folder / FOLDS)
         if not figures:
             evaluations = [
@@ -345,7 +345,7 @@ Prepared = tuple[Path, Recipe, Blueprint | None]  # the run's folder, and what i
 def drive(
     recipe: Recipe,
     observers: Observers,
-    prepare: Callable[[Team, ExitStack], Prepared],
+    prepare: Callable[[ProcessGroup, ExitStack], Prepared],
     work: Work,
     again: Callable[[Path], str],
 ) -> Path:
@@ -371,7 +371,7 @@ def drive(
             blueprints.append(blueprint)
             return folder, resolved
 
-        folder, resolved = team.by_first(begin)
+        folder, resolved = team.broadcast_from_main(begin)
         run = observers.run(folder, team)
         with cleanup_on_failure(run, again(folder)):
             work(run, resolved, blueprints[0] if blueprints else None)
@@ -397,7 +397,7 @@ def drive_again(
         data_root: the folder that holds its images now; None: where they were.
     """
 
-    def prepare(team: Team, hold: ExitStack) -> Prepared:
+    def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         check_team(recipe, team)
         _tidy(folder, data_root, observers.progress, hold)
         return folder, recipe, None
@@ -446,7 +446,7 @@ def train(
         raise VitkitError("the recipe names no data")
     observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
 
-    def prepare(team: Team, hold: ExitStack) -> Prepared:
+    def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         return _prepare(request, named, out, force, team, notes, observers, hold)
 
     return drive(request.recipe, observers, prepare, _work, _again)
@@ -457,7 +457,7 @@ def _prepare(
     named: Collection[str],
     out: str | Path | None,
     force: bool,
-    team: Team,
+    team: ProcessGroup,
     notes: Sequence[str],
     observers: Observers,
     hold: ExitStack,
@@ -643,7 +643,7 @@ def train_on(
     request = Request.of({"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields})
     surveys: list[Survey] = []  # of the main process
 
-    def prepare(team: Team, hold: ExitStack) -> Prepared:
+    def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         check_overwritten(out, request.recipe.teacher, weights_of(request.recipe))
         found = survey(datasets, observers.progress)
         surveys.append(found)
@@ -721,22 +721,22 @@ def _preprocess_of(datasets: Datasets, found: Survey, own: Preprocess) -> tuple[
 
 def _work_on_datasets(run: Run, recipe: Recipe, blueprint: Blueprint | None, datasets: Datasets, found: Survey) -> None:
     table, team = found.table, run.team
-    model = team.in_turn(lambda: blueprint or blueprint_of(recipe, table.classes, run.progress))
+    model = team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes, run.progress))
     classifier, teacher = before_training(run, model, table, found.digest)
     classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
-    record, seen = team.by_first(partial(_look_up, model, classifier, teacher, found))
+    record, seen = team.broadcast_from_main(partial(_look_up, model, classifier, teacher, found))
     classifier.pictures = record
     data, of_head = _data_of(recipe, datasets, table, classifier, team)
-    if team.is_first:
+    if team.is_main:
         assert isinstance(data.train, TrainingOf)
         draw_data(run.folder, table, data.train, recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
     run.say(f"{len(table.classes)} classes; images: {counts}")
     if recipe.method != "probe":
         learn(run, recipe, table, classifier, teacher, data, found.contents, of_head)
-    elif team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+    elif team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
         fit_head(run, recipe, table, classifier, of_head)
-    team.by_first(partial(_conclude_user_datasets, run, recipe, data.val, seen))
+    team.broadcast_from_main(partial(_conclude_user_datasets, run, recipe, data.val, seen))
 
 
 @dataclass(frozen=True)
@@ -772,7 +772,7 @@ _DOUBT = "whether the weights had seen others cannot be known of tensors, or of 
 
 
 def _data_of(
-    recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, team: Team
+    recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, team: ProcessGroup
 ) -> tuple[BatchedImages, HeadImages]:
     """The images in batches, and as a head is fitted to them."""
     labels = {name: table.of_split(name).labels for name in ("train", "val")}
@@ -804,7 +804,7 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
     if standing_of(classifier) != before:  # the head has changed, and what computes has weights of its own
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
-    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
+    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__))
     numbers = all_figures(evaluation, seen.roles, classifier.provenance, classifier.computation, seen.doubt)
     write_json(run.folder / EVALUATION, numbers)
     if (spoilt := describe(numbers)) is not None:

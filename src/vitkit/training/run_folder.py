@@ -20,10 +20,10 @@ from typing import Any
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
-from vitkit.system.files import is_empty, regular, sole_in, unfinished, write_text
+from vitkit.system.files import exclusive_in, is_empty, regular, unfinished, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
-from vitkit.training.distributed import ALONE, Team
+from vitkit.training.distributed import ALONE, ProcessGroup
 
 _OWN_FILES = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
 
@@ -39,13 +39,13 @@ class Run:
     tell: Say
     watch: Progress
     whole: Path | None = None
-    team: Team = ALONE
+    team: ProcessGroup = ALONE
     callbacks: tuple[Any, ...] = ()
     loggers: tuple[Any, ...] = ()
 
     def say(self, line: str) -> None:
         """Tell the user, and the log."""
-        if not self.team.is_first:
+        if not self.team.is_main:
             return
         self.tell(line)
         with open(self.folder / LOG, "a", encoding="utf-8", errors="surrogateescape", opener=regular) as log:
@@ -53,7 +53,7 @@ class Run:
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Tell the user what is being done, how many are done, of how many."""
-        if self.team.is_first:
+        if self.team.is_main:
             self.watch(what, done, total)
 
 
@@ -73,7 +73,7 @@ class Observers:
     callbacks: tuple[Any, ...] = ()
     loggers: tuple[Any, ...] = ()
 
-    def run(self, folder: Path, team: Team = ALONE) -> Run:
+    def run(self, folder: Path, team: ProcessGroup = ALONE) -> Run:
         """The run in a folder, followed by these."""
         return Run(folder, self.say, self.progress, team=team, callbacks=self.callbacks, loggers=self.loggers)
 
@@ -117,7 +117,7 @@ def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool) -> None:
     Raises:
         VitkitError: another process holds it, or there is something in it.
     """
-    hold.enter_context(sole_in(Path(out)))
+    hold.enter_context(exclusive_in(Path(out)))
     check_free(Path(out), force=force)
 
 
@@ -125,7 +125,7 @@ def new_run_folder(name: str, hold: ExitStack) -> Path:
     """Hold a new folder `runs/NAME-N`, whose name is given back where the run never begins."""
     folder = next_free(name)
     hold.callback(remove_if_empty, folder)
-    hold.enter_context(sole_in(folder))
+    hold.enter_context(exclusive_in(folder))
     return folder
 
 
@@ -135,7 +135,7 @@ def lock_run(folder: Path, hold: ExitStack) -> None:
     Raises:
         VitkitError: another process holds it, or what it adds lines to is a link, which may lead anywhere.
     """
-    hold.enter_context(sole_in(folder))
+    hold.enter_context(exclusive_in(folder))
     for own in (folder, *folds_in(folder)):
         for name in (LOG, METRICS):
             if (own / name).is_symlink():
@@ -159,7 +159,7 @@ def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
         run.say(f"to go on: {again}")
         raise
     except BaseException:
-        if run.team.is_first:
+        if run.team.is_main:
             discard_if_empty(run.folder)
         raise
 

@@ -231,7 +231,7 @@ class SelectionImages:
         """Labels (n,) of the first images, or 0 and 1 of each class (n, K)."""
         table = self.table
         labels = torch.tensor(table.labels[:count])
-        return torch.tensor(table.set_targets())[labels] if table.is_multi else labels
+        return table.task.targets(labels, table.set_targets())
 
 
 _PILOT = 16  # images that tell how long the others will take
@@ -317,7 +317,7 @@ def select(
         tested=outcome.done,
         asked=seconds,
         seconds=time.monotonic() - started,
-        figure="exact match" if table.is_multi else "accuracy",
+        figure=table.task.accuracy,
     )
 
 

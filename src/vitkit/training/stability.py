@@ -1,22 +1,16 @@
-"""A batch in pieces: what does not fit into memory at once gives the same gradient piece by piece.
+"""What can go wrong in training, and what is done about it.
 
-What goes wrong in training, noticed while there is something to go back to. A step whose loss or gradient is not
-finite is left out; a model that calls every image the same goes back to where it was better, to go on with a lower
-learning rate.
-
-On a GPU the outcome of a step is asked for later: whoever asks at once makes the GPU wait for the next step. The
-optimiser itself leaves out a step whose loss or gradient is not finite, as it does for a gradient scaler.
-
-Whether a step's loss and gradient are finite: a step that is not sound is left out. On a CPU that is asked before the
-step. On a GPU the optimiser leaves the step out by itself, and what became of it is asked later (`Later`).
-
-Weights to go back to, where an epoch has led to a model that is of no use.
+`Guard` counts the incidents, reports them, and ends a training that cannot be saved. A step whose loss or gradient is
+not finite is left out (`FiniteCheck`, and on a GPU `DeferredFiniteCheck`). A model that calls every image the same goes
+back to the weights of the last good epoch (`SafePoint`) and continues with a lower learning rate. A batch that does not
+fit into memory is computed piece by piece, which gives the same gradient (`Pieces`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +24,7 @@ from vitkit.errors import VitkitError, is_memory_short
 from vitkit.system.files import replacing
 from vitkit.system.progress import Say
 from vitkit.system.run_files import BAD_BATCH
-from vitkit.training.distributed import ALONE, Team, full_weights, is_sharded, set_full_weights
+from vitkit.training.distributed import ALONE, ProcessGroup, full_weights, is_sharded, set_full_weights
 
 _IN_A_ROW = 3  # steps left out, until training stops
 _LOWERED = 2  # times that the learning rate is lowered, until training stops
@@ -197,11 +191,8 @@ def all_finite(weights: Mapping[str, Tensor]) -> bool:
     return all(bool(weight.isfinite().all()) for weight in weights.values())
 
 
-_LOOK = 50  # steps after which their outcomes are asked for
-
-
 @dataclass(frozen=True)
-class Place:
+class StepIndex:
     """A step: its epoch, its last batch in the epoch, and how many steps were before it."""
 
     epoch: int
@@ -209,68 +200,32 @@ class Place:
     step: int
 
 
-class Later:
-    """Steps that were taken and whose outcomes still lie on the device."""
-
-    def __init__(self) -> None:
-        self._sound: Tensor | None = None  # whether the losses of this step are finite so far
-        self._waiting: list[tuple[Tensor, Place]] = []
-
-    def note_loss(self, loss: Tensor) -> None:
-        """Take the loss of a batch, (), into account."""
-        sound = loss.isfinite()
-        self._sound = sound if self._sound is None else self._sound & sound
-
-    def is_sound(self, norm: Tensor) -> Tensor:
-        """(), whether the losses of this step and the gradient's norm, (), are finite."""
-        return norm.isfinite() if self._sound is None else norm.isfinite() & self._sound
-
-    def prepare(self, optimizer: torch.optim.Optimizer, norm: Tensor, place: Place) -> None:
-        """Let a fused optimiser's next step do nothing, should a loss or the gradient's norm, (), not be finite."""
-        sound = self.is_sound(norm)
-        self._sound = None
-        optimizer.grad_scale, optimizer.found_inf = None, (~sound).float()  # type: ignore[attr-defined]
-        self._waiting.append((sound, place))
-
-    @property
-    def is_due(self) -> bool:
-        return len(self._waiting) >= _LOOK
-
-    def settle(self) -> list[Place | None]:
-        """For each step since the last time, in their order: None, or which one was left out."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return []
-        sound = torch.stack([own for own, _ in waiting]).tolist()
-        return [None if good else place for good, (_, place) in zip(sound, waiting, strict=True)]
+Describe = Callable[[Batch, StepIndex], dict[str, Any]]  # what is saved of a bad batch
 
 
-Describe = Callable[[Batch, Place], dict[str, Any]]  # what is saved of a bad batch
-
-
-class AskAtOnce:
-    """Every step's loss and gradient are looked at before it is taken.
+class FiniteCheck:
+    """Leaves out a step whose loss or gradient is not finite, before it is taken.
 
     Args:
-        guard: is told of each step.
+        guard: counts the steps that are left out.
         describe: a batch, to be saved.
         team: the processes that train together, which leave out the same steps.
     """
 
-    def __init__(self, guard: Guard, describe: Describe, team: Team = ALONE) -> None:
+    def __init__(self, guard: Guard, describe: Describe, team: ProcessGroup = ALONE) -> None:
         self._guard, self._describe, self._team = guard, describe, team
         self._bad: dict[str, Any] | None = None  # the first batch of this step whose loss is not finite
-        self._last: tuple[Batch, Place]
+        self._last: tuple[Batch, StepIndex]
 
-    def begin(self) -> None:
-        """A new step."""
-        self._bad = None
-
-    def note_loss(self, loss: Tensor, batch: Batch, place: Place) -> None:
+    def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:
         """Take the loss, (), of a batch of this step into account."""
-        self._last = batch, place
+        self._last = batch, index
         if self._bad is None and not loss.isfinite():
-            self._bad = self._describe(batch, place)
+            self._bad = self._describe(batch, index)
+
+    def is_finite(self, norm: Tensor) -> Tensor:
+        """(), whether the losses of this step and the gradient's norm, (), are finite."""
+        return norm.isfinite() & torch.tensor(not self._is_bad(), device=norm.device)
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
         """Whether to take the step, along a gradient of this norm, ().
@@ -280,79 +235,79 @@ class AskAtOnce:
         """
         if self._is_bad():
             shares = self._team.gather(self._bad)
-            what, bad = "loss", next(own for own in shares if own is not None)  # the first process may have none of it
+            what, bad = "loss", next(share for share in shares if share is not None)  # this process may have none
         elif not norm.isfinite():
             what, bad = "gradient", self._describe(*self._last)
         else:
+            self._guard.pass_step()
             return True
+        self._bad = None
         self._guard.skip_step(what, bad)
         return False
-
-    def is_sound(self, norm: Tensor) -> Tensor:
-        """(), whether loss and gradient are finite, as `allows` will find."""
-        return norm.isfinite() & torch.tensor(not self._is_bad(), device=norm.device)
 
     def _is_bad(self) -> bool:
         return self._team.any(self._bad is not None)
 
-    def end(self) -> None:
-        """The step was taken."""
-        self._guard.pass_step()
-
     def settle(self) -> None:
-        """The epoch is over; nothing is open."""
+        """End an epoch; no step is open."""
 
 
-class AskLater:
-    """The optimiser leaves out what is not sound; now and then, and at an epoch's end, one asks which steps.
+_DEFERRED = 50  # steps after which the device is asked which of them it left out
+
+
+class DeferredFiniteCheck:
+    """Lets a fused optimiser leave out such steps by itself, and asks only now and then which ones.
+
+    A GPU would have to wait for the next step while every step is asked about. The optimiser skips a step whose loss or
+    gradient is not finite as it does for a gradient scaler.
 
     Args:
-        guard: is told of each step.
-        describe_again: a step's last batch, of which only the place is known by then.
+        guard: counts the steps that are left out.
+        describe_again: a step's last batch, of which only the index is known by then.
     """
 
-    def __init__(self, guard: Guard, describe_again: Callable[[Place], dict[str, Any]]) -> None:
+    def __init__(self, guard: Guard, describe_again: Callable[[StepIndex], dict[str, Any]]) -> None:
         self._guard, self._describe_again = guard, describe_again
-        self._later = Later()
-        self._last: Place
+        self._losses: Tensor | None = None  # whether the losses of this step are finite so far, ()
+        self._last: StepIndex
+        self._open: list[tuple[Tensor, StepIndex]] = []
 
-    def begin(self) -> None:
-        """A new step."""
-
-    def note_loss(self, loss: Tensor, batch: Batch, place: Place) -> None:
+    def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:
         """Take the loss, (), of a batch of this step into account."""
-        self._last = place
-        self._later.note_loss(loss)
+        self._last, finite = index, loss.isfinite()
+        self._losses = finite if self._losses is None else self._losses & finite
+
+    def is_finite(self, norm: Tensor) -> Tensor:
+        """(), whether the losses of this step and the gradient's norm, (), are finite; it lies on the device."""
+        return norm.isfinite() if self._losses is None else norm.isfinite() & self._losses
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
-        """The optimiser will see by itself."""
-        self._later.prepare(optimizer, norm, self._last)
+        """Let the optimiser's next step do nothing, should a loss or the gradient's norm, (), not be finite.
+
+        Raises:
+            DivergedError: three steps in a row were left out.
+        """
+        finite = self.is_finite(norm)
+        self._losses = None
+        optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
+        self._open.append((finite, self._last))
+        if len(self._open) >= _DEFERRED:
+            self.settle()
         return True
 
-    def is_sound(self, norm: Tensor) -> Tensor:
-        """(), whether loss and gradient are finite; it lies on the device."""
-        return self._later.is_sound(norm)
-
-    def end(self) -> None:
-        """The step was taken, or left out; ask now and then.
-
-        Raises:
-            DivergedError: three in a row were left out.
-        """
-        if self._later.is_due:
-            self.settle()
-
     def settle(self) -> None:
-        """The epoch is over: ask of all steps since the last time.
+        """Ask which steps were left out since the last time, as at the end of an epoch.
 
         Raises:
             DivergedError: three in a row were left out.
         """
-        for place in self._later.settle():
-            if place is None:
+        steps, self._open = self._open, []
+        finite = torch.stack([each for each, _ in steps]).tolist() if steps else []
+        for is_finite, (_, index) in zip(finite, steps, strict=True):
+            if is_finite:
                 self._guard.pass_step()
             else:
-                self._guard.skip_step("loss or its gradient", self._describe_again(place))
+                self._guard.skip_step("loss or its gradient", self._describe_again(index))
 
 
 Weights = dict[str, Tensor]
@@ -506,3 +461,16 @@ class Pieces:
         self._say(
             f"out of memory: computing {self.size} images at a time from here on; steps still learn from all {images}"
         )
+
+
+@contextmanager
+def optimizer_in_memory() -> Iterator[None]:
+    """Say what helps where the first step of an optimiser, which allocates its moments, runs out of memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if is_memory_short(error):
+            raise VitkitError(
+                "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
+            ) from error
+        raise

@@ -45,7 +45,6 @@ from vitkit.data.splits import check_trainable, fold, limit_training, scenes, sp
 from vitkit.data.table import ImageTable, table_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
-from vitkit.evaluation.multilabel import NO_THRESHOLD
 from vitkit.inference.backends.registry import best_precision
 from vitkit.inference.pipeline import cores
 from vitkit.language.text_files import TextEncoderInfo
@@ -116,7 +115,7 @@ def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, foun
         return "lp_ft fits it to photographs"
     if "pool" in (recipe.model_fields or {}):
         return "model.pool is another than that which images share with texts"
-    if table.is_multi and not found.is_sigmoid:
+    if table.task.is_sigmoid and not found.is_sigmoid:
         return (
             "images may have several classes, and these weights were trained by softmax: they have no probability of a "
             "class by itself"
@@ -240,7 +239,7 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
             tensors, report = plan.tensors()
         take_weights(model, tensors, head)
         provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": dict(plan.provenance)}
-    thresholds = (NO_THRESHOLD,) * len(table.classes) if table.is_multi else None
+    thresholds = table.task.thresholds(len(table.classes))
     return Classifier(
         model, table.classes, blueprint.preprocess, provenance=provenance, report=report, thresholds=thresholds
     )
@@ -379,7 +378,7 @@ def find_proposed(
         return Proposed()
     gone = [path for path, _, _ in table.left_out]
     with Memory() as memory:
-        read = scan([table.root / path for path in gone], memory, partial(progress, "reading images"))
+        read = scan([table.at(path) for path in gone], memory, partial(progress, "reading images"))
     facts = {path: own for path, own in zip(gone, read, strict=True) if own.error is None}
     digests = contents_of(images) | {path: own.digest[:DIGEST].hex() for path, own in facts.items()}
     labelled = replace(images.table, left_out=table.left_out, proposals=table.proposals)
@@ -455,7 +454,9 @@ def _placed(proposed: Proposed, images: Images, recipe: Recipe, fold: int) -> tu
     if left:
         labels = [images.table.name_of(i) for i in range(len(images.table))]
         record = make_record(images.facts, labels, [own or "test" for own in images.table.splits], is_whole=True)
-        rows = table_of(images.table.name, images.table.root, [(own.path, own.before, None) for own in left])
+        rows = table_of(
+            images.table.name, images.table.root, [(own.path, own.before, None) for own in left], images.table.storage
+        )
         overlap = find_overlap(record, rows, [facts[own.path] for own in left])
         left = [own for own, role in zip(left, overlap.roles, strict=True) if role in (None, held_out)]
     judged = {own.path for own in left}

@@ -9,24 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
+from vitkit.inference.backends.registry import BACKENDS, PRECISIONS
 from vitkit.model.names import is_model_name
 from vitkit.model.network_config import is_network_name
-from vitkit.reporting.plots import BLUE, GREY, ORANGE
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import sole_in
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.files import exclusive_in
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned
-from vitkit.verbs.inputs import check_choice, check_least, open_model, path_of, several
+from vitkit.text.fields import Between
+from vitkit.verbs.inputs import check_choice, open_model, path_of, several
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from torch import Tensor
 
     from vitkit.classifier import Classifier
@@ -130,24 +130,30 @@ def bench(
     model: str | Path | Classifier = "vit_small_patch16_224",
     *,
     batch_sizes: str | int | Sequence[int] = "1,8,32",
-    backends: str | Sequence[str] | None = None,
-    precisions: str | Sequence[str] = "float32,bfloat16",
-    rounds: int = 15,
+    backends: Annotated[
+        str | Sequence[str] | None, f"With commas: {', '.join(BACKENDS)}; by default all that work."
+    ] = None,
+    precisions: Annotated[str | Sequence[str], f"With commas: {', '.join(PRECISIONS[1:])}."] = "float32,bfloat16",
+    rounds: Annotated[int, Between(1)] = 15,
     device: DeviceName = "auto",
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     force: bool = False,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Benchmark:
     """Images per second of each backend and precision, timed in turn: A B C ... A B C ...
 
     Beside each: its speed relative to eager float32; the share it reaches of the ceiling, which is the model's matrix
     products alone; how far its logits and first classes are from float32; the memory it took to open and run it.
+
     `vitkit.bench("vit_tiny_patch16_224", batch_sizes=[1, 8])` prints nothing; the result shows its table.
 
+    On the command line: `vitkit bench vit_base_patch16_224 --batch-sizes 1,8`.
+
     Args:
-        model: a model name (random weights), a run or model folder, or a checkpoint; or a classifier in memory.
-        batch_sizes: images at a time; text has commas.
+        model: a model name (random weights), a run or model folder, or a checkpoint. A classifier in memory will do,
+            too.
+        batch_sizes: images at a time, with commas. A list will do, too.
         backends: eager, compile, openvino, onnx; None: all that work here.
         precisions: float32, bfloat16.
         rounds: how often each is timed, in turn.
@@ -163,7 +169,6 @@ def bench(
     from vitkit.inference.backends.registry import PRECISIONS, backend_names
 
     sizes = _numbers(batch_sizes)
-    check_least("--rounds", rounds, 1)
     check_choice("--device", device, DeviceName)
     asked = None if backends is None else several("--backends", backends, backend_names())
     wanted = several("--precisions", precisions, PRECISIONS)
@@ -200,7 +205,7 @@ def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
         return
     if out.exists() and not out.is_dir():
         raise VitkitError(f"--out {out} is a file; name a folder")
-    with sole_in(out):
+    with exclusive_in(out):
         if not force and any((out / name).exists() for name in (TABLE, PICTURE)):
             raise VitkitError(f"--out {out} holds a table already: name another folder, or --force to write over it")
         yield
@@ -312,6 +317,8 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     Blue is vitkit, orange the others, float32 hatched; a line through each bar's end spans the quartiles. A grey bar is
     the ceiling of a precision.
     """
+    from matplotlib.figure import Figure
+
     heights = [_HEAD + _BAR * (len(rows) + 2) for rows in panels.values()]
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -321,6 +328,8 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 
 def _panel(axis: Axes, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    from vitkit.reporting.plots import BLUE, GREY, ORANGE
+
     ceilings = {row["precision"]: row["images_per_s"] / row["share_of_ceiling"] for row in rows}
     bars = [(f"{row['name']} {row['precision']}", row) for row in rows]
     bars.sort(key=lambda bar: bar[1]["images_per_s"])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import sole
+from vitkit.system.files import exclusive
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.inputs import check_choice, check_least
+from vitkit.text.cells import one_of
+from vitkit.text.fields import Between
+from vitkit.verbs.inputs import PREPROCESS, check_choice
 from vitkit.verbs.result import Result
-from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN, kind_of, kinds
+from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN, file_suffixes, kind_of, kinds, writable
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     Kind: TypeAlias = str  # choices are known when the table has been read
 else:
     Kind = Literal[kinds()]
+
+_KINDS = one_of(
+    ("folder (vitkit's own)", *(f"{n} ({form.tells})" if form.tells else n for n, form in writable().items()))
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,13 +72,13 @@ class Conversion(Result):
 @check_arguments
 def convert(
     source: str | Path,
-    destination: str | Path,
+    destination: Annotated[Path | str, f"Folder, or {one_of(file_suffixes())} file."],
     *,
-    to: Kind | None = None,
-    num_classes: int | None = None,
-    image_size: int | None = None,
-    heads: int | None = None,
-    preprocess: PreprocessLike | None = None,
+    to: Annotated[Kind | None, f"{_KINDS}; by default as DST ends."] = None,
+    num_classes: Annotated[int | None, Between(0)] = None,
+    image_size: Annotated[int | None, Between(1)] = None,
+    heads: Annotated[int | None, Between(1)] = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     allow_partial: bool = False,
     force: bool = False,
     progress: Progress = silent,
@@ -81,24 +87,27 @@ def convert(
 
     `vitkit.convert("runs/digits-1", "digits.npz")` writes Google's layout.
 
+    On the command line: `vitkit convert deit_tiny_patch16_224.pth models/deit-tiny`.
+
     Args:
         source: run or model folder, checkpoint of any published layout, or published name.
         destination: folder, or .npz, .safetensors or .pth file.
         to: folder (vitkit's own), npz (Google's), timm or hf; None: as the destination ends.
-        num_classes: a new head, all zeros; 0: no head; None: the one that there is.
+        num_classes: a new head, all zeros; 0: no head. By default the one that there is.
         image_size: pixels; positions are resized as the source does.
         heads: where the checkpoint cannot tell.
         preprocess: how images are read, where the model does not say it: settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a file; as of `vitkit.load`.
+            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
         allow_partial: write what fits, though tensors are missing or left over.
-        force: write over the destination.
+        force: write over `destination`.
         progress: of loading.
 
     Raises:
         VitkitError: the source cannot be loaded, this layout cannot hold it, or the place is taken.
     """
-    _check_values(to, num_classes, image_size, heads)
+    if to is not None:
+        check_choice("--to", to, Kind)
     destination = Path(destination)
     kind = to or kind_of(destination)
     _check_place(destination, kind)
@@ -107,7 +116,7 @@ def convert(
 
     overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
     overrides = {name: value for name, value in overrides.items() if value is not None}
-    with sole(destination):
+    with exclusive(destination):
         _check_free(destination, force=force)
         classifier = load(source, num_classes, image_size, allow_partial=allow_partial, progress=progress, **overrides)
         write(classifier, destination, kind)
@@ -115,14 +124,6 @@ def convert(
     assert classifier.report is not None
     is_divided = kind != OWN and classifier.temperature != 1
     return Conversion(destination, kind, classifier.report, classifier.temperature if is_divided else None)
-
-
-def _check_values(to: str | None, num_classes: int | None, image_size: int | None, heads: int | None) -> None:
-    if to is not None:
-        check_choice("--to", to, Kind)
-    check_least("--num-classes", num_classes, 0)
-    check_least("--image-size", image_size, 1)
-    check_least("--heads", heads, 1)
 
 
 def _check_place(destination: Path, kind: str) -> None:

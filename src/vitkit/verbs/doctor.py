@@ -75,10 +75,10 @@ class Checkup(Result):
 @check_arguments
 def doctor(
     data: str | Path,
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     *,
-    labels: str | Path | None = None,
-    data_root: str | Path | None = None,
+    labels: Path | str | None = None,
+    data_root: Path | str | None = None,
     fit: Fit = "crop",
     crop_pct: float = _CROP,
     layout: LayoutName = "auto",
@@ -87,14 +87,20 @@ def doctor(
 ) -> Checkup | DoubtfulLabels:
     """Look for what spoils training: broken files, copies across splits, copies with two labels, tiny classes.
 
-    Every file is decoded once; files seen before are recognised by their content. `vitkit.doctor("digits")` finds
-    nothing wrong. Of a run's label_errors.csv it shows which labels to look at.
+    Every file is decoded once; files seen before are recognised by their content. A result cannot be trusted where a
+    picture is in two splits, or has two labels: the command exits with 1 then.
+
+    `vitkit.doctor("digits")` finds nothing wrong. Of a run's label_errors.csv it shows which labels to look at.
+
+    On the command line: `vitkit doctor digits`.
 
     Args:
         data: folder, CSV file, or the name of a data set; or a run's label_errors.csv.
         out: write an HTML page with pictures, too.
-        labels: label file, whose rows go before the data's own labels; of doubtful labels it says which are decided.
-        data_root: with label_errors.csv: the folder that holds the run's images now.
+        labels: label file (CSV: path, label), whose rows go before the data's own labels. Of doubtful labels it says
+            which are decided.
+        data_root: the folder that holds the run's images now, under these or other names. It goes with
+            label_errors.csv.
         fit: how pictures will be fitted to the model's input.
         crop_pct: part of the short side that the crop keeps, 0 to 1.
         layout: whether the folders in `data` are classes or splits; auto: told by their names.
@@ -300,7 +306,7 @@ def _changed(
     """What is to be said of those of the images that are no longer what they were, where they can be seen."""
     from vitkit.data.split_file import images_of_run, look_over, read_contents
 
-    if data_root is None and not table.root.is_dir():
+    if data_root is None and not table.root.exists():
         return ""
     own = images_of_run(split, data_root, progress).take(sorted(images))
     _, changes = look_over(own, read_contents(split) if data_root is None else {}, None, progress)
@@ -338,7 +344,7 @@ def _write(
         table, _ = look_over(table, read_contents(split), None, progress)
     check_out(out, (".html",), [str(table.root)])
     place = dict(zip(before.paths, table.paths, strict=True))
-    files = [table.root / place.get(own.path, own.path) for own in found.suspects]
+    files = [table.at(place.get(own.path, own.path)) for own in found.suspects]
     advice = found.advice(without_place(found.data), found.run.name)  # the page may travel
     with sole_out(out, force=force):
         write_suspects(out, f"Labels to look at: {found.run.name}", found.suspects, files, advice)

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
+from vitkit.text.fields import Between
 from vitkit.verbs.inputs import (
+    PREPROCESS,
     check_choice,
-    check_least,
     check_out,
     find_pictures,
     given_labels,
@@ -94,31 +95,34 @@ class Embeddings(Result):
 @check_arguments
 def embed(
     model: str | Path | Classifier,
-    sources: Sources,
+    sources: str | Sources,
     *,
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     what: What = "head",
-    near: str | Path | None = None,
-    labels: str | Path | None = None,
-    top: int = 5,
-    preprocess: PreprocessLike | None = None,
-    batch_size: int = 32,
+    near: Path | str | None = None,
+    labels: Path | str | None = None,
+    top: Annotated[int, Between(1)] = 5,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
+    batch_size: Annotated[int, Between(1)] = 32,
     device: DeviceName = "auto",
     force: bool = False,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Embeddings:
-    """Features of each image, from the same pixels as predictions.
+    """Features of each image, from the same pixels as predictions; an .npz file with paths, features and errors.
 
         import vitkit
 
         found = vitkit.embed("runs/digits-1", "docs/pictures", near="docs/pictures/nine.png")
         print(found.features.shape, found.nearest)
 
+    On the command line: `vitkit embed runs/digits-1 photos -o features.npz`.
+
     Args:
-        model: run or model folder, checkpoint of any published layout, published name, or classifier.
-        sources: images, folders (walked), or patterns; or pictures in memory, as for `vitkit.predict`; one or several.
-        out: write to this .npz file: the arrays paths, features, what, unreadable and errors; with `labels` also
+        model: run or model folder, checkpoint of any published layout, or published name. A classifier in memory will
+            do, too.
+        sources: images, folders (walked), or patterns. Or pictures in memory, as for `vitkit.predict`; one or several.
+        out: write to this .npz file. It has the arrays paths, features, what, unreadable and errors; with `labels` also
             labels.
         what: `head`, what the head reads; `class`, the class token; `mean`, the patches' mean; `patches`, every patch.
         near: find the images most like this one.
@@ -126,7 +130,7 @@ def embed(
         top: with `near`: how many, at least 1.
         preprocess: how images are read, where the model does not say it: settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a file; as of `vitkit.load`.
+            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
         batch_size: images at a time, at least 1.
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write over `out`.
@@ -144,8 +148,6 @@ def embed(
     out, near = path_of(out), path_of(near)
     check_choice("--what", what, What)
     check_choice("--device", device, DeviceName)
-    check_least("--top", top, 1)
-    check_least("--batch-size", batch_size, 1)
     _check(out, near, what, names)
     notes = Notes(note)
     paths = [own.name for own in held] or find_pictures(names, notes)[0]

@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, headline_of, value_of
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.inputs import check_choice, check_least, path_of, sole_out_folder
+from vitkit.text.fields import Between
+from vitkit.verbs.inputs import PREPROCESS, BackendName, PlanName, PrecisionName, check_choice, path_of, sole_out_folder
 from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_for_labels
 
@@ -183,21 +184,21 @@ def evaluate(
     model: str | Path | Classifier,
     data: str | Path | None = None,
     *,
-    data_root: str | Path | None = None,
-    labels: str | Path | None = None,
+    data_root: Path | str | None = None,
+    labels: Path | str | None = None,
     split: str | None = None,
     layout: LayoutName = "auto",
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     classes: str | Sequence[str] | None = None,
     templates: Sequence[str] = (),
-    preprocess: PreprocessLike | None = None,
-    backend: str = "auto",
-    precision: str = "auto",
-    plan: str = "auto",
-    merge: int = 0,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
+    backend: BackendName = "auto",
+    precision: PrecisionName = "auto",
+    plan: PlanName = "auto",
+    merge: Annotated[int, Between(0)] = 0,
     device: DeviceName = "auto",
     force: bool = False,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Accuracy and its kin, over all images and for each class.
@@ -206,24 +207,27 @@ def evaluate(
 
         print(vitkit.evaluate("runs/digits-1").accuracy)
 
+    On the command line: `vitkit eval runs/digits-1`.
+
     Args:
-        model: run or model folder, checkpoint of any published layout, exported file, published name, or classifier.
+        model: run or model folder, checkpoint of any published layout, exported file, or published name. A classifier
+            in memory will do, too.
         data: other data than the run's own; classes go by name.
         data_root: the folder that holds the run's images now, under these or other names.
-        labels: label file, whose rows go before the labels of the data, or of the run.
-        split: train, val or test; by default test, else val, else all.
-        layout: whether the folders in `data` are `classes` or `splits`; `auto`: told by their names.
+        labels: label file (CSV: path, label), whose rows go before the labels of the data, or of the run.
+        split: `train`, `val` or `test`; by default test, else val, else all.
+        layout: whether the folders in `data` are classes or splits; auto: told by their names.
         out: write report.html, evaluation.json and predictions.csv into this folder.
-        classes: those of `data` by name, with a model of CLIP or SigLIP that was not trained on them: a list, text with
-            commas between them, or a file that lists them (.txt, .csv, .tsv or .json).
-        templates: with `classes`: sentences with {} in the place of the name; several are averaged.
+        classes: the data's classes by name, with CLIP or SigLIP: 'daisy, rose', or a list's file. The model need not be
+            trained on them; a list will do, too, and the file is .txt, .csv, .tsv or .json.
+        templates: with `classes`: a sentence with {} in the place of the name; several are averaged.
         preprocess: how images are read, where the model does not say it: settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a file; as of `vitkit.load`.
+            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
         plan: how backend eager computes on a CPU; `auto`: the fastest, as measured here once.
-        merge: merge so many patches with others in every layer.
+        merge: merge so many patches with others in every layer: quicker, a little less accurate (arXiv 2210.09461).
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write over what is in `out`.
         note: told each of the result's notes as it comes.
@@ -236,7 +240,6 @@ def evaluate(
     """
     check_choice("--layout", layout, LayoutName)
     check_choice("--device", device, DeviceName)
-    check_least("--merge", merge, 0)
     folder = Path(model) if isinstance(model, (str, Path)) else None
     out, data_root = path_of(out), path_of(data_root)
     notes = Notes(note)
@@ -325,11 +328,12 @@ def _proposals(
 def _as_own(judged: Judged, classifier: Classifier, run: Path, table: ImageTable) -> Judged:
     """The same with what a run knows of its own images: which belong together, and what was chosen on them."""
     from vitkit.data.split_file import groups_of_run
+    from vitkit.data.task import task_of
     from vitkit.evaluation.figures import chosen_on
     from vitkit.evaluation.metrics import grouped
 
-    recipe, is_multi = classifier.provenance.get("recipe", {}), classifier.task == "multi"
-    chosen = chosen_on(judged.before.split, recipe, is_multi=is_multi)
+    recipe = classifier.provenance.get("recipe", {})
+    chosen = chosen_on(judged.before.split, recipe, task_of(classifier.thresholds))
     groups = groups_of_run(run, table)
     return judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
 
@@ -439,6 +443,6 @@ def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractCo
 
     folders = set(table.folders)
     if not folders:  # a run knows where its images are, not how they were found
-        is_list = kind_of_file(table.name) is not None
-        folders = {table.file(i).parent for i in range(len(table))} if is_list else {table.root}
+        is_list = table.storage is None and kind_of_file(table.name) is not None
+        folders = {(table.root / path).parent for path in table.paths} if is_list else {table.root}
     return sole_out_folder("--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force)

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from vitkit.errors import UnansweredError, VitkitError
-from vitkit.explanation.methods import method_names
+from vitkit.explanation.methods import by_layer, method_names
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import without_place
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import (
+    PREPROCESS,
     check_choice,
     check_outside,
     find_pictures,
@@ -289,16 +290,16 @@ class Explanations(Result):
 def explain(
     model: str | Path | Classifier,
     sources: str | Path | Sequence[str | Path] = (),
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     *,
     method: Method = "gradient",
     target: str | int = "top",
-    layer: int | None = None,
+    layer: Annotated[int | None, f"For {', '.join(by_layer())}: this layer; -1 is the last."] = None,
     anatomy: bool = False,
-    preprocess: PreprocessLike | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     device: DeviceName = "auto",
     force: bool = False,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Explanations | Anatomy:
     """Pictures of what an answer rests on: maps upon each photograph, or with `anatomy` the model's own figures.
@@ -306,17 +307,20 @@ def explain(
     `vitkit.explain("runs/digits-1", "photo.jpg", "explained")` writes the page explained/index.html. The maps of one
     picture, without a file, are `vitkit.load("runs/digits-1").explain("photo.jpg").maps`.
 
+    On the command line: `vitkit explain runs/digits-1 photo.jpg -o explained`.
+
     Args:
-        model: run or model folder, checkpoint of any published layout, or published name; or a classifier in memory.
+        model: run or model folder, checkpoint of any published layout, or published name. A classifier in memory will
+            do, too.
         sources: images, folders (walked), or patterns.
-        out: write into this folder; there is no other way to have the pictures.
+        out: write into this folder. There is no other way to have the pictures.
         method: how to look inside.
         target: the class to explain: by name, by number, or `top`, the most probable.
         layer: for the methods that look at one: this layer; -1 is the last.
         anatomy: filters, positions and attention distances, as in the paper.
         preprocess: how images are read, where the model does not say it: settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a file; as of `vitkit.load`.
+            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write into `out` though it is not empty.
         note: told what had to be assumed of the model, and what could not be looked into, a line each.

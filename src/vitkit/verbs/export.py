@@ -6,15 +6,15 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, suffixes
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import one_of
-from vitkit.verbs.inputs import check_choice, check_outside, load_noting, open_model, path_of
+from vitkit.verbs.inputs import PREPROCESS, check_choice, check_outside, load_noting, open_model, path_of
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -83,37 +83,42 @@ class Export(Result):
 @check_arguments
 def export(
     model: str | Path | Classifier,
-    to: Runtime | None = None,
-    out: str | Path | None = None,
+    to: Annotated[Runtime | None, f"The runtime it is for; by default as --out ends: {one_of(suffixes())}."] = None,
+    out: Path | str | None = None,
     *,
     data: str | Path | None = None,
     layout: LayoutName = "auto",
-    data_root: str | Path | None = None,
+    data_root: Path | str | None = None,
     image_size: str | int | tuple[int, int] | None = None,
-    preprocess: PreprocessLike | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     precision: Dtype = "float32",
     dynamic_batch: bool = True,
     force: bool = False,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Export:
     """Write a model for ONNX Runtime, OpenVINO or torch.export, with all that prediction needs inside.
 
-    The file is read back by its runtime and compared with the model. `vitkit.export("runs/digits-1", "onnx")` writes
-    digits-1.onnx.
+    The file is read back by its runtime and compared with the model; where they differ, there is no file, and the
+    command exits with 1.
+
+    `vitkit.export("runs/digits-1", "onnx")` writes digits-1.onnx.
+
+    On the command line: `vitkit export runs/digits-1 --to onnx -o digits.onnx`.
 
     Args:
-        model: run or model folder, checkpoint of any published layout, or published name; or a classifier in memory.
+        model: run or model folder, checkpoint of any published layout, or published name. A classifier in memory will
+            do, too.
         to: the runtime it is for; None: as `out` ends: .onnx, .xml or .pt2.
-        out: write to this file; None: named as the model, in this folder.
-        data: compare on images of this data; None: those of the run itself.
+        out: write to this file; by default named as the model, in this folder.
+        data: compare on images of this data; by default those of the run itself.
         layout: whether the folders in `data` are classes or splits; auto: told by their names.
         data_root: the folder that holds the run's images now, under these or other names.
-        image_size: another size, in pixels: one number, (height, width), or text such as "384,512"; positions are
-            resized.
+        image_size: another size, in pixels; positions are resized. One number, (height, width), or text such as
+            "384,512".
         preprocess: how images are read, where the model does not say it: settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a file; as of `vitkit.load`.
+            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
         precision: in which weights are stored.
         dynamic_batch: any number of images at a time, or only one.
         force: write over `out`.

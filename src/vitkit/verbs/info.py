@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
@@ -12,7 +12,8 @@ from vitkit.model.names import config_for, is_model_name
 from vitkit.model.network_config import NetworkConfig, is_network_name
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.inputs import check_least
+from vitkit.text.fields import Between
+from vitkit.verbs.inputs import PREPROCESS
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -92,33 +93,34 @@ def info(
     model: str | Path | Classifier,
     *,
     shapes: bool = False,
-    image_size: int | None = None,
-    heads: int | None = None,
-    preprocess: PreprocessLike | None = None,
+    image_size: Annotated[int | None, Between(1)] = None,
+    heads: Annotated[int | None, Between(1)] = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     allow_partial: bool = False,
     progress: Progress = silent,
 ) -> Info:
     """Configuration, exact parameter count, GMACs and memory of a model; of a checkpoint, what becomes of every tensor.
 
     Nothing is allocated, and of a checkpoint only names and shapes are read.
+
     `vitkit.info("vit_base_patch16_224").cost.parameters` is 86,567,656.
 
+    On the command line: `vitkit info vit_base_patch16_224 --shapes`.
+
     Args:
-        model: a model name, a model folder, a checkpoint of any layout, or a classifier in memory.
-        shapes: walk an image through the model, stage by stage, in the result's lines.
+        model: a model name, a model folder, or a checkpoint of any layout. A classifier in memory will do, too.
+        shapes: walk an image through the model, stage by stage.
         image_size: another size, in pixels.
         heads: where a checkpoint cannot tell.
         preprocess: how images are read, where the model does not say it: settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a file; as of `vitkit.load`.
+            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
         allow_partial: report on a checkpoint that does not fit, too.
         progress: of a download.
 
     Raises:
         VitkitError: there is no such model, or it cannot be had with these options.
     """
-    check_least("--image-size", image_size, 1)
-    check_least("--heads", heads, 1)
     options: dict[str, Any] = {"image_size": image_size, "heads": heads, "preprocess": preprocess}
     options = {name: value for name, value in options.items() if value is not None}
     from vitkit.profiling.model_info import describe

@@ -14,19 +14,34 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from vitkit.data.sources import find_source
+from vitkit.data.sources import find_source, storage_at
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
-from vitkit.system.files import is_empty, sole, sole_in
+from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
+from vitkit.system.files import exclusive, exclusive_in, is_empty
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import path_text
+from vitkit.text.cells import one_of
+from vitkit.weights.formats.registry import pixel_owners
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
     from vitkit.data.in_memory import Held
     from vitkit.weights.preprocessing import PreprocessLike
+
+    BackendName: TypeAlias = str  # choices are known when the tables have been read
+    PrecisionName: TypeAlias = str
+    PlanName: TypeAlias = str
+else:
+    BackendName, PrecisionName, PlanName = Literal[backend_names()], Literal[PRECISIONS], Literal[PLANS]
+
+PREPROCESS = (  # what `preprocess` may be, on the command line
+    "How images are read if the model does not say it: settings such as "
+    "`resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the owner of its weights "
+    f"({one_of(pixel_owners())}), or a JSON file that says it."
+)
 
 
 def open_model(
@@ -112,14 +127,14 @@ def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
     Raises:
         VitkitError: something is neither, or there are both.
     """
-    from vitkit.data.in_memory import sources_of
+    from vitkit.data.in_memory import Held, sources_of
 
     names: list[str] = []
     held: list[Held] = []
     for source in sources_of(sources):
         if isinstance(source, str):
             names.append(source)
-        else:
+        elif isinstance(source, Held):
             held.append(source)
     if names and held:
         raise VitkitError(f"name files, or hand over pictures, but not both: {names[0]} is a file, {held[0].name} none")
@@ -209,13 +224,13 @@ def given_labels(paths: Sequence[str], labels: str | Path, folders: Sequence[str
 
 
 def source_folders(sources: Iterable[str]) -> list[str]:
-    """The folders among SRC..., and those that its patterns match."""
+    """The folders and archives among SRC..., and those that its patterns match."""
     named = (
         name
         for source in sources
         for name in ([source] if Path(source).exists() else glob.glob(source, recursive=True))  # noqa: PTH207
     )
-    return [name for name in named if Path(name).is_dir()]
+    return [name for name in named if Path(name).is_dir() or storage_at(Path(name)) is not None]
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
@@ -243,7 +258,7 @@ def sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
     if out is None:
         yield
         return
-    with sole(out):
+    with exclusive(out):
         if out.exists() and not force:
             raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
         yield
@@ -271,7 +286,7 @@ def sole_out_folder(
     check_outside(flag, path, folders)
     if path.exists() and not path.is_dir():
         raise VitkitError(f"{flag} {path} is a file; name a folder")
-    with sole_in(path):
+    with exclusive_in(path):
         if not may_hold and not is_empty(path):
             raise VitkitError(f"{flag} {path} is not empty: choose a new folder, {or_else}")
         yield
@@ -296,16 +311,6 @@ def check_choice(flag: str, value: object, literal: Any) -> None:
     """
     if value not in get_args(literal):
         raise VitkitError(f"{flag} {value!r} is none of {', '.join(get_args(literal))}")
-
-
-def check_least(flag: str, value: int | None, least: int) -> None:
-    """Whether a number is large enough; None is no number.
-
-    Raises:
-        VitkitError: it is not.
-    """
-    if value is not None and value < least:
-        raise VitkitError(f"{flag} must be at least {least}, not {value}")
 
 
 def several(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:

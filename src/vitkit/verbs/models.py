@@ -98,12 +98,14 @@ class NetworkList(Result):
 
 @check_arguments
 def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightList | NetworkList:
-    """The models that can be built by name; or the published weights that load by name.
+    """List the models that can be built by name; with `weights`, the published weights that load by name.
 
     `vitkit.models("base").names` are those with "base" in their name.
 
+    On the command line: `vitkit models base`.
+
     Args:
-        pattern: part of the name, or a pattern such as `*base*`; `torchvision:*` and `timm:*` are those libraries'.
+        pattern: part of the name, or a pattern such as '*base*'; 'torchvision:*' and 'timm:*' are those libraries'.
         weights: published weights instead: family, data, licence, cost, published accuracy and its source.
 
     Raises:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction_files import (
@@ -28,13 +28,17 @@ from vitkit.inference.prediction_files import (
     take_stock,
 )
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import sole
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.files import exclusive
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import JOINT, plural
+from vitkit.text.fields import Between
 from vitkit.verbs.inputs import (
+    PREPROCESS,
+    BackendName,
+    PlanName,
+    PrecisionName,
     check_choice,
-    check_least,
     check_out,
     find_pictures,
     path_of,
@@ -182,27 +186,27 @@ class Predictions(Result):
 @check_arguments
 def predict(
     model: str | Path | Classifier,
-    sources: Sources,
+    sources: str | Sources,
     *,
-    out: str | Path | None = None,
-    pictures: str | Path | None = None,
-    top: int = 1,
+    out: Path | str | None = None,
+    pictures: Path | str | None = None,
+    top: Annotated[int, Between(1)] = 1,
     classes: str | Sequence[str] | None = None,
     templates: Sequence[str] = (),
     one: bool | None = None,
     reject: float | None = None,
-    preprocess: PreprocessLike | None = None,
-    backend: str = "auto",
-    precision: str = "auto",
-    plan: str = "auto",
-    merge: int = 0,
-    batch_size: int | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
+    backend: BackendName = "auto",
+    precision: PrecisionName = "auto",
+    plan: PlanName = "auto",
+    merge: Annotated[int, Between(0)] = 0,
+    batch_size: Annotated[int | None, Between(1)] = None,
     device: DeviceName = "auto",
     resume: bool = False,
     force: bool = False,
     raw: bool = False,
-    say: Say = unsaid,
-    note: Say = unsaid,
+    say: Say = ignore,
+    note: Say = ignore,
     progress: Progress = silent,
     writer: Writer | None = None,
 ) -> Predictions:
@@ -215,26 +219,30 @@ def predict(
         for row in vitkit.predict("runs/digits-1", "docs/pictures"):
             print(row.path, row.label, row.confidence)
 
+    On the command line: `vitkit predict runs/digits-1 photo.jpg`.
+
     Args:
-        model: run or model folder, checkpoint of any published layout, exported file, published name, or classifier.
-        sources: images, folders (walked), or patterns; or pictures in memory: PIL images, numpy arrays (height, width,
+        model: run or model folder, checkpoint of any published layout, exported file, or published name. A classifier
+            in memory will do, too.
+        sources: images, folders (walked), or patterns. Or pictures in memory: PIL images, numpy arrays (height, width,
             C) or torch tensors (C, height, width), uint8 from 0 to 255 or floats from 0 to 1. One or several; an array
             or tensor of four axes is several.
-        out: write to this .csv or .jsonl file; the result reads its rows from there.
+        out: write to this .csv or .jsonl file. The result reads its rows from there.
         pictures: draw each image under its class into this folder.
         top: classes to name for each image, at least 1.
-        classes: names of classes, or text with commas between them, or a file that lists them (.txt, .csv, .tsv or
-            .json): `model` is CLIP or SigLIP, and needs no training (`vitkit.zero_shot`).
-        templates: with `classes`: sentences with {} where the name goes, averaged; by default as published.
+        classes: classes by name, with CLIP or SigLIP: 'daisy, rose', or a list's file. No training is needed
+            (`vitkit.zero_shot`); a list will do, too, and the file is .txt, .csv, .tsv or .json.
+        templates: with `classes`: a sentence with {} in the place of the name; several are averaged. By default those
+            that were published.
         one: with `classes`: each image has exactly one of them; by default as the model was trained.
         reject: withhold the label below this confidence, 0 to 1.
         preprocess: how images are read, where the model does not say it: settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a file; as of `vitkit.load`.
+            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
         plan: how backend eager computes on a CPU; `auto`: the fastest, as measured here once.
-        merge: merge so many patches with others in every layer.
+        merge: merge so many patches with others in every layer: quicker, a little less accurate (arXiv 2210.09461).
         batch_size: images at a time; by default as suits the backend.
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         resume: go on with an `out` that was cut short, or add what it lacks.
@@ -256,7 +264,7 @@ def predict(
     out, pictures = path_of(out), path_of(pictures)
     if held and (resume or pictures is not None):
         raise VitkitError(f"--{'resume' if resume else 'pictures'} is about files, and these are pictures in memory")
-    _check_values(top, reject, merge, batch_size)
+    _check_reject(reject)
     check_choice("--device", device, DeviceName)
     folders = source_folders(names)
     _check_out(out, folders, resume=resume, force=force)
@@ -264,7 +272,7 @@ def predict(
     found, is_whole = ([own.name for own in held], True) if held else find_pictures(names, notes)
     paths = list(dict.fromkeys(found))  # what is not there should be said before the model is loaded
     may_exist = resume or force
-    with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else sole(out):
+    with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
         _check_free(out, may_exist=may_exist)
         classifier = open_named(model, classes, templates, notes, progress, one=one, preprocess=preprocess)
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
@@ -308,10 +316,7 @@ def _answer(
     return kept
 
 
-def _check_values(top: int, reject: float | None, merge: int, batch_size: int | None) -> None:
-    check_least("--top", top, 1)
-    check_least("--merge", merge, 0)
-    check_least("--batch-size", batch_size, 1)
+def _check_reject(reject: float | None) -> None:
     if reject is not None and not 0 <= reject <= 1:
         raise VitkitError(f"--reject {reject} must be from 0 to 1")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say, silent
@@ -16,7 +16,7 @@ from vitkit.text.arguments import check_arguments
 from vitkit.training.pretraining.options import OF_LABELS, OtherDefaults, Pretraining
 from vitkit.training.recipe import Recipe, build, overlay, unfold
 from vitkit.training.recipe_files import load_fields
-from vitkit.verbs.fields import tell_of_fields
+from vitkit.verbs.fields import PretrainingFields, add_recipe_fields
 from vitkit.verbs.inputs import check_data, path_of, watchers
 from vitkit.verbs.result import Result
 
@@ -92,17 +92,17 @@ def pretrain(
     data: str | Path | None = None,
     *,
     recipe: str | Path | None = None,
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     force: bool = False,
-    resume: str | Path | None = None,
-    data_root: str | Path | None = None,
+    resume: Path | str | None = None,
+    data_root: Path | str | None = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     say: Say = print,
     progress: Progress = silent,
-    **fields: Any,
+    **fields: Unpack[PretrainingFields],
 ) -> PretrainingRun:
-    """Pre-train an encoder on pictures without their labels; `train` goes on from its run.
+    """Pre-train a model on pictures without their labels; train --weights RUN goes on from it.
 
         import vitkit
 
@@ -112,9 +112,11 @@ def pretrain(
     Pictures in class folders are split as `train` splits them, and learned from without labels; the test images are
     left alone, and `train` keeps that split. Pictures that lie in one folder, or `unlabelled`, are all learned from.
 
+    On the command line: `vitkit pretrain digits --model vit_micro_patch4_16 --objective mae`.
+
     Args:
         data: folder of pictures, of class folders, of train/ and val/, or a name such as digits.
-        recipe: TOML file of fields, which those that are named here go before.
+        recipe: TOML file of fields; what is named beside it goes before them.
         out: run folder; by default the next runs/NAME-OBJECTIVE-N.
         force: write over the run in `out`.
         resume: go on with this interrupted run; it takes everything else from there.
@@ -143,15 +145,14 @@ def pretrain(
         return PretrainingRun(run.resume(resume, path_of(data_root), **common))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
-    if data is not None:
-        fields["data"] = str(data)
+    chosen: dict[str, Any] = {**fields} if data is None else {**fields, "data": str(data)}
     if recipe is not None:
-        fields = overlay(load_fields(recipe), unfold(fields))
-    if fields.get("data") is not None:
-        check_data(fields["data"])
+        chosen = overlay(load_fields(recipe), unfold(chosen))
+    if chosen.get("data") is not None:
+        check_data(chosen["data"])
     from vitkit.training.pretraining import pretrain as run
 
-    return PretrainingRun(run.pretrain(fields, out, force=force, **common))
+    return PretrainingRun(run.pretrain(chosen, out, force=force, **common))
 
 
-tell_of_fields(pretrain, ("data", *OF_LABELS), (Pretraining, OtherDefaults, Recipe), "Fields")
+add_recipe_fields(pretrain, ("data", *OF_LABELS), (Pretraining, OtherDefaults, Recipe), "Fields")

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
-from vitkit.verbs.inputs import check_choice, check_least, find_pictures, named
+from vitkit.text.fields import Between
+from vitkit.verbs.inputs import check_choice, find_pictures, named
 from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_words
 
@@ -70,19 +71,23 @@ def search(
     sources: str | Path | Iterable[str | Path],
     text: str,
     *,
-    top: int = 5,
-    batch_size: int = 32,
+    top: Annotated[int, Between(1)] = 5,
+    batch_size: Annotated[int, Between(1)] = 32,
     device: DeviceName = "auto",
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Found:
-    """The images that a text describes best, by CLIP or SigLIP: the cosine of its vector with each image's.
+    """The images that a text describes best, by CLIP or SigLIP; as CSV.
+
+    Each has a score: the cosine of the text's vector with the image's.
+
+    On the command line: `vitkit search siglip2-folder photos 'a dog on a beach'`.
 
     Args:
         model: a folder as on the Hugging Face hub, OpenCLIP's file with its tokenizer beside it, or a published name.
-        sources: images, folders (walked), or patterns; one or several.
+        sources: images, folders (walked), or patterns.
         text: what is looked for, as it is: no template is put around it.
-        top: how many to name, at least 1.
+        top: how many images to list, at least 1.
         batch_size: images at a time, at least 1.
         device: `cpu`, `cuda` or `mps`, where images are computed; `auto`: a CUDA GPU if there is one, else the CPU.
         note: told each of the result's notes as it comes.
@@ -92,8 +97,6 @@ def search(
         VitkitError: a value is not allowed, the model cannot be loaded or has no words, or no image can be read.
     """
     check_choice("--device", device, DeviceName)
-    check_least("--top", top, 1)
-    check_least("--batch-size", batch_size, 1)
     if not text.strip():
         raise VitkitError("there is no text to look for")
     notes = Notes(note)

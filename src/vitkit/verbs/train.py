@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of
@@ -17,7 +17,7 @@ from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_fold
 from vitkit.text.arguments import check_arguments
 from vitkit.training.recipe import Recipe, Request, build, overlay, unfold
 from vitkit.training.recipe_files import departures, load_fields, published, request_of
-from vitkit.verbs.fields import tell_of_fields
+from vitkit.verbs.fields import RecipeFields, add_recipe_fields
 from vitkit.verbs.inputs import check_data, path_of, watchers
 from vitkit.verbs.result import Result
 
@@ -134,10 +134,10 @@ def train(
     data: str | Path | None = None,
     *,
     recipe: str | Path | None = None,
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     force: bool = False,
-    resume: str | Path | None = None,
-    data_root: str | Path | None = None,
+    resume: Path | str | None = None,
+    data_root: Path | str | None = None,
     train_dataset: Labelled | None = None,
     val_dataset: Labelled | None = None,
     class_names: Sequence[str] | None = None,
@@ -146,14 +146,18 @@ def train(
     loggers: Sequence[Any] = (),
     say: Say = print,
     progress: Progress = silent,
-    **fields: Any,
+    **fields: Unpack[RecipeFields],
 ) -> TrainingRun:
-    """Train a classifier on a folder of photographs, or on datasets of your own, and report on it.
+    """Train a classifier on a folder of photographs, and report on it.
+
+    `vitkit.train` takes datasets of your own, too.
 
         import vitkit
 
         run = vitkit.train("digits", epochs=2, max_images=300)
         print(run.accuracy, run.classifier.classes, run.report)
+
+    On the command line: `vitkit train digits`.
 
     Args:
         data: folder of class folders, folder with train/ and val/, or a name such as digits.
@@ -193,7 +197,7 @@ def train(
             raise VitkitError(f"train_dataset takes the place of files: leave out {named[0]}")
         return _train_on_datasets(
             (train_dataset, val_dataset, class_names, preprocess),
-            fields,
+            {**fields},
             recipe,
             out,
             force,
@@ -212,16 +216,15 @@ def train(
         return TrainingRun(run.resume(resume, path_of(data_root), **watching, say=say, progress=progress))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
-    if data is not None:
-        fields["data"] = str(data)
-    request, notes = request_of(fields, recipe), departures(fields, recipe)
+    chosen: dict[str, Any] = {**fields} if data is None else {**fields, "data": str(data)}
+    request, notes = request_of(chosen, recipe), departures(chosen, recipe)
     check_data(request.fields["data"])
-    if published(fields, recipe) is not None:
-        heeded, left_out = _heeded(request.fields, fields)
+    if published(chosen, recipe) is not None:
+        heeded, left_out = _heeded(request.fields, chosen)
         request, notes = Request.of(heeded), [*notes, *left_out]
     from vitkit.training import run
 
-    resolution = {"notes": notes, "named": tuple(fields)}
+    resolution = {"notes": notes, "named": tuple(chosen)}
     folder = run.train(request, out, force=force, **resolution, **watching, say=say, progress=progress)
     return TrainingRun(folder)
 
@@ -264,4 +267,4 @@ def _train_on_datasets(
     return TrainingRun(Path(resume))
 
 
-tell_of_fields(train)
+add_recipe_fields(train)

@@ -80,7 +80,7 @@ def open_for_labels(
     names = spoken([name.strip() for name in named_classes(classes)])
 
     def named(table: ImageTable) -> Classifier:
-        found = words.classifier(names, templates, one=None if table.is_multi else True)
+        found = words.classifier(names, templates, one=None if table.task.is_sigmoid else True)
         present = [name for name, count in table.counts().items() if count]
         label_of = dict(zip(spoken(present), present, strict=True))
         unknown = [name for name in found.classes if name not in label_of]

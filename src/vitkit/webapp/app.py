@@ -7,13 +7,7 @@ The tabs of the studio, a row each.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import socket
-import sys
-import threading
-import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -27,13 +21,9 @@ from starlette.exceptions import HTTPException
 
 from vitkit.errors import VitkitError, first_line
 from vitkit.reporting import evaluation_report as views
-from vitkit.serving.guard import Guard, is_loopback, new_token, rules_of
 from vitkit.system.files import to_json
-from vitkit.system.progress import Say
-from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import visible
 from vitkit.webapp.photographs import GoneError
-from vitkit.webapp.workspace import Workspace, open_workspace
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -157,112 +147,3 @@ def _refuse_system(request: Request, error: Exception) -> Response:  # noqa: ARG
 def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """What nobody has thought of: a line for the page; the server shows the traceback to who looks for the cause."""
     return _line(500, f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})")
-
-
-PORT = 8420  # and the next free one where it is taken
-_TRIED = 20  # ports
-_NEEDED = ("fastapi", "uvicorn", "multipart")
-
-
-@check_arguments
-def studio(
-    source: str | Path | None = None,
-    *,
-    runs: str | Path | None = None,
-    labels: str | Path | None = None,
-    weights: Sequence[str] | None = None,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    show: bool = True,
-    say: Say = print,
-) -> None:
-    """Label, train, look and ship in a browser, on this machine; comes back when it is stopped (Ctrl-C).
-
-    Photographs are only read. What you say of them goes to the label file at once; trainings are processes of their own
-    and go on when the page, or the studio, is closed.
-
-    Args:
-        source: folder of photographs, or a run; by default the newest run in `runs`.
-        runs: the folder of run folders; by default that of the run, else `runs`.
-        labels: the label file; by default `labels/NAME.csv`, after the folder of photographs.
-        weights: files of weights, or models, to begin trainings from, beside the known ones.
-        host: the address to listen at; any but this machine's own (127.0.0.1) asks for the token in the link.
-        port: by default 8420, or the next that is free.
-        show: open the page in the browser.
-        say: takes each line of what there is to tell.
-
-    Raises:
-        VitkitError: what the studio needs is not installed, there is no such folder, its own places would lie among the
-            photographs, or the port is taken.
-    """
-    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        raise VitkitError("the studio needs a web server: pip install 'vitkit[studio]'")
-    workspace = open_workspace(source, runs, labels, tuple(weights or ()))
-    token = None if is_loopback(host) else new_token()
-    with _listen(host, port) as listener:
-        link = f"http://{_called(host)}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}"
-        say(f"studio of {workspace.photographs}: {link}")
-        say(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, trainings go on")
-        _serve(workspace, listener, host, token, link if show else None)
-
-
-def _has_screen() -> bool:
-    """Whether a browser would open in a window, and not in this terminal."""
-    named = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in named)
-
-
-def _called(host: str) -> str:
-    """How a link names a host; of one that stands for all addresses, the machine."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104  # what the user has asked for
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
-
-
-def _listen(host: str, port: int | None) -> socket.socket:
-    """A socket at the port, or at the first that is free where none is asked for.
-
-    Raises:
-        VitkitError: there is no such address here, or the port is taken.
-    """
-    try:
-        family = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM)[0][0]
-    except OSError as error:
-        raise VitkitError(f"--host {host} is no address of this machine ({error.strerror})") from error
-    for number in (port,) if port is not None else (*range(PORT, PORT + _TRIED), 0):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, number))
-            listener.listen()
-        except OSError as error:
-            listener.close()
-            last = error
-        else:
-            return listener
-    raise VitkitError(f"cannot listen at {host}, port {port}: {(last.strerror or str(last)).lower()}") from last
-
-
-def _serve(workspace: Workspace, listener: socket.socket, host: str, token: str | None, link: str | None) -> None:
-    import uvicorn
-
-    from vitkit.serving.guard import MOST_HEAD, Connection
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if link is not None and _has_screen():
-                threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
-
-    guarded = Guard(create_app(workspace), rules_of(host, token))
-    config = uvicorn.Config(
-        guarded,
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=MOST_HEAD,
-    )
-    Server(config).run([listener])

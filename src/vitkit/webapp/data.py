@@ -19,6 +19,7 @@ from vitkit.data.doctor.examine import Diagnosis, examine
 from vitkit.data.labels import EXCLUDED
 from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
 from vitkit.data.table import UNLABELLED, ImageTable, table_of
+from vitkit.data.task import MULTI_LABEL
 from vitkit.errors import VitkitError
 from vitkit.system.files import regular, to_json
 from vitkit.system.progress import Progress
@@ -44,7 +45,7 @@ def diagnose(state: State, progress: Progress) -> dict[str, Any]:
     labelled = {row[1] for row in rows} - {UNLABELLED}
     if len(labelled) < 2:  # of one class, of which the doctor asks no more than that it can be read
         rows = [(path, UNLABELLED, None) for path, _, _ in rows]
-    found = examine(table_of(table.name, table.root, rows), progress=progress)
+    found = examine(table_of(table.name, table.root, rows, table.storage), progress=progress)
     return _by_number(found, {path: i for i, path in enumerate(table.paths)})
 
 
@@ -185,7 +186,7 @@ def router(workspace: Workspace) -> APIRouter:
             "doubts": doubts,
             "notes": notes,
         }
-        own |= {"multi": state.table.is_multi, **_labels(photographs, state)}
+        own |= {"multi": state.table.task is MULTI_LABEL, **_labels(photographs, state)}
         return Response(to_json(own), media_type="application/json")  # thousands of rows, as they are
 
     @routes.get("/labels")
@@ -302,10 +303,8 @@ def _check(state: State, number: int) -> None:
 def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
     """Each photograph's class as a number in `classes`; -1: it has none, -2: it is left out."""
     classes = photographs.classes(state)
-    if state.table.is_multi:
-        names = sorted(set(state.labels) - {EXCLUDED, UNLABELLED})  # sets of classes, joined
-    else:
-        names = [own["name"] for own in classes]
+    labels = set(state.labels) - {EXCLUDED, UNLABELLED}
+    names = state.table.task.label_names([own["name"] for own in classes], labels)
     number = {UNLABELLED: -1, EXCLUDED: -2} | {name: i for i, name in enumerate(names)}
     said = photographs.workspace.said
     undo = {"can_undo": said.can_undo, "can_redo": said.can_redo}

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.files import from_json, is_held, read_text, regular, sole, write_json
+from vitkit.system.files import exclusive, from_json, is_held, read_text, regular, write_json
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE
 from vitkit.system.stopping import birth_of, is_same, python
 from vitkit.text.cells import plural
@@ -115,7 +115,7 @@ class Jobs:
     def add(self, run: str, arguments: Sequence[str], asked: dict[str, Any]) -> Job:
         """Put a job at the end of the queue, and see that the queue is worked on."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with sole(self.folder, self.own / "jobs.lock", wait=5.0):
+        with exclusive(self.folder, self.own / "jobs.lock", wait=5.0):
             numbers = [int(file.stem) for file in self.folder.glob("*.json") if file.stem.isdecimal()]
             number = max(numbers, default=0) + 1
             job = Job(number, run, tuple(arguments), str(Path.cwd()), asked, time.time())
@@ -250,7 +250,7 @@ def work(runs: Path) -> None:
     """Take one job after the other until there is none. Where another process does that, leave it to it."""
     jobs = Jobs(runs)
     try:
-        with sole(jobs.own, jobs.own / _LOCK, wait=_PATIENCE):
+        with exclusive(jobs.own, jobs.own / _LOCK, wait=_PATIENCE):
             while (job := next((own for own in jobs.all() if not own.started), None)) is not None:
                 _wait_for_others(jobs)
                 _run(jobs, job)

@@ -12,13 +12,14 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from vitkit.data.corrections import Followed
 from vitkit.data.labels import EXCLUDED, Edit, LabelFile, renaming
 from vitkit.data.sources import has_no_folders, read_table, read_unlabelled
+from vitkit.data.storage import Place, is_there, version_of
 from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data.task import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json
 from vitkit.text.cells import JOINT
@@ -26,13 +27,9 @@ from vitkit.text.names import bare
 from vitkit.webapp.workspace import Workspace
 
 
-def stamp_of(file: Path) -> str:
+def stamp_of(file: Place) -> str:
     """Size, time and place on disk; empty where it cannot be seen."""
-    try:
-        seen = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
-    except OSError:
-        return ""
-    return f"{seen.st_size} {seen.st_mtime_ns} {seen.st_ino}"
+    return " ".join(map(str, version_of(file) or ()))
 
 
 Doubts = tuple[str, Mapping[str, tuple[str, str]]]  # a run, and label and suggestion of each photograph by its path
@@ -100,7 +97,7 @@ class Photographs:
                 self._state = file, state
             return self._state[1]
 
-    def file(self, version: str, number: int) -> Path:
+    def file(self, version: str, number: int) -> Place:
         """The file of a photograph of the list.
 
         Raises:
@@ -129,7 +126,7 @@ class Photographs:
         """
         with self._lock:
             state = self._current(version, numbers)
-            label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, is_multi=state.table.is_multi)
+            label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, state.table.task)
             chosen = [i for i in dict.fromkeys(numbers) if state.labels[i] != label]
             check_there([state.table.file(i) for i in chosen])
             return self._add([_edit(state, i, label, doubts) for i in chosen])
@@ -138,11 +135,11 @@ class Photographs:
         """Call a class otherwise; where there is one of that name already, both become one."""
         with self._lock:
             state = self.read()
-            new = checked_name(new, is_multi=False)
+            new = checked_name(new)
             empty = [new if own == old else own for own in self._empty()]
             if old in set(state.labels):
                 edits = renaming(zip(state.table.paths, state.labels, strict=True), old, new)
-                check_there([state.table.root / edit.path for edit in edits])
+                check_there([state.table.at(edit.path) for edit in edits])
                 state = self._add(edits)
             elif old not in self._empty():
                 raise VitkitError(f"there is no class {old!r}")
@@ -152,7 +149,7 @@ class Photographs:
     def add_class(self, name: str) -> None:
         """A class that no photograph has yet."""
         with self._lock:
-            name = checked_name(name, is_multi=False)
+            name = checked_name(name)
             if name in {own["name"] for own in self.classes(self.read())}:
                 raise VitkitError(f"there is a class {name!r} already")
             self._keep_empty([*self._empty(), name])
@@ -186,8 +183,7 @@ class Photographs:
             name
             for label in state.labels
             if label not in (EXCLUDED, UNLABELLED)
-            for name in (label.split(JOINT) if state.table.is_multi else (label,))
-            if name
+            for name in state.table.task.names_in(label)
         )
         names = sorted({*counts, *self._empty()})
         return [{"name": name, "count": counts[name]} for name in names]
@@ -235,20 +231,20 @@ def _edit(state: State, number: int, label: str, doubts: Doubts) -> Edit:
     return Edit(path, label, "" if before == UNLABELLED else before, proposed_by=by)
 
 
-def check_there(files: Sequence[Path]) -> None:
+def check_there(files: Sequence[Place]) -> None:
     """Hold that photographs are there, so that what is said of them is not lost on nothing.
 
     Raises:
         GoneError: one is not.
     """
-    gone = [file for file in files if not os.path.isfile(file)]  # noqa: PTH113  # a Path takes three times as long
+    gone = [file for file in files if not is_there(file)]
     if gone:
         more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
         raise GoneError(f"{gone[0]} is no longer there{more}: nothing was written; look for the photographs anew")
 
 
-def checked_name(name: str, *, is_multi: bool) -> str:
-    """A class's name as it can be kept.
+def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
+    """A class's name, or a label of the task, as it can be kept.
 
     Raises:
         VitkitError: it cannot.
@@ -258,7 +254,7 @@ def checked_name(name: str, *, is_multi: bool) -> str:
         raise VitkitError(f"a class needs a name of 1 to {_LONGEST} characters, without line ends and the like")
     if name.lower() == UNLABELLED:
         raise VitkitError(f"{name!r} says that a photograph has no class: choose another name")
-    if JOINT in name and not is_multi:
+    if task.refuses(name):
         raise VitkitError(f"a class's name has no {JOINT!r}, which joins several: choose another name")
     return name
 

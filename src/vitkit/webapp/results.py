@@ -20,6 +20,8 @@ from vitkit.data.decode import UnreadableImageError
 from vitkit.data.labels import EXCLUDED, Edit, Suspect, chance_in_words, read_suspects
 from vitkit.data.proposals import read_proposals
 from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
+from vitkit.data.storage import Place
+from vitkit.data.task import Task
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures
@@ -85,16 +87,16 @@ class _Files:
         root: their folder.
         places: the file of each, by its path below that.
         contents: the digest that each had when the run began, by the same path.
-        is_multi: whether a photograph may have several classes.
+        task: whether a photograph may have several classes.
     """
 
     root: Path
-    places: dict[str, Path]
+    places: dict[str, Place]
     contents: dict[str, str]
-    is_multi: bool
+    task: Task
 
 
-def file_of(folder: Path, path: str) -> Path:
+def file_of(folder: Path, path: str) -> Place:
     """The file of a photograph that a run knows by this path.
 
     Raises:
@@ -124,9 +126,9 @@ def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
     places = {path: table.file(i) for i, path in enumerate(table.paths)}
     root = table.root.resolve()
     for own in read_proposals(split.parent):  # those that were left out are tested all the same
-        if (file := table.root / own.path).resolve().is_relative_to(root):
-            places.setdefault(own.path, file)
-    return _Files(table.root, places, read_contents(split), table.is_multi)
+        if (table.root / own.path).resolve().is_relative_to(root):
+            places.setdefault(own.path, table.at(own.path))
+    return _Files(table.root, places, read_contents(split), table.task)
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
@@ -209,13 +211,13 @@ def decide(
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(found) for i in numbers):
         raise VitkitError("the list of doubtful labels has changed: look at it anew")
     known = {own.path: own.label for own in workspace.said.read().edits}
-    chosen, edits, is_multi = [found[i] for i in dict.fromkeys(numbers)], [], _files(folder).is_multi
+    chosen, edits, task = [found[i] for i in dict.fromkeys(numbers)], [], _files(folder).task
     check_there([workspace.photographs / own.path for own in chosen])
     for own in chosen:
         file_of(folder, own.path)  # which must still be the photograph whose label was doubted
         new = {"keep": own.label, "relabel": label or own.suggested, "exclude": EXCLUDED}[what]
         if what == "relabel":
-            new = checked_name(new, is_multi=is_multi)
+            new = checked_name(new, task)
         by = folder.name if what != "keep" and new in (own.suggested, EXCLUDED) else ""
         edits.append(Edit(own.path, new, known.get(own.path, own.label), proposed_by=by))
     workspace.said.add(edits)

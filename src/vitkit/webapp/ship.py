@@ -16,6 +16,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.task import Task, task_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures
@@ -108,7 +109,7 @@ def model_card(workspace: Workspace, run: str) -> str:
     figures = read_figures(folder / EVALUATION) if (folder / EVALUATION).is_file() else {}
     parts = [
         [f"# {_text(run)}", "", f"A classifier of photographs, made with vitkit {_text(made_with)}."],
-        _about_classes(model.classes, is_multi=model.thresholds is not None),
+        _about_classes(model.classes, task_of(model.thresholds)),
         _about_training(model.provenance, _counts(folder / SPLIT)),
         _about_figures(figures),
         _about_use(model.preprocess, run),
@@ -116,14 +117,13 @@ def model_card(workspace: Workspace, run: str) -> str:
     return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
 
 
-def _about_classes(classes: Sequence[str], *, is_multi: bool) -> list[str]:
+def _about_classes(classes: Sequence[str], task: Task) -> list[str]:
     listed = [f"- {_text(name)}" for name in classes[:_LISTED]]
     more = [f"- and {len(classes) - _LISTED} more"] if len(classes) > _LISTED else []
-    several = " A photograph may have several of them, or none." if is_multi else ""
     return [
         f"## What it tells apart: {len(classes)} classes",
         "",
-        f"It knows nothing else.{several}",
+        f"It knows nothing else. {task.description}".rstrip(),
         "",
         *listed,
         *more,

@@ -14,6 +14,7 @@ from pathlib import Path
 from PIL import Image
 
 from vitkit.data.decode import UnreadableImageError, picture_of
+from vitkit.data.storage import Place
 from vitkit.inference.pipeline import cores
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import write_bytes
@@ -31,7 +32,7 @@ class Thumbnails:
         self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="thumbnail")
         self._turn = asyncio.Semaphore(2 * cores())
 
-    async def get(self, file: Path, is_left: Callable[[], Awaitable[bool]]) -> bytes | None:
+    async def get(self, file: Place, is_left: Callable[[], Awaitable[bool]]) -> bytes | None:
         """JPEG of a file; None where nobody waits for it any more, as of one that was scrolled past.
 
         Raises:
@@ -42,7 +43,7 @@ class Thumbnails:
                 return None
             return await asyncio.get_running_loop().run_in_executor(self._pool, thumbnail, file)
 
-    async def get_large(self, file: Path) -> bytes:
+    async def get_large(self, file: Place) -> bytes:
         """The picture at the size of a screen, not kept.
 
         Raises:
@@ -52,7 +53,7 @@ class Thumbnails:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _shrunk, file, _LARGE)
 
 
-def thumbnail(file: Path) -> bytes:
+def thumbnail(file: Place) -> bytes:
     """From the cache, or made, and kept if the cache can be written.
 
     Raises:
@@ -70,7 +71,7 @@ def thumbnail(file: Path) -> bytes:
     return made
 
 
-def _place(file: Path) -> Path | None:
+def _place(file: Place) -> Path | None:
     """Another one whenever the file is another, or another is put in its place; None: there is no such file."""
     stamp = stamp_of(file)
     if not stamp:
@@ -80,7 +81,7 @@ def _place(file: Path) -> Path | None:
     return cache_folder() / _FOLDER / name[:2] / f"{name}.jpg"
 
 
-def _shrunk(file: Path, side: int) -> bytes:
+def _shrunk(file: Place, side: int) -> bytes:
     try:
         with picture_of(file, side // 2) as picture:
             image = picture.image

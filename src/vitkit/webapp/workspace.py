@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.labels import Edit, LabelFile, add_edits, labels_so_far, undo_edits
+from vitkit.data.sources import storage_at
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.system.environment import private, state_folder
@@ -297,7 +298,8 @@ def open_workspace(
     """The workspace of a folder of photographs, or of a run.
 
     Args:
-        source: a folder of photographs, or a run folder, whose photographs are taken; None: the newest run in `runs`.
+        source: a folder or archive of photographs, or a run folder, whose photographs are taken; None: the newest run
+            in `runs`.
         runs: where run folders are and come; by default that of the run, else `runs`.
         labels: the label file; by default `labels/NAME.csv`.
         weights: local files or models to begin from, beside those of the runs.
@@ -311,8 +313,8 @@ def open_workspace(
     given, first_run = Path(source), ""
     if not given.exists():
         raise VitkitError(f"no such folder: {source}; name a folder of photographs, or a run")
-    if not given.is_dir():
-        raise VitkitError(f"{source} is a file; name a folder of photographs, or a run")
+    if not given.is_dir() and storage_at(given) is None:
+        raise VitkitError(f"{source} is a file; name a folder of photographs, a .zip or .tar of one, or a run")
     if (given / RECIPE).is_file():
         folder = given.resolve().parent if runs is None else folder
         if given.resolve().parent != folder.resolve():
@@ -342,7 +344,7 @@ def _photographs_of(run: Path) -> Path:
     root = split_from_file(run / SPLIT).root
     if not root.is_absolute():
         root = run / root
-    if not root.is_dir():
+    if not root.is_dir() and storage_at(root) is None:
         raise VitkitError(f"the photographs of {run} are no longer in {root}: name their folder in the run's place")
     return root
 

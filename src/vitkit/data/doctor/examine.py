@@ -143,8 +143,7 @@ def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
     if len(set(readable.labels)) < min(2, len(table.classes)):
         first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
         found = f"{len(unreadable)} of {len(table)} images are unreadable"
-        left = "all images left have the same classes" if table.is_multi else "fewer than two classes are left"
-        left = "no image is left" if len(table.classes) == 1 else left
+        left = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
         raise VitkitError(f"{table.name}: {left}; {found}{first}")
     return readable.compact()
 

@@ -75,7 +75,7 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
 def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     """Pictures that are there more than once; those that spoil the result by name."""
     conflicts, leaks = [own for own in copies if own.is_conflict], [own for own in copies if own.is_leak]
-    what = "there with different classes" if table.is_multi else "in more than one class"
+    what = table.task.conflict
     same = [own for own in conflicts if own.kind != "altered"]
     if same:
         shown = _list([_pair(table, own, table.labels) for own in same], "; ", 3)
@@ -114,10 +114,9 @@ def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
 
 def of_sets(table: ImageTable) -> Iterator[Finding]:
     """That images may have several classes, which a `;` alone may have decided."""
-    if table.is_multi:
-        sizes = [len(table.classes_of(i)) for i in range(len(table))]
-        counts = f"{sum(size > 1 for size in sizes)} of {len(sizes)} have several, {sizes.count(0)} none"
-        yield Finding("note", f"multi-label: an image may have several classes, joined by ';', or none; {counts}")
+    summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
+    if summary is not None:
+        yield Finding("note", summary)
 
 
 def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]:

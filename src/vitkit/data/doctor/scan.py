@@ -27,23 +27,15 @@ from typing import Any, Self
 
 from PIL import Image
 
-from vitkit.data.decode import (
-    LEAST,
-    ROOM,
-    NoRoomError,
-    UnreadableImageError,
-    picture_of,
-    reason,
-    refuse_shortage,
-    refuse_special,
-)
+from vitkit.data.decode import LEAST, ROOM, NoRoomError, picture_of, reason, refuse_shortage
 from vitkit.data.doctor.keypoints import SHORT, Grey, find_keypoints, working_copy
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.file_facts import Facts, Memory, row_of, stamp_of
 from vitkit.data.opening import QUIET, decoders
+from vitkit.data.storage import Place, UnreadableImageError, open_place
 from vitkit.system.stopping import python
 
-Stamped = tuple[Path, bytes | None]  # a file, and what changes whenever it does
+Stamped = tuple[Place, bytes | None]  # a file, and what changes whenever it does
 _PART = 2**20  # bytes read at a time
 LEAST_SIDE = 48  # pixels of a picture that has keypoints: of smaller ones each blob would be a few pixels
 _KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # what decodes from memory as from a file, by how it begins
@@ -92,13 +84,12 @@ class _Content:
     itself: bytes | None
 
 
-def _read(file: Path) -> _Content | Facts:
+def _read(file: Place) -> _Content | Facts:
     """What is in a file, or why it cannot be opened."""
     digest = hashlib.sha256()
     parts, first = 0, b""
     try:
-        refuse_special(file)
-        with file.open("rb", buffering=0) as opened:
+        with open_place(file) as opened:
             while part := opened.read(_PART):
                 digest.update(part)
                 parts, first = parts + 1, first or part
@@ -108,7 +99,7 @@ def _read(file: Path) -> _Content | Facts:
     return _Content(digest.digest(), first if parts == 1 and first.startswith(_KEPT) else None)
 
 
-def _look(file: Path, content: _Content, known: Facts | None) -> _Look:
+def _look(file: Place, content: _Content, known: Facts | None) -> _Look:
     if known is not None:
         return _Look(known, is_lasting=True)
     try:
@@ -124,7 +115,7 @@ def _may_pass(cause: BaseException | None) -> bool:
     return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
 
 
-def _decode(file: Path, content: _Content) -> _Look:
+def _decode(file: Place, content: _Content) -> _Look:
     with picture_of(file, short_side=SHORT // 2, content=content.itself) as own:  # a JPEG is read to its end
         small = own.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
         facts = Facts(
@@ -194,9 +185,9 @@ class _Reader:
             if self._is_able is None:
                 self._is_able = self._ask(self._room) == decoders()  # a format may have been added in this process
             if self._is_able:
-                rows = self._ask([(str(file), stamp) for file, stamp in files])
+                rows = self._ask([(str(file) if isinstance(file, Path) else file, stamp) for file, stamp in files])
                 return [None if row is None else Facts(*row) for row in rows]
-        except (OSError, EOFError, pickle.UnpicklingError):
+        except (OSError, EOFError, pickle.PickleError, AttributeError, TypeError):  # of a storage that stays here, too
             self._is_able = False
         return [None] * len(files)
 
@@ -228,7 +219,7 @@ def serve() -> None:
         ROOM.limit(pickle.load(asked))  # noqa: S301
         _tell(told, decoders())
         while True:
-            files = [(Path(name), stamp) for name, stamp in pickle.load(asked)]  # noqa: S301
+            files = [(Path(file) if isinstance(file, str) else file, stamp) for file, stamp in pickle.load(asked)]  # noqa: S301
             _tell(told, [None if own is None else row_of(own) for own in examine(files, memory)])
 
 
@@ -245,7 +236,7 @@ _BATCH = 32  # files that are looked at in one go
 _MANY = 2_000  # new files from which on processes are worth their start
 
 
-def scan(files: Sequence[Path], memory: Memory, progress: Callable[[int, int], None] | None = None) -> list[Facts]:
+def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], None] | None = None) -> list[Facts]:
     """The facts of each file, in order. Files seen before, under any name, are recognised and not decoded again.
 
     Args:

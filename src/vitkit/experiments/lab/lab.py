@@ -13,19 +13,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, Unpack
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.headline import counted_figures
-from vitkit.evaluation.metrics import held_out_split
 from vitkit.evaluation.registry import read_figures
-from vitkit.experiments.comparison_figures import Judged, numbers_of, read_judged, verdict
-from vitkit.experiments.comparison_plan import Job, Plan
 from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
-from vitkit.experiments.judging import after_training, before_training, hash_of_images
 from vitkit.experiments.lab.ablations import EXPERIMENTS, names
 from vitkit.experiments.lab.experiment import Ablation, Experiment, Measurement, Variant
 from vitkit.experiments.lab.presets import (
@@ -37,20 +31,26 @@ from vitkit.experiments.lab.presets import (
     variant_fields,
 )
 from vitkit.experiments.lab.result import LAB, PAGE, LabResult, table_of, told_of
-from vitkit.experiments.statistics import Family
 from vitkit.model.config import suggest
-from vitkit.profiling.model_info import describe
 from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION
 from vitkit.text.arguments import check_arguments
-from vitkit.training.defaults import check_effects, without_effect
-from vitkit.training.lineage import SplitImages
+from vitkit.text.fields import Between
 from vitkit.training.recipe import build
-from vitkit.training.start import resolve
-from vitkit.verbs.fields import tell_of_fields
-from vitkit.verbs.inputs import check_choice, check_least
+from vitkit.verbs.fields import ComparedFields, add_recipe_fields
+from vitkit.verbs.inputs import check_choice
 from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.experiments.comparison_figures import Judged
+    from vitkit.experiments.comparison_plan import Job, Plan
+    from vitkit.experiments.statistics import Family
+    from vitkit.training.lineage import SplitImages
+
+    ExperimentName: TypeAlias = str  # choices are known when the table has been read
+else:
+    ExperimentName = Literal[names()]
 
 PLAN = "lab-plan.json"  # what an experiment will do, written before it begins
 PLACE = ExperimentFolder(PLAN, "experiment")
@@ -75,25 +75,27 @@ class LabList(Result):
 
 @check_arguments
 def lab(
-    name: str | None = None,
+    name: Annotated[ExperimentName | None, f"Of the experiment: {', '.join(names())}; none lists them."] = None,
     data: str | Path | None = None,
     *,
     model: str | Path | None = None,
     preset: Preset = "small",
-    seeds: int = 3,
-    out: str | Path | None = None,
+    seeds: Annotated[int, Between(1)] = 3,
+    out: Path | str | None = None,
     resume: bool = False,
     say: Say = print,
     progress: Progress = silent,
-    **fields: Any,
+    **fields: Unpack[ComparedFields],
 ) -> LabResult | LabList:
-    """Do an experiment: train its variants alike and compare them, or measure a model.
+    """Do an experiment of the paper's again: train its variants alike and compare them, or measure a model.
 
         import vitkit
 
         print(vitkit.lab())
         found = vitkit.lab("head", epochs=1, max_images=100, seeds=2)
         print(found.rows)
+
+    On the command line: `vitkit lab position --epochs 5`.
 
     Args:
         name: of the experiment; None: a list of them.
@@ -116,7 +118,6 @@ def lab(
         OSError: the folder cannot be written.
     """
     check_choice("--preset", preset, Preset)
-    check_least("--seeds", seeds, 1)
     refuse_not_compared(fields, "an experiment")
     if resume:
         if name is not None or data is not None or model is not None or fields:
@@ -133,11 +134,10 @@ def lab(
             raise VitkitError(f"{name} measures a model as it is: {field} has nothing to act on; leave it out")
         return _measure(own, data, model, preset, seeds, int(fields.get("seed", 0)), out, progress)
     assert isinstance(own, Ablation)
-    if model is not None:
-        fields = {**fields, "model": str(model)}
+    shared: dict[str, Any] = {**fields} if model is None else {**fields, "model": str(model)}
     if preset == "paper" and data is None:
-        return foresee(own, fields)
-    return _ablate(own, str(data or DATA), preset, seeds, fields, out, say, progress)
+        return foresee(own, shared)
+    return _ablate(own, str(data or DATA), preset, seeds, shared, out, say, progress)
 
 
 # --- Trainings ------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def _word(value: Any) -> str:
     return without_place(value) if isinstance(value, str) else str(value)
 
 
-tell_of_fields(lab, NOT_COMPARED)
+add_recipe_fields(lab, NOT_COMPARED)
 
 
 HERE = "{folder}"  # stands for the experiment's folder, which may move
@@ -292,6 +292,13 @@ def plan_ablation(
     Raises:
         VitkitError: a variant cannot be built or trained on these images, or what it varies was asked for.
     """
+    from vitkit.evaluation.metrics import held_out_split
+    from vitkit.experiments.comparison_plan import Job, Plan
+    from vitkit.experiments.judging import before_training, hash_of_images
+    from vitkit.profiling.model_info import describe
+    from vitkit.training.defaults import check_effects, without_effect
+    from vitkit.training.start import resolve
+
     base = base_fields(ablation, data, preset, asked)
     variants = ablation.variants(base_config(base))
     seed = base.get("seed", 0)
@@ -362,6 +369,9 @@ def _described(variant: Variant, parameters: int, gmacs: float) -> dict[str, Any
 
 def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """What the finished runs say, in plain JSON types."""
+    from vitkit.experiments.comparison_figures import read_judged
+    from vitkit.experiments.judging import after_training
+
     judging = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
     judging.check()
     judged = read_judged(plan, out, 1.0, judging)
@@ -399,11 +409,17 @@ def _of_run(job: Job, folder: Path, judged: Judged) -> dict[str, Any]:
 
 def family_of(labels: Sequence[str], judged: Judged) -> Family:
     """The variants, for statistics of all of them together."""
+    import numpy as np
+
+    from vitkit.experiments.statistics import Family
+
     return Family(np.stack([judged.of(label) for label in labels]), judged.units)
 
 
 def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
     """How each variant differs from one of them, judged jointly with the other variants."""
+    from vitkit.experiments.comparison_figures import numbers_of, verdict
+
     family, last = family_of(labels, judged), labels.index(against)
     compared = [(place, last) for place in range(len(labels)) if place != last]
     rows = []

@@ -61,7 +61,7 @@ class Subject:
             VitkitError: one cannot be read any more.
         """
         found = []
-        paths = [str(images.root / path) for path in images.paths]
+        paths = [images.file(i) for i in range(len(images))]
         for path, outcome in self.classifier.embed(paths, "head"):
             if isinstance(outcome, str):
                 raise VitkitError(f"{path}: {outcome}")
@@ -73,8 +73,8 @@ class Subject:
         """Held-out images as the model reads them, (B, C, height, width), evenly spread, and a line about them."""
         images = self.table.of_split(self.held_out)
         count = min(len(images), most)
-        chosen = [images.paths[i * len(images) // count] for i in range(count)]
-        read = [self.classifier.read(str(images.root / path)) for path in chosen]
+        chosen = [images.file(i * len(images) // count) for i in range(count)]
+        read = [self.classifier.read(file) for file in chosen]
         return torch.stack(read), [f"{count} of {len(images)} {self.held_out} images, evenly spread"]
 
 
@@ -102,8 +102,7 @@ def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress)
     """
     table = read_source(data, progress)
     check_trainable(table)
-    if table.is_multi:
-        raise VitkitError(f"{data}: images with several classes each have no one class to tell from few of them")
+    table.task.require_single(f"{data}: images with several classes each have no one class to tell from few of them")
     classifier = load(model, use="training", progress=progress)
     recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
     diagnosis = examine(table, classifier.preprocess, progress)

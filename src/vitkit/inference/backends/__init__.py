@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names, best_precision
 from vitkit.system.environment import choose_device
-from vitkit.system.progress import Say, unsaid
+from vitkit.system.progress import Say, ignore
 
 if TYPE_CHECKING:
     from vitkit.inference.backends.registry import Runner
@@ -23,7 +23,7 @@ def open_runner(
     images: int | None = None,
     merge: int = 0,
     plan: str = "auto",
-    say: Say = unsaid,
+    say: Say = ignore,
     device: str = "auto",
 ) -> Runner:
     """A runner of the model as it is now.

@@ -1,9 +1,9 @@
 """The model written out operation by operation, once for every runtime that takes a graph.
 
-`draw` walks the model in the order of eqs. 1-4 and hands each operation to a `Pen`, which writes it in the language of
-its runtime. What prediction does not need is left out on the way, with the same logits: the last layer computes the
-tokens that the head reads, patches are cut by a reshape, and what is linear is folded into the next matrix in float64:
-the affine part of LayerNorm, LayerScale, and the scale of the attention's logits.
+`emit` walks the model in the order of eqs. 1-4 and hands each operation to a `GraphWriter`, which writes it in the
+language of its runtime. What prediction does not need is left out on the way, with the same logits: the last layer
+computes the tokens that the head reads, patches are cut by a reshape, and what is linear is folded into the next matrix
+in float64: the affine part of LayerNorm, LayerScale, and the scale of the attention's logits.
 
 Shapes: B batch, C channels, N tokens, n of them asked for, D hidden size, H heads, D_h head size, h x w patch grid.
 
@@ -25,17 +25,18 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.optimized import after_norm, qkv_after_norm, with_scale
-from vitkit.model.branches import Branch, branches, in_order, refuse_unknown
+from vitkit.model.branches import Branch, branches, in_order, reads_normalised
 from vitkit.model.hybrids import Bottleneck, ConvMixer, Projection, ResNetStem, StandardisedConv2d, standardise
 from vitkit.model.layers import QUICK, AttentionPool, Norm, QuickGELU, RMSNorm, SwiGLU, TokenConvolution
 from vitkit.model.position import OffsetBias, Relative, RelativePosition, Turn
+from vitkit.model.variants import GRAPH, check, handlers_of
 from vitkit.model.vit import MLP, Attention, VisionTransformer
 
 V = TypeVar("V")
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
-class Pen(Protocol[V]):
+class GraphWriter(Protocol[V]):
     """Writes operations; a `V` is a value in the runtime's language. In shapes, 0 keeps what the input has there."""
 
     def images(self, channels: int, height: int, width: int) -> V: ...
@@ -77,35 +78,35 @@ class Pen(Protocol[V]):
 Pads = tuple[int, int, int, int]  # above, left, below, right
 
 
-class RelativeDrawing(Generic[V]):
-    """Draws with a pen for attention of so many heads.
+class RelativePositions(Generic[V]):
+    """Emits what positions do in attention of so many heads.
 
     Shapes: B batch, H heads, N tokens, n of them asked for, D_h head size.
     """
 
-    def __init__(self, pen: Pen[V], heads: int, head_size: int) -> None:
-        self.pen, self.heads, self.head_size = pen, heads, head_size
+    def __init__(self, writer: GraphWriter[V], heads: int, head_size: int) -> None:
+        self.writer, self.heads, self.head_size = writer, heads, head_size
 
     def turned(self, relative: Relative | None, x: V, n: int) -> V:
         """`Turn.turned` of (B, H, n, D_h); the same x where nothing turns it."""
         if not isinstance(relative, Turn):
             return x
-        pen, H, D_h = self.pen, self.heads, self.head_size
+        writer, H, D_h = self.writer, self.heads, self.head_size
         cos, sin = (each[..., :n, :].reshape(1, -1, n, D_h) for each in (relative.cos, relative.sin))
         if relative.by_halves:
-            across = pen.concat([pen.slice(x, 3, D_h // 2, D_h), pen.slice(x, 3, 0, D_h // 2)], 3)
+            across = writer.concat([writer.slice(x, 3, D_h // 2, D_h), writer.slice(x, 3, 0, D_h // 2)], 3)
         else:
-            pairs = pen.reshape(x, 0, H, n * (D_h // 2), 2)
-            across = pen.concat([pen.slice(pairs, 3, 1, 2), pen.slice(pairs, 3, 0, 1)], 3)
-            across = pen.reshape(across, 0, H, n, D_h)
-        return pen.add(pen.multiply(x, pen.constant(cos)), pen.multiply(across, pen.constant(sin)))
+            pairs = writer.reshape(x, 0, H, n * (D_h // 2), 2)
+            across = writer.concat([writer.slice(pairs, 3, 1, 2), writer.slice(pairs, 3, 0, 1)], 3)
+            across = writer.reshape(across, 0, H, n, D_h)
+        return writer.add(writer.multiply(x, writer.constant(cos)), writer.multiply(across, writer.constant(sin)))
 
     def added(self, relative: Relative | None, logits: V, q: V, n: int) -> V:
         """The logits (B, H, n, N) with what positions add to them."""
         if isinstance(relative, OffsetBias):
-            return self.pen.add(logits, self.pen.constant(relative.bias(n).unsqueeze(0)))
+            return self.writer.add(logits, self.writer.constant(relative.bias(n).unsqueeze(0)))
         if isinstance(relative, RelativePosition) and relative.tokens > 1:
-            return self.pen.add(logits, self._by_offset(relative, q, n))
+            return self.writer.add(logits, self._by_offset(relative, q, n))
         return logits
 
     def _by_offset(self, relative: RelativePosition, q: V, n: int) -> V:
@@ -113,25 +114,25 @@ class RelativeDrawing(Generic[V]):
 
         In one row after another that is one step of 2N - 2 a row, so that cutting the rows anew puts them in place.
         """
-        pen, N, H = self.pen, relative.tokens, self.heads
-        by_offset = pen.reshape(pen.linear(q, relative.table.flip(0)), 0, H, n * (2 * N - 1))
-        ahead, rest = pen.slice(by_offset, 2, 0, N - 1), pen.slice(by_offset, 2, N - 1, n * (2 * N - 1))
-        rows = pen.slice(pen.concat([rest, ahead], 2), 2, 0, n * (2 * N - 2))  # what was ahead is read by nobody
-        return pen.slice(pen.reshape(rows, 0, H, n, 2 * N - 2), 3, 0, N)
+        writer, N, H = self.writer, relative.tokens, self.heads
+        by_offset = writer.reshape(writer.linear(q, relative.table.flip(0)), 0, H, n * (2 * N - 1))
+        ahead, rest = writer.slice(by_offset, 2, 0, N - 1), writer.slice(by_offset, 2, N - 1, n * (2 * N - 1))
+        rows = writer.slice(writer.concat([rest, ahead], 2), 2, 0, n * (2 * N - 2))  # what was ahead is read by nobody
+        return writer.slice(writer.reshape(rows, 0, H, n, 2 * N - 2), 3, 0, N)
 
 
-class StemDrawing(Generic[V]):
-    """Writes a stem with a pen."""
+class StemEmitter(Generic[V]):
+    """Emits a stem."""
 
-    def __init__(self, pen: Pen[V]) -> None:
-        self.pen = pen
+    def __init__(self, writer: GraphWriter[V]) -> None:
+        self.writer = writer
 
     def stem(self, stem: ResNetStem, x: V, side: tuple[int, int]) -> V:
         """(B, C, height, width) images, and their height and width -> the feature map."""
-        pen = self.pen
+        writer = self.writer
         x, side = self.convolve(stem.stem.conv, x, side)
-        x = pen.activate(self.group_norm(stem.stem.norm, x, side), "relu")
-        x = pen.max_pool(x, 3, 2, _same(side, 3, 2))
+        x = writer.activate(self.group_norm(stem.stem.norm, x, side), "relu")
+        x = writer.max_pool(x, 3, 2, _same(side, 3, 2))
         side = (-(-side[0] // 2), -(-side[1] // 2))
         for stage in stem.stages:
             for unit in stage.blocks:  # type: ignore[union-attr]
@@ -139,29 +140,29 @@ class StemDrawing(Generic[V]):
         return x
 
     def bottleneck(self, unit: Bottleneck, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
-        pen, residual = self.pen, x
+        writer, residual = self.writer, x
         if isinstance(unit.downsample, Projection):
             residual, small = self.convolve(unit.downsample.conv, x, side)
             residual = self.group_norm(unit.downsample.norm, residual, small)
         for conv, norm in ((unit.conv1, unit.norm1), (unit.conv2, unit.norm2)):
             x, side = self.convolve(conv, x, side)
-            x = pen.activate(self.group_norm(norm, x, side), "relu")
+            x = writer.activate(self.group_norm(norm, x, side), "relu")
         x, side = self.convolve(unit.conv3, x, side)
-        return pen.activate(pen.add(residual, self.group_norm(unit.norm3, x, side)), "relu"), side
+        return writer.activate(writer.add(residual, self.group_norm(unit.norm3, x, side)), "relu"), side
 
     def convolve(self, conv: StandardisedConv2d, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
         """The feature map and its height and width."""
         size, stride = conv.kernel_size[0], conv.stride[0]
         kernel = standardise(conv.weight, conv.kind)
-        x = self.pen.convolve(x, kernel, stride, _same(side, size, stride), 1)
+        x = self.writer.convolve(x, kernel, stride, _same(side, size, stride), 1)
         return x, (-(-side[0] // stride), -(-side[1] // stride))
 
     def group_norm(self, norm: nn.GroupNorm, x: V, side: tuple[int, int]) -> V:
         size = norm.num_channels // norm.num_groups * side[0] * side[1]
-        x = self.pen.normalise(self.pen.reshape(x, 0, norm.num_groups, size), size, norm.eps)
-        x = self.pen.reshape(x, 0, norm.num_channels, *side)
-        x = self.pen.multiply(x, self.pen.constant(norm.weight.view(1, -1, 1, 1)))
-        return self.pen.add(x, self.pen.constant(norm.bias.view(1, -1, 1, 1)))
+        x = self.writer.normalise(self.writer.reshape(x, 0, norm.num_groups, size), size, norm.eps)
+        x = self.writer.reshape(x, 0, norm.num_channels, *side)
+        x = self.writer.multiply(x, self.writer.constant(norm.weight.view(1, -1, 1, 1)))
+        return self.writer.add(x, self.writer.constant(norm.bias.view(1, -1, 1, 1)))
 
 
 def _same(side: tuple[int, int], size: int, stride: int) -> Pads:
@@ -171,46 +172,28 @@ def _same(side: tuple[int, int], size: int, stride: int) -> Pads:
 
 
 _TINY = 1e-12  # beside a square, so that nothing is divided by 0
-_KNOWN = frozenset(  # nothing here is computed by the model itself
-    {"image_size", "patch_size", "in_channels", "stem", "stem_kind", "patch_norm", "patch_bias"}  # eq. 1: patches
-    | {
-        "class_token",
-        "distill_token",
-        "registers",
-        "position",
-        "position_at",
-        "prefix_positions",
-        "embed_norm",
-        *("relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"),
-    }  # tokens
-    | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
-    | {"norm", "norm_kind", "norm_eps", "layer_scale", "gelu", "qkv_bias", "proj_bias", "qk_scale"}
-    | {"attention_norm", "mlp_norm"}
-    | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size"}  # eq. 4
-    | {"fc_norm", "last_norm", "representation"}
-)
 
 
-def draw(model: VisionTransformer, pen: Pen[V]) -> V:
+def emit(model: VisionTransformer, writer: GraphWriter[V]) -> V:
     """Write the model in eval mode; returns the logits (B, K), or the features of a model without a head (B, D).
 
     Raises:
-        VitkitError: the model has a field or part that would not be drawn.
+        VitkitError: the model has a field or part that would be left out.
     """
-    refuse_unknown(model.config, _KNOWN, "the graph builder (vitkit.inference.backends.graph_builder)")
+    check(model.config, GRAPH)
     with torch.no_grad():
-        return _Drawing(model, pen).draw()
+        return _GraphBuilder(model, writer).build()
 
 
-class _Drawing(Generic[V]):
-    def __init__(self, model: VisionTransformer, pen: Pen[V]) -> None:
-        self.model, self.config, self.pen = model, model.config, pen
+class _GraphBuilder(Generic[V]):
+    def __init__(self, model: VisionTransformer, writer: GraphWriter[V]) -> None:
+        self.model, self.config, self.writer = model, model.config, writer
 
-    def draw(self) -> V:
+    def build(self) -> V:
         x = self.embed()
         for i, block in enumerate(self.model.blocks):
             positions, relative = self.model.positions_of(i)
-            x = x if positions is None else self.pen.add(x, self.pen.constant(positions[None]))
+            x = x if positions is None else self.writer.add(x, self.writer.constant(positions[None]))
             x = self.block(block, x, self.config.tokens_read if i == self.config.layers - 1 else None, relative)
         return self.head(x)
 
@@ -218,13 +201,13 @@ class _Drawing(Generic[V]):
 
     def embed(self) -> V:
         """The tokens (B, N, D)."""
-        config, pen, embed = self.config, self.pen, self.model.patch_embed
-        images = x = pen.images(config.in_channels, *config.image_size)
+        config, writer, embed = self.config, self.writer, self.model.patch_embed
+        images = x = writer.images(config.in_channels, *config.image_size)
         if isinstance(embed.backbone, ResNetStem):
-            x = StemDrawing(pen).stem(embed.backbone, x, config.image_size)
+            x = StemEmitter(writer).stem(embed.backbone, x, config.image_size)
         (h, w), (p, q) = config.grid, config.patch_size
-        x = pen.reshape(x, 0, embed.proj.in_channels, h, p, w, q)
-        x = pen.reshape(pen.transpose(x, 0, 2, 4, 1, 3, 5), 0, h * w, embed.proj.in_channels * p * q)
+        x = writer.reshape(x, 0, embed.proj.in_channels, h, p, w, q)
+        x = writer.reshape(writer.transpose(x, 0, 2, 4, 1, 3, 5), 0, h * w, embed.proj.in_channels * p * q)
         bias = torch.zeros(config.hidden_size) if embed.proj.bias is None else embed.proj.bias
         prefix = self._prefix()  # (1, n, D)
         positions = self.model.positions() if config.position_at == "input" else None
@@ -235,10 +218,10 @@ class _Drawing(Generic[V]):
             prefix = None if prefix is None else prefix + positions[None, :n]
         if isinstance(embed.norm, Norm):
             x = self.affine(self.norm(self.linear(x, embed.proj.weight.flatten(1), bias), embed.norm), embed.norm)
-            x = x if positions is None else pen.add(x, pen.constant(own))
+            x = x if positions is None else writer.add(x, writer.constant(own))
         else:  # bias and positions in one sum
-            x = pen.add(pen.linear(x, embed.proj.weight.flatten(1)), pen.constant(own + bias))
-        x = x if prefix is None else pen.concat([pen.repeat(prefix, images), x], 1)
+            x = writer.add(writer.linear(x, embed.proj.weight.flatten(1)), writer.constant(own + bias))
+        x = x if prefix is None else writer.concat([writer.repeat(prefix, images), x], 1)
         ahead = self.model.norm_pre
         return self.affine(self.norm(x, ahead), ahead) if isinstance(ahead, Norm) else x
 
@@ -251,12 +234,20 @@ class _Drawing(Generic[V]):
 
     def block(self, block: nn.Module, x: V, queries: int | None, relative: Relative | None) -> V:
         mixing, mlp = branches(block)
+        before = self.first(x, queries) if mlp.order == "beside" else None
         x = self.branch(mixing, x, queries, lambda x, norm: self.mix(mixing, x, norm, queries, relative))
-        return self.branch(mlp, x, None, lambda x, norm: self.mlp(mlp, x, norm, queries or self.config.tokens))
+        return self.branch(mlp, x, None, lambda x, norm: self.mlp(mlp, x, norm, queries or self.config.tokens), before)
 
-    def branch(self, branch: Branch, x: V, queries: int | None, compute: Callable[[V, Norm | None], V]) -> V:
+    def branch(
+        self,
+        branch: Branch,
+        x: V,
+        queries: int | None,
+        compute: Callable[[V, Norm | None], V],
+        before: V | None = None,
+    ) -> V:
         """Where a norm comes first, its affine part is left to what it is computed with."""
-        is_first, norm = branch.order == "pre", branch.norm
+        is_first, norm = reads_normalised(branch.order), branch.norm
 
         def normalised(x: V) -> V:
             return self.norm(x, norm) if is_first else self.affine(self.norm(x, norm), norm)
@@ -266,20 +257,23 @@ class _Drawing(Generic[V]):
             return own if residual is None else plus(residual, own)
 
         def plus(residual: V, own: V) -> V:
-            return self.pen.add(self.first(residual, queries), own)
+            return self.writer.add(self.first(residual, queries), own)
 
-        return in_order(branch.order, x, normalised, added, plus)
+        return in_order(branch.order, x, normalised, added, plus, before)
 
     def first(self, x: V, queries: int | None) -> V:
-        return x if queries is None else self.pen.slice(x, 1, 0, queries)
+        return x if queries is None else self.writer.slice(x, 1, 0, queries)
 
     def mix(self, branch: Branch, x: V, norm: Norm | None, queries: int | None, relative: Relative | None) -> V:
-        """Attention, or a convolution in its place; the affine part of `norm` is still to be applied to x."""
+        """Attention, or what stands in its place; the affine part of `norm` is still to be applied to x."""
         mix = branch.mix
         if isinstance(mix, Attention):
             return self.attention(mix, x, norm, queries, relative, branch.scale)
-        assert isinstance(mix, ConvMixer)
         x = x if norm is None else self.affine(x, norm)  # padding cuts a folded shift off at the edge
+        if not isinstance(mix, ConvMixer):
+            (emit_mix,) = handlers_of(self.config, GRAPH)
+            mixed: V = emit_mix(self, mix, x, queries, branch.scale)
+            return mixed
         x = self.first(self.token_convolution(mix.depthwise, x, self.config.tokens), queries)
         return self.linear(self.gelu(x, mix.act), *with_scale(mix.proj, branch.scale))
 
@@ -287,7 +281,7 @@ class _Drawing(Generic[V]):
         self, attention: Attention, x: V, norm: Norm | None, queries: int | None,
         relative: Relative | None, scale: nn.Module,
     ) -> V:  # fmt: skip
-        pen, N, D = self.pen, self.config.tokens, self.config.hidden_size
+        writer, N, D = self.writer, self.config.tokens, self.config.hidden_size
         sources = [self.first(x, queries), x, x]
         if attention.convolve is not None:
             x, norm = (x, None) if norm is None else (self.affine(x, norm), None)
@@ -296,16 +290,18 @@ class _Drawing(Generic[V]):
             sources[0] = self.first(sources[0], queries)
         weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
         q, k, v = (
-            pen.reshape(self.linear(*part), 0, 0, attention.heads, self.config.head_size)
+            writer.reshape(self.linear(*part), 0, 0, attention.heads, self.config.head_size)
             for part in zip(sources, weight.chunk(3), bias.chunk(3), strict=True)
         )
-        q = pen.transpose(q, 0, 2, 1, 3)  # (B, H, n, D_h)
-        drawing = RelativeDrawing(pen, attention.heads, self.config.head_size)
-        q, k = (drawing.turned(relative, part, n) for part, n in ((q, queries or N), (pen.transpose(k, 0, 2, 1, 3), N)))
-        logits = pen.matmul(q, pen.transpose(k, 0, 1, 3, 2))  # eq. 6: (B, H, n, N)
-        logits = drawing.added(relative, logits, q, queries or N)
-        x = pen.matmul(pen.softmax(logits), pen.transpose(v, 0, 2, 1, 3))  # eq. 7: (B, H, n, D_h)
-        x = pen.reshape(pen.transpose(x, 0, 2, 1, 3), 0, 0, D)  # eq. 8: (B, n, D)
+        q = writer.transpose(q, 0, 2, 1, 3)  # (B, H, n, D_h)
+        positions = RelativePositions(writer, attention.heads, self.config.head_size)
+        q, k = (
+            positions.turned(relative, part, n) for part, n in ((q, queries or N), (writer.transpose(k, 0, 2, 1, 3), N))
+        )
+        logits = writer.matmul(q, writer.transpose(k, 0, 1, 3, 2))  # eq. 6: (B, H, n, N)
+        logits = positions.added(relative, logits, q, queries or N)
+        x = writer.matmul(writer.softmax(logits), writer.transpose(v, 0, 2, 1, 3))  # eq. 7: (B, H, n, D_h)
+        x = writer.reshape(writer.transpose(x, 0, 2, 1, 3), 0, 0, D)  # eq. 8: (B, n, D)
         return self.linear(self.plain_norm(x, attention.norm), *with_scale(attention.proj, scale, attention.norm))
 
     def mlp(self, branch: Branch, x: V, norm: Norm | None, n: int) -> V:
@@ -314,29 +310,29 @@ class _Drawing(Generic[V]):
         weight, bias = after_norm(mlp.fc1, norm)
         if isinstance(mlp.act, SwiGLU):
             gate, value = (self.linear(x, *part) for part in zip(weight.chunk(2), bias.chunk(2), strict=True))
-            x = self.pen.multiply(self.pen.activate(gate, "silu"), value)
+            x = self.writer.multiply(self.writer.activate(gate, "silu"), value)
         else:
             x = self.gelu(self.token_convolution(mlp.conv, self.linear(x, weight, bias), n), mlp.act)
         return self.linear(self.plain_norm(x, mlp.norm), *with_scale(mlp.fc2, branch.scale, mlp.norm))
 
     def token_convolution(self, layer: nn.Module, x: V, n: int) -> V:
         """Of n tokens; those ahead of the patches pass unchanged."""
-        pen, prefix = self.pen, self.config.prefix_tokens
+        writer, prefix = self.writer, self.config.prefix_tokens
         if not isinstance(layer, TokenConvolution) or prefix >= n:
             return x
         channels, (h, w) = layer.conv.out_channels, layer.grid
-        patches = pen.slice(x, 1, prefix, n) if prefix else x
-        patches = pen.reshape(pen.transpose(patches, 0, 2, 1), 0, channels, h, w)
-        patches = pen.convolve(patches, layer.conv.weight, 1, (1, 1, 1, 1), channels)
-        patches = pen.transpose(pen.reshape(patches, 0, channels, h * w), 0, 2, 1)
+        patches = writer.slice(x, 1, prefix, n) if prefix else x
+        patches = writer.reshape(writer.transpose(patches, 0, 2, 1), 0, channels, h, w)
+        patches = writer.convolve(patches, layer.conv.weight, 1, (1, 1, 1, 1), channels)
+        patches = writer.transpose(writer.reshape(patches, 0, channels, h * w), 0, 2, 1)
         assert layer.conv.bias is not None
-        patches = pen.add(patches, pen.constant(layer.conv.bias.view(1, 1, -1)))
-        return pen.concat([pen.slice(x, 1, 0, prefix), patches], 1) if prefix else patches
+        patches = writer.add(patches, writer.constant(layer.conv.bias.view(1, 1, -1)))
+        return writer.concat([writer.slice(x, 1, 0, prefix), patches], 1) if prefix else patches
 
     # --- eq. 4 -------------------------------------------------------------------------------------
 
     def head(self, x: V) -> V:
-        model, config, pen = self.model, self.config, self.pen
+        model, config, writer = self.model, self.config, self.writer
         norm = model.norm if isinstance(model.norm, Norm) else None
         x = x if norm is None else self.norm(x, norm)
         if config.distill_head:
@@ -344,7 +340,7 @@ class _Drawing(Generic[V]):
                 self._read(self._token(x, 0), norm, model.head),
                 self._read(self._token(x, 1), norm, model.head_dist),
             )
-            return pen.multiply(pen.add(first, second), pen.constant(torch.full((1, 1), 0.5)))
+            return writer.multiply(writer.add(first, second), writer.constant(torch.full((1, 1), 0.5)))
         if model.attn_pool is not None:
             x, norm = self.attend_all(model.attn_pool, x if norm is None else self.affine(x, norm)), None
         pooled = x if model.attn_pool is not None else self._pooled(x)
@@ -353,37 +349,39 @@ class _Drawing(Generic[V]):
             pooled = self.norm(pooled, norm)
         if isinstance(model.pre_logits, nn.Sequential):
             x = self._read(pooled, norm, model.pre_logits[0])
-            pooled, norm = self.unit(x) if config.representation == "unit" else pen.activate(x, "tanh"), None
+            pooled, norm = self.unit(x) if config.representation == "unit" else writer.activate(x, "tanh"), None
         return self._read(pooled, norm, model.head)
 
     def unit(self, x: V) -> V:
         """(B, P) divided by its length."""
         size = self.config.feature_size
-        return self.pen.multiply(self.rms(x, 1, size, _TINY), self.pen.constant(torch.full((1, 1), size**-0.5)))
+        return self.writer.multiply(self.rms(x, 1, size, _TINY), self.writer.constant(torch.full((1, 1), size**-0.5)))
 
     def attend_all(self, pool: AttentionPool, x: V) -> V:
         """`AttentionPool`: (B, N, D) -> (B, D)."""
-        pen, D = self.pen, self.config.hidden_size
+        writer, D = self.writer, self.config.hidden_size
         k, v = (
-            pen.reshape(self.linear(x, *part), 0, 0, pool.heads, D // pool.heads)
+            writer.reshape(self.linear(x, *part), 0, 0, pool.heads, D // pool.heads)
             for part in zip(pool.kv.weight.chunk(2), pool.kv.bias.chunk(2), strict=True)
         )
-        logits = pen.matmul(pen.constant(pool.query() * pool.scale), pen.transpose(k, 0, 2, 3, 1))  # (B, H, 1, N)
-        x = pen.matmul(pen.softmax(logits), pen.transpose(v, 0, 2, 1, 3))  # (B, H, 1, D_h)
-        x = self.linear(pen.reshape(pen.transpose(x, 0, 2, 1, 3), 0, 0, D), pool.proj.weight, pool.proj.bias)
+        logits = writer.matmul(
+            writer.constant(pool.query() * pool.scale), writer.transpose(k, 0, 2, 3, 1)
+        )  # (B, H, 1, N)
+        x = writer.matmul(writer.softmax(logits), writer.transpose(v, 0, 2, 1, 3))  # (B, H, 1, D_h)
+        x = self.linear(writer.reshape(writer.transpose(x, 0, 2, 1, 3), 0, 0, D), pool.proj.weight, pool.proj.bias)
         branch = Branch(pool.norm, pool.mlp, nn.Identity(), order="pre")
-        return self._token(pen.add(x, self.mlp(branch, self.norm(x, pool.norm), pool.norm, 1)), 0)
+        return self._token(writer.add(x, self.mlp(branch, self.norm(x, pool.norm), pool.norm, 1)), 0)
 
     def _pooled(self, x: V) -> V:
         """What the head reads, but for the affine part of the last norm."""
         prefix, N = self.config.prefix_tokens, self.config.tokens
         if self.config.pool == "token":
             return self._token(x, 0)
-        mean = self.pen.mean(self.pen.slice(x, 1, prefix, N) if prefix else x, 1)
-        return self.pen.concat([self._token(x, 0), mean], 1) if self.config.pool == "token+gap" else mean
+        mean = self.writer.mean(self.writer.slice(x, 1, prefix, N) if prefix else x, 1)
+        return self.writer.concat([self._token(x, 0), mean], 1) if self.config.pool == "token+gap" else mean
 
     def _token(self, x: V, i: int) -> V:
-        return self.pen.reshape(self.pen.slice(x, 1, i, i + 1), 0, self.config.hidden_size)
+        return self.writer.reshape(self.writer.slice(x, 1, i, i + 1), 0, self.config.hidden_size)
 
     def _read(self, x: V, norm: Norm | None, layer: nn.Module | None) -> V:
         """(B, D) or both poolings (B, 2D), normalised -> through the layer, if there is one."""
@@ -396,31 +394,39 @@ class _Drawing(Generic[V]):
 
     # --- pieces ------------------------------------------------------------------------------------
 
+    def scaled_linear(self, x: V, linear: nn.Linear, scale: nn.Module) -> V:
+        """A layer and the LayerScale after it, as one."""
+        return self.linear(x, *with_scale(linear, scale))
+
     def linear(self, x: V, weight: Tensor, bias: Tensor) -> V:
-        return self.pen.add(self.pen.linear(x, weight), self.pen.constant(bias))
+        return self.writer.add(self.writer.linear(x, weight), self.writer.constant(bias))
 
     def gelu(self, x: V, act: nn.Module) -> V:
         if isinstance(act, QuickGELU):
-            x = self.pen.activate(self.pen.multiply(x, self.pen.constant(torch.full((1, 1, 1), QUICK))), "silu")
-            return self.pen.multiply(x, self.pen.constant(torch.full((1, 1, 1), 1 / QUICK)))
+            x = self.writer.activate(
+                self.writer.multiply(x, self.writer.constant(torch.full((1, 1, 1), QUICK))), "silu"
+            )
+            return self.writer.multiply(x, self.writer.constant(torch.full((1, 1, 1), 1 / QUICK)))
         assert isinstance(act, nn.GELU)
-        return self.pen.activate(x, "gelu_tanh" if act.approximate == "tanh" else "gelu")
+        return self.writer.activate(x, "gelu_tanh" if act.approximate == "tanh" else "gelu")
 
     def norm(self, x: V, norm: Norm) -> V:
         """Without the affine part, which `affine` applies, or `after_norm` puts into the next layer."""
         size = norm.normalized_shape[0]
-        return self.rms(x, -1, size, norm.eps) if isinstance(norm, RMSNorm) else self.pen.normalise(x, size, norm.eps)
+        return (
+            self.rms(x, -1, size, norm.eps) if isinstance(norm, RMSNorm) else self.writer.normalise(x, size, norm.eps)
+        )
 
     def rms(self, x: V, axis: int, size: int, eps: float) -> V:
         """The last axis divided by its root mean square: beside its negative it has mean 0, and that deviation."""
-        pen = self.pen
-        both = pen.concat([x, pen.multiply(x, pen.constant(torch.full((1,), -1.0)))], axis)
-        return pen.slice(pen.normalise(both, 2 * size, eps), axis, 0, size)
+        writer = self.writer
+        both = writer.concat([x, writer.multiply(x, writer.constant(torch.full((1,), -1.0)))], axis)
+        return writer.slice(writer.normalise(both, 2 * size, eps), axis, 0, size)
 
     def plain_norm(self, x: V, norm: nn.Module) -> V:
         """`norm`, whose affine part is in the next layer; nothing where there is none."""
         return self.norm(x, norm) if isinstance(norm, Norm) else x
 
     def affine(self, x: V, norm: Norm, times: int = 1) -> V:
-        x = self.pen.multiply(x, self.pen.constant(norm.weight.repeat(times)))
-        return x if isinstance(norm, RMSNorm) else self.pen.add(x, self.pen.constant(norm.bias.repeat(times)))
+        x = self.writer.multiply(x, self.writer.constant(norm.weight.repeat(times)))
+        return x if isinstance(norm, RMSNorm) else self.writer.add(x, self.writer.constant(norm.bias.repeat(times)))

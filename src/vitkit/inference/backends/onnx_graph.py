@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import vitkit
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_builder import Activation, Pads, draw
+from vitkit.inference.backends.graph_builder import Activation, Pads, emit
 from vitkit.inference.backends.openvino_package import import_openvino
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
@@ -48,13 +48,13 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
     except ImportError as error:
         raise VitkitError("ONNX is not installed: pip install 'vitkit[export]'") from error
     check_size(model, dtype, "take another dtype, or OpenVINO")
-    pen = _Pen(batch, dtype)
-    logits = draw(model, pen)
-    pen.node("Identity", logits, name="logits")
+    writer = _GraphWriter(batch, dtype)
+    logits = emit(model, writer)
+    writer.node("Identity", logits, name="logits")
     config = model.config
     shape = [batch or "batch", config.num_classes or config.feature_size]
     output = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, shape)
-    return as_model(pen.nodes, pen.input, output, pen.constants)
+    return as_model(writer.nodes, writer.input, output, writer.constants)
 
 
 def check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
@@ -85,7 +85,7 @@ def as_model(nodes: list[Any], images: Any, logits: Any, constants: list[Any]) -
     return made
 
 
-class _Pen:
+class _GraphWriter:
     """Writes ONNX's operations; a value is its name."""
 
     def __init__(self, batch: int | None, dtype: torch.dtype) -> None:

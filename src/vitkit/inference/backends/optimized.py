@@ -1,4 +1,4 @@
-"""A frozen double of a model for prediction: the same answers from fewer and larger steps.
+"""An optimised copy of a model for prediction: the same answers from fewer and larger steps.
 
 Done in advance, as it is exact: the affine part of a LayerNorm, a LayerScale and the attention's scale become part of
 the linear layer beside them. Then patches are projected by a matrix product instead of a convolution, weights are kept
@@ -10,7 +10,7 @@ what the head reads stay float32: that costs a few hundredths of the time, and t
 
 What stands beside a linear layer and is linear itself becomes part of its matrix, exactly; computed in float64.
 
-The layers of a model's double: each part of a block with what is linear beside it folded in. Weights may be kept in
+The layers of the optimised model: each part of a block with what is linear beside it folded in. Weights may be kept in
 the layout that the CPU's matrix product reads (oneDNN); GELU and the residual sum are then computed while their
 operand is at hand.
 """
@@ -27,10 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.model.branches import OUTSIDE_BLOCKS, Branch, branches, in_order, refuse_unknown
+from vitkit.model.branches import Branch, branches, in_order, reads_normalised
 from vitkit.model.hybrids import StandardisedConv2d
 from vitkit.model.layers import LayerScale, Norm, RMSNorm
 from vitkit.model.position import Relative
+from vitkit.model.variants import OPTIMIZED, check
 from vitkit.model.vit import MLP, Attention, PatchEmbed, VisionTransformer
 
 
@@ -77,7 +78,7 @@ def without_affine(norm: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Way:
-    """How the double's layers compute: in what dtype, where, whether from weights packed by oneDNN; attention how."""
+    """How the optimised layers compute: in what dtype, where, whether from weights packed by oneDNN; attention how."""
 
     dtype: torch.dtype
     device: torch.device
@@ -176,7 +177,7 @@ class PreparedBlock(nn.Module):
     def __init__(self, block: nn.Module, way: Way, *, is_read_in_part: bool) -> None:
         super().__init__()
         mixing, mlp = branches(block)
-        self.order = mixing.order
+        self.order, self.mlp_order = mixing.order, mlp.order
         self.norm1: nn.Module = mixing.norm
         self.attn: nn.Module
         if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
@@ -194,20 +195,20 @@ class PreparedBlock(nn.Module):
         def attend(x: Tensor, total: Tensor | None) -> Tensor:
             return self.attn(x, None if total is None else total[:, :queries], queries, relative)
 
-        return self.mixed(self.spread(x, attend, queries))
+        return self.mixed(self.spread(x, attend, queries), x[:, :queries])
 
     def spread(self, x: Tensor, attend: Callable[[Tensor, Tensor | None], Tensor], queries: int | None) -> Tensor:
         """The branch between tokens, computed by `attend`: (B, N, D) -> (B, n, D)."""
         return in_order(self.order, x, self.norm1, attend, lambda total, own: total[:, :queries] + own)
 
-    def mixed(self, x: Tensor) -> Tensor:
-        """The branch within tokens."""
-        return in_order(self.order, x, self.norm2, self.mlp, torch.add)
+    def mixed(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+        """The branch within tokens, and what of `before` the branch between them has read: (B, n, D)."""
+        return in_order(self.mlp_order, x, self.norm2, self.mlp, torch.add, before)
 
 
 def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
     """What is left to do at run time, and what the next layer takes over; a later norm's output is a residual."""
-    return (without_affine(branch.norm), branch.norm) if branch.order == "pre" else (branch.norm, None)
+    return (without_affine(branch.norm), branch.norm) if reads_normalised(branch.order) else (branch.norm, None)
 
 
 class _Mixing(nn.Module):
@@ -299,15 +300,7 @@ def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Te
     return x.flatten(2)
 
 
-_KNOWN = OUTSIDE_BLOCKS | {
-    *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),
-    *("norm", "norm_kind", "norm_eps", "layer_scale", "gelu", "qkv_bias", "proj_bias", "qk_scale"),
-    *("attention_norm", "mlp_norm"),
-    *("relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"),
-}
-
-
-class Double(nn.Module):
+class OptimizedModel(nn.Module):
     """Images (B, C, height, width) float32 -> logits (B, K) float32; features (B, D) of a model without a head."""
 
     def __init__(self, model: VisionTransformer, dtype: torch.dtype = torch.float32) -> None:
@@ -333,8 +326,8 @@ def prepare(
     *,
     pack: bool = True,
     attend: str | None = None,
-) -> Double:
-    """The model's double in eval mode, which later changes of the model do not reach.
+) -> OptimizedModel:
+    """An optimised copy of the model in eval mode, which later changes of the model do not reach.
 
     Args:
         model: stays as it is.
@@ -347,36 +340,36 @@ def prepare(
     Raises:
         VitkitError: the model has a field or part that would be left out.
     """
-    refuse_unknown(model.config, _KNOWN, "the optimised model (vitkit.inference.backends.optimized)")
+    check(model.config, OPTIMIZED)
     packs = pack and device == "cpu" and can_pack(dtype)
     if attend is None:
         written_out = dtype == torch.bfloat16 and torch.device(device).type == "cpu"
         attend = ("image" if packs else "batch") if written_out else "fused"
     way = Way(dtype, torch.device(device), packs, attend)
     with torch.no_grad():
-        double = sharing(model)
-        for i, block in enumerate(double.blocks):
-            is_read_in_part = model.config.tokens_read is not None and i == len(double.blocks) - 1
-            double.blocks[i] = PreparedBlock(block, way, is_read_in_part=is_read_in_part)
-        double.add_module("patch_embed", PreparedPatchEmbed(double.patch_embed, way))
-        for name, child in double.named_children():
+        copied = sharing(model)
+        for i, block in enumerate(copied.blocks):
+            is_read_in_part = model.config.tokens_read is not None and i == len(copied.blocks) - 1
+            copied.blocks[i] = PreparedBlock(block, way, is_read_in_part=is_read_in_part)
+        copied.add_module("patch_embed", PreparedPatchEmbed(copied.patch_embed, way))
+        for name, child in copied.named_children():
             if name not in ("patch_embed", "blocks"):
                 freeze(child, way.precise)
-        for name, parameter in list(double.named_parameters(recurse=False)):
-            setattr(double, name, frozen(parameter, way.precise))
-        return Double(double).eval()
+        for name, parameter in list(copied.named_parameters(recurse=False)):
+            setattr(copied, name, frozen(parameter, way.precise))
+        return OptimizedModel(copied).eval()
 
 
-def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> Double:
+def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
     """The model itself on the CPU with its weights in another dtype, but for the heads'."""
     way = Way(dtype, torch.device("cpu"), pack=False)
     with torch.no_grad():
-        double = sharing(model)
-        for name, child in double.named_children():
+        copied = sharing(model)
+        for name, child in copied.named_children():
             freeze(child, way.precise if name in ("head", "head_dist", "rope") else way)
-        for name, parameter in list(double.named_parameters(recurse=False)):
-            setattr(double, name, frozen(parameter, way))
-        return Double(double, dtype).eval()
+        for name, parameter in list(copied.named_parameters(recurse=False)):
+            setattr(copied, name, frozen(parameter, way))
+        return OptimizedModel(copied, dtype).eval()
 
 
 def sharing(model: VisionTransformer) -> VisionTransformer:

@@ -13,28 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.optimized import Double, PreparedAttention, PreparedBlock, prepare
-from vitkit.model.branches import OUTSIDE_BLOCKS, refuse_unknown
+from vitkit.inference.backends.optimized import OptimizedModel, PreparedAttention, PreparedBlock, prepare
 from vitkit.model.config import ViTConfig
+from vitkit.model.variants import MERGING, check
 from vitkit.model.vit import VisionTransformer
 
-_KNOWN = OUTSIDE_BLOCKS | {
-    *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),
-    *("norm", "norm_kind", "norm_eps", "layer_scale", "gelu", "qkv_bias", "proj_bias", "qk_scale"),
-    *("attention_norm", "mlp_norm"),
-    *("relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"),
-}
 
-
-class MergingDouble(nn.Module):
-    """A model's double that merges tokens: images (B, C, height, width) float32 -> logits (B, K) float32.
+class MergingModel(nn.Module):
+    """An optimised model that merges tokens: images (B, C, height, width) float32 -> logits (B, K) float32.
 
     Attributes:
-        plain: the double that merges nothing.
+        plain: the optimised model that merges nothing.
         r: patches that each layer merges away; half of those that are left, where that is fewer.
     """
 
-    def __init__(self, plain: Double, r: int) -> None:
+    def __init__(self, plain: OptimizedModel, r: int) -> None:
         super().__init__()
         self.plain, self.r = plain, r
 
@@ -72,11 +65,11 @@ class MergingDouble(nn.Module):
         return block.mixed(x), sizes
 
 
-def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MergingDouble:
-    """The model's double that merges `r` patches away in every layer; with 0 it answers as the model does.
+def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MergingModel:
+    """An optimised copy of the model that merges `r` patches away in every layer; with 0 it answers as the model does.
 
     Args:
-        model: stays as it is, and later changes of it do not reach the double.
+        model: stays as it is, and later changes of it do not reach the copy.
         r: 0 or more.
         dtype: in which the layers compute.
         device: where they do.
@@ -89,14 +82,14 @@ def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, 
     config = model.config
     if config.pool == "map":
         raise VitkitError("--merge is not for pool 'map': its attention would count a merged patch once")
-    refuse_unknown(config, _KNOWN, "token merging (vitkit.inference.backends.token_merging)")
+    check(config, MERGING)
     if config.positions_in_layers:
         raise VitkitError(
             "tokens cannot be merged where positions act in every layer: this model needs each patch in its place"
         )
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
         raise VitkitError("tokens cannot be merged where layers convolve: this model needs each patch in its place")
-    return MergingDouble(prepare(model, dtype, device), r)
+    return MergingModel(prepare(model, dtype, device), r)
 
 
 def merge_tokens(

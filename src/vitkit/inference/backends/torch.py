@@ -1,7 +1,7 @@
-"""PyTorch's own runners: the model itself, its prepared double, or that compiled.
+"""PyTorch's own runners: the model itself, its optimised copy, or that compiled.
 
 Which way of computing is the fastest on this processor: measured where it runs, once, and kept. There is no telling
-in advance. The folded and packed double beats the model itself on some processors and loses to it on others, as their
+in advance. The folded and packed copy beats the model itself on some processors and loses to it on others, as their
 matrix products leave more or less of the time to everything else. So when many images stream, the ways take turns for
 about a second, A B C ... A B C ..., each core for itself with whole batches, as the stream will have it. The model
 itself is taken, unless another's median is faster by a twentieth.
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.optimized import Double, can_pack, plain, prepare, sharing
+from vitkit.inference.backends.optimized import OptimizedModel, can_pack, plain, prepare, sharing
 from vitkit.inference.backends.registry import PLANS
 from vitkit.inference.backends.token_merging import merge
 from vitkit.inference.pipeline import BATCH, cores
@@ -38,7 +38,7 @@ from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, write_json
-from vitkit.system.progress import Say, unsaid
+from vitkit.system.progress import Say, ignore
 
 GAIN = 1.05  # times as fast as the model itself, or more, is worth another way
 _HOPELESS = 0.8  # times as fast, after the first round: not timed again
@@ -47,7 +47,7 @@ _PATIENCE = 5.0  # seconds for fewer rounds than the least, beside others' work 
 _ROUNDS = (3, 15)  # at least, at most
 
 
-def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> Double:
+def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
     """The model computed by one of `PLANS` but auto, on the CPU."""
     if plan == "plain":
         return plain(model, dtype)
@@ -96,13 +96,13 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
     """
     cut, times = _one_of_each_kind(model)
     plans = [name for name in PLANS if name != "auto" and (can_pack(dtype) or not name.startswith("packed"))]
-    doubles = {name: build(cut, name, dtype) for name in plans}
+    candidates = {name: build(cut, name, dtype) for name in plans}
     config = model.config
     images = torch.randn(BATCH, config.in_channels, *config.image_size, generator=torch.Generator().manual_seed(0))
     began = time.monotonic()
     with ThreadPoolExecutor(cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
         before = torch.get_num_threads()
-        own = list(pool.map(lambda _: _take_turns(doubles, times, images, began), range(cores())))
+        own = list(pool.map(lambda _: _take_turns(candidates, times, images, began), range(cores())))
     torch.set_num_threads(before)  # what the pool's threads have set is also the default of later threads
     if any(len(of_core) <= _ROUNDS[0] for of_core in own):
         return {"plain": 1.0}
@@ -120,33 +120,33 @@ def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list
 
 @torch.inference_mode()
 def _take_turns(
-    doubles: Mapping[str, Double], times: Sequence[int], images: Tensor, began: float
+    candidates: Mapping[str, OptimizedModel], times: Sequence[int], images: Tensor, began: float
 ) -> list[dict[str, float]]:
     """Seconds of a batch by each way, round after round; the first round only tells which are hopeless."""
     racing: dict[str, float] = {}
-    for name in [*doubles, *doubles]:  # the second time kernels are chosen
-        racing[name] = _seconds(doubles[name], times, images)
+    for name in [*candidates, *candidates]:  # the second time kernels are chosen
+        racing[name] = _seconds(candidates[name], times, images)
         if time.monotonic() > began + _PATIENCE:
             return []
     least, most = _ROUNDS
     running = [name for name, seconds in racing.items() if racing["plain"] / seconds >= _HOPELESS]
     rounds = [racing]
     while len(rounds) <= most and time.monotonic() < began + (_PATIENCE if len(rounds) <= least else _SECONDS):
-        rounds.append({name: _seconds(doubles[name], times, images) for name in running})
+        rounds.append({name: _seconds(candidates[name], times, images) for name in running})
     return rounds
 
 
-def _seconds(double: Double, times: Sequence[int], images: Tensor) -> float:
+def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) -> float:
     """Of this thread's processor time, which another process takes nothing of, for the whole model."""
     began = time.thread_time()
-    x = double.embed(images)  # (B, N, D)
+    x = optimized.embed(images)  # (B, N, D)
     spent = time.thread_time() - began
     for i, often in enumerate(times):
         began = time.thread_time()
-        x = double.model.layer(i, x)
+        x = optimized.model.layer(i, x)
         spent += often * (time.thread_time() - began)
     began = time.thread_time()
-    double.finish(double.model.layer(len(times), x, double.reads))
+    optimized.finish(optimized.model.layer(len(times), x, optimized.reads))
     return spent + time.thread_time() - began
 
 
@@ -254,11 +254,11 @@ def eager(
     plan: str = "auto",
     *,
     may_measure: bool = False,
-    say: Say = unsaid,
+    say: Say = ignore,
 ) -> TorchRunner:
     """On the CPU by a plan; in float32 the model itself, to the last bit, unless a plan is named or many images come.
 
-    On a GPU the double, in bfloat16.
+    On a GPU the optimised model, in bfloat16.
 
     Raises:
         VitkitError: plans are not for this device, or this processor has no packed weights.
@@ -266,12 +266,14 @@ def eager(
     if isinstance(model, Network):
         if plan != "auto":
             raise VitkitError(f"--plan is of Vision Transformers, and this is {model.config.full_name}: leave it out")
-        return TorchRunner(_double(model, precision, device), "eager", precision, device)
+        return TorchRunner(_copy_on(model, precision, device), "eager", precision, device)
     if device != "cpu":
         if plan not in ("auto", "plain"):
             raise VitkitError(f"--plan {plan} is for CPUs, not for {device}: leave it out")
-        double: nn.Module = prepare(model, torch.bfloat16, device) if precision == "bfloat16" else copy.deepcopy(model)
-        return TorchRunner(double.to(device).eval(), "eager", precision, device)
+        optimized: nn.Module = (
+            prepare(model, torch.bfloat16, device) if precision == "bfloat16" else copy.deepcopy(model)
+        )
+        return TorchRunner(optimized.to(device).eval(), "eager", precision, device)
     dtype = _DTYPES[precision]
     if plan.startswith("packed") and not can_pack(dtype):
         raise VitkitError(f"--plan {plan}: torch has no packed weights here; take --plan auto or plain")
@@ -296,14 +298,14 @@ class InBfloat16(nn.Module):
         return logits.float()
 
 
-def _double(model: Network, precision: str, device: str) -> nn.Module:
+def _copy_on(model: Network, precision: str, device: str) -> nn.Module:
     """A copy of a network that computes in a precision on a device."""
     copied = copy.deepcopy(model).to(device).eval()
     return InBfloat16(copied, device) if precision == "bfloat16" else copied
 
 
 def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchRunner:
-    """The double that merges r patches away in every layer (`vitkit.inference.backends.token_merging`).
+    """The optimised model that merges r patches away in every layer (`vitkit.inference.backends.token_merging`).
 
     Raises:
         VitkitError: the model needs each patch in its place, or has not so many.
@@ -316,18 +318,18 @@ def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchR
 
 
 def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
-    """The double compiled by inductor, which takes up to a minute.
+    """The optimised model compiled by inductor, which takes up to a minute.
 
     Raises:
         VitkitError: it cannot be compiled, for want of a C++ compiler for example.
     """
-    double: nn.Module
+    optimized: nn.Module
     if isinstance(model, Network):
-        double = _double(model, precision, device)
+        optimized = _copy_on(model, precision, device)
     else:
-        double = prepare(model, _DTYPES[precision], device, pack=False)
+        optimized = prepare(model, _DTYPES[precision], device, pack=False)
     options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
-    runner = TorchRunner(torch.compile(double, fullgraph=True, options=options), "compile", precision, device)
+    runner = TorchRunner(torch.compile(optimized, fullgraph=True, options=options), "compile", precision, device)
     config = model.config
     try:
         runner(torch.zeros(_BATCH, config.in_channels, *config.image_size))

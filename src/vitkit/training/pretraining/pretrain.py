@@ -51,8 +51,8 @@ from vitkit.training.adapters import needs_every_patch
 from vitkit.training.architecture import weights_of
 from vitkit.training.checkpoint import identity
 from vitkit.training.defaults import check_effects
-from vitkit.training.distributed import Team, check_team, describe_team
-from vitkit.training.fine_tune import begin, data_of, descend
+from vitkit.training.distributed import ProcessGroup, check_team, describe_team
+from vitkit.training.fine_tune import begin, data_of, run_training
 from vitkit.training.lineage import Images as RunImages
 from vitkit.training.lineage import ancestry_of, divide, of_ancestry
 from vitkit.training.pretraining.mae import MaskedAutoencoding
@@ -225,8 +225,8 @@ def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Bl
     """Everything after the data is settled; what it reads is what a resumed run reads."""
     table = images_of_run(run.folder / SPLIT, progress=run.progress)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    model = run.team.in_turn(lambda: blueprint or blueprint_of(recipe, (), run.progress))
-    classifier = run.team.in_turn(lambda: new_encoder(model, choices, table, data_hash))
+    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, (), run.progress))
+    classifier = run.team.main_first(lambda: new_encoder(model, choices, table, data_hash))
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
     run.say(f"images, without their labels: {_counted(table)}")
@@ -236,9 +236,9 @@ def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Bl
     use_fused_attention(network, fused=fabric.device.type == "cuda")
     own = {**identity(recipe, table, read_contents(run.folder / SPLIT)), **choices.to_dict()}
     objective = Filling(has_hits=bool(network.task.has_hits))
-    descend(run, recipe, with_keys(data, recipe.seed), classifier, objective, fabric, 0.0, own, network)
+    run_training(run, recipe, with_keys(data, recipe.seed), classifier, objective, fabric, 0.0, own, network)
     with reporting(run):
-        run.team.by_first(partial(_report, run, recipe, choices, table))
+        run.team.broadcast_from_main(partial(_report, run, recipe, choices, table))
 
 
 def _counted(table: ImageTable) -> str:
@@ -333,7 +333,7 @@ def pretrain(
     choices, recipe = settle_fields(fields)
     observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
 
-    def prepare(team: Team, hold: ExitStack) -> Prepared:
+    def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         return _prepare(choices, recipe, "split" in fields, out, force, team, observers, hold)
 
     return drive(recipe, observers, prepare, _work_on(choices), _again)
@@ -380,7 +380,7 @@ def _prepare(
     is_split_given: bool,
     out: str | Path | None,
     force: bool,
-    team: Team,
+    team: ProcessGroup,
     observers: Observers,
     hold: ExitStack,
 ) -> Prepared:

@@ -20,9 +20,9 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.seen import to_text
 from vitkit.errors import VitkitError, first_line
-from vitkit.model.branches import refuse_unknown
 from vitkit.model.build import vit_of
 from vitkit.model.config import Pair, ViTConfig
+from vitkit.model.variants import WRITTEN, settings, variants_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_json
 from vitkit.weights.checkpoint import PICTURES
@@ -30,35 +30,6 @@ from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN
 from vitkit.weights.layout import Layout
 
 Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files beside them
-_PLAIN: dict[str, Any] = {  # what no foreign layout can say
-    "norm": "pre",
-    "norm_kind": "layer",
-    "proj_bias": True,
-    "qk_scale": None,
-    "patch_norm": False,
-    "patch_bias": True,
-    "embed_norm": False,
-    "representation": "tanh",
-    "position": "learned_1d",
-    "position_at": "input",
-    "projection": "linear",
-    "conv_layers": (),
-    "relative_size": 128,
-    "rotary": "none",
-    "rotary_base": 10_000.0,
-    "rotary_grid": None,
-    "rotary_offset": 0,
-    "last_norm": True,
-    "attention_norm": False,
-    "mlp_norm": False,
-    "pool_heads": None,
-    "pool_mlp_size": None,
-}
-_SAID = {  # what shapes and names say, or the files beside them
-    *("image_size", "patch_size", "in_channels", "num_classes", "layers", "hidden_size", "heads", "mlp_size", "stem"),
-    *("mlp_kind", "stem_kind", "class_token", "pool", "distill_token", "distill_head", "registers"),
-    *("representation_size", "prefix_positions", "norm_eps", "fc_norm", "layer_scale", "gelu", "qkv_bias"),
-}
 
 
 def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
@@ -67,18 +38,18 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
     Args:
         config: of the model.
         to: the layout's name.
-        allowed: the values that it can say of some fields; of others it can say any, or none but the usual (`_PLAIN`).
+        allowed: the values that it can say of some fields. Of others it can say any where they are `WRITTEN`, and none
+            but the default otherwise, unless the registry has a handler.
 
     Raises:
-        VitkitError: a field has another value, or is not known here.
+        VitkitError: a field has another value; the message names both.
     """
-    refuse_unknown(config, _SAID | _PLAIN.keys(), f"the {to} layout")
-    usual = {name: (value,) for name, value in _PLAIN.items()} | {"gelu": ("erf", "tanh")}
-    for name, values in {**usual, **allowed}.items():
-        if getattr(config, name) not in values:
-            raise VitkitError(
-                f"the {to} layout cannot express {name} {getattr(config, name)!r}: the model is not written"
-            )
+    allowed = {"gelu": ("erf", "tanh"), **allowed}
+    handled = {row.field for row in variants_of(config) if f"the {to} layout" in row.handlers}
+    others = settings(config, WRITTEN | allowed.keys() | handled)
+    refused = {name: getattr(config, name) for name, values in allowed.items() if getattr(config, name) not in values}
+    for name, value in {**others, **refused}.items():
+        raise VitkitError(f"the {to} layout cannot express {name} {value!r}: the model is not written")
 
 
 def settled(classifier: Classifier) -> dict[str, Tensor]:

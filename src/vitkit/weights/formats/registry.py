@@ -26,7 +26,8 @@ class CheckpointFormat:
     Attributes:
         name: as it is asked for.
         tells: whose it is, in a word or two; empty where the name says so.
-        reader: `module:function` that tells its checkpoints; empty where none are read.
+        reader: `module:function` that recognises its checkpoints (the function is `recognise` where none is named);
+            empty where none are read.
         writer: the module whose `write` makes them; empty where none are written.
         suffixes: of the files that are written.
         is_folder: whether folders are written too.
@@ -48,8 +49,8 @@ class CheckpointFormat:
         Raises:
             VitkitError: it is, and holds what vitkit's model has not.
         """
-        module, function = self.reader.split(":")
-        recognises: Callable[[Checkpoint], Layout | None] = getattr(import_module(module), function)
+        module, _, function = self.reader.partition(":")
+        recognises: Callable[[Checkpoint], Layout | None] = getattr(import_module(module), function or "recognise")
         return recognises(checkpoint)
 
     def write(self, classifier: Classifier, destination: Path) -> None:

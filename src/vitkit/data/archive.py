@@ -1,0 +1,385 @@
+"""A .zip or .tar of class folders as a source of images. It is read where it lies: nothing is unpacked to disk.
+
+The folders in it may be laid out in every way that folders on disk may be (`data.layout`). An archive may come from
+anywhere, so what it says of itself is checked: names that lead out of it and links are left out, names that occur twice
+are refused, and no member is unpacked beyond the size that it declares (docs/decisions/0037-keys-and-bytes.md).
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+from vitkit.data.layout import Folder, LayoutName, table_of_layout, understand
+from vitkit.data.storage import UnreadableImageError
+from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data.walk import Overlooked, is_passed_over, why_ignored
+from vitkit.errors import VitkitError
+from vitkit.text.cells import listed, plural
+
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")  # refused, with what to do
+SUFFIXES = (".zip", ".tar", *_COMPRESSED)
+_MOST_MEMBERS = 2_000_000
+_MOST_LISTED = 2**28  # bytes of a zip's list of its members, which is read at once
+_MOST_FOLDERS, _LONGEST = 100, 4096  # folders in one another, and characters, of a name
+_LARGE, _MOST_RATIO, _LARGEST = 2**26, 100, 2**31  # bytes, and how far a large member may have been compressed
+_STORED, _DEFLATED = 0, 8  # zip's methods of compression that are read
+_ENCRYPTED = 1  # bit of a zip member's flags
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length of its name and of its extra field
+_END = struct.Struct("<4s8xL6x")  # of a zip: signature, size of the list of members
+_END_64 = struct.Struct("<4s36xQ8x")
+_LOCATOR_64 = struct.Struct("<4s4xQ4x")
+
+
+@dataclass(frozen=True)
+class _Member:
+    """Where the bytes of a member are, and how they are packed.
+
+    Attributes:
+        offset: of the member's local header in a zip, and of its bytes in a tar.
+        packed, size: bytes in the archive, and as they were.
+        method: of a zip's compression; None in a tar.
+        check: the CRC-32 of the bytes, where the archive has one.
+        is_encrypted: it cannot be read without a password.
+    """
+
+    offset: int
+    packed: int
+    size: int
+    method: int | None = None
+    check: int | None = None
+    is_encrypted: bool = False
+
+
+@dataclass
+class _Index:
+    """The members of an archive.
+
+    Attributes:
+        members: by key.
+        folders: that are members themselves, so that an empty one is known.
+        ignored: count of members passed over, by reason.
+        unsafe: names that no file below a folder can have.
+    """
+
+    members: dict[str, _Member] = field(default_factory=dict)
+    folders: set[str] = field(default_factory=set)
+    ignored: Counter[str] = field(default_factory=Counter)
+    unsafe: list[str] = field(default_factory=list)
+
+    def add(self, archive: Path, name: str, member: _Member | None) -> None:
+        """Take in a member; None: it is a folder."""
+        key = name.removeprefix("./").rstrip("/")
+        parts = key.split("/")
+        if key in ("", ".") and member is None:
+            return
+        is_odd = len(parts) > _MOST_FOLDERS or len(key) > _LONGEST or ":" in parts[0] or "\0" in key
+        if is_odd or not {"", ".", ".."}.isdisjoint(parts):
+            self.unsafe.append(name)
+        elif member is None:
+            self.folders.add(key)
+        elif key in self.members:
+            raise VitkitError(f"{archive} holds two files of the name {key!r}: make it again with one of them")
+        else:
+            self.members[key] = member
+        if len(self.members) + len(self.folders) + len(self.unsafe) > _MOST_MEMBERS:
+            raise VitkitError(f"{archive} has more than {_MOST_MEMBERS:,} members: unpack it, and name the folder")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The images of a .zip or .tar by their names in it.
+
+    Every read opens the file anew, so threads, forked processes and spawned ones may share an archive; its list of
+    members is read once in a process, and again when the file changes.
+    """
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def keys(self) -> Collection[str]:
+        return self.index().members.keys()
+
+    def index(self) -> _Index:
+        """The members.
+
+        Raises:
+            VitkitError: it is no archive, it is damaged, or it is refused.
+            OSError: it cannot be read.
+        """
+        return _index_of(self.path, self._stamp())
+
+    def stamp(self, key: str) -> bytes | None:
+        """The times and size of the archive, and the place and checksum of the member."""
+        try:
+            member = self.index().members.get(key)
+        except (OSError, VitkitError):
+            return None
+        return None if member is None else f"{self._stamp()}\0{key}\0{member}".encode("utf-8", "surrogateescape")
+
+    def open(self, key: str) -> BinaryIO:
+        member = self.index().members.get(key)
+        if member is None:
+            raise FileNotFoundError(f"{self.path} has no member {key!r}")
+        if member.is_encrypted:
+            raise UnreadableImageError("encrypted")
+        if member.method not in (None, _STORED, _DEFLATED):
+            raise UnreadableImageError(f"compressed by method {member.method}: make the archive again with deflate")
+        if member.size > _LARGEST or (member.size > _LARGE and member.size > _MOST_RATIO * member.packed):
+            raise UnreadableImageError(f"{member.packed:,} bytes that would unpack to {member.size:,}")
+        with self.path.open("rb") as file:
+            file.seek(member.offset)
+            if member.method is not None:
+                signature, name, extra = _LOCAL_HEADER.unpack(_whole(file.read(_LOCAL_HEADER.size), _LOCAL_HEADER.size))
+                if signature != b"PK\3\4":
+                    raise UnreadableImageError("damaged (the archive has no member where its list says)")
+                file.seek(name + extra, 1)
+            data = _whole(file.read(member.packed), member.packed)
+        if member.method == _DEFLATED:
+            try:
+                data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
+            except zlib.error as error:
+                raise UnreadableImageError(f"damaged ({error})") from error
+        if len(data) != member.size or (member.check is not None and zlib.crc32(data) != member.check):
+            raise UnreadableImageError("damaged (it is not what the archive says of it)")
+        return io.BytesIO(data)
+
+    def _stamp(self) -> tuple[int, ...]:
+        seen = self.path.stat()
+        return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+
+def _whole(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise UnreadableImageError("truncated")
+    return data
+
+
+# --- The list of members ------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4)
+def _index_of(path: Path, stamp: tuple[int, ...]) -> _Index:  # noqa: ARG001  # another one for a file that has changed
+    if path.suffix.lower() in _COMPRESSED:
+        raise VitkitError(
+            f"{path} is compressed as a whole, so that each picture would cost the reading of all before it: "
+            "unpack it, or make a .zip or a plain .tar of it"
+        )
+    return _index_of_zip(path) if path.suffix.lower() == ".zip" else _index_of_tar(path)
+
+
+def _index_of_zip(path: Path) -> _Index:
+    import zipfile  # with all that compresses, for those who have an archive
+
+    _check_list(path)
+    index = _Index()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for own in archive.infolist():
+                kind = own.external_attr >> 28 if own.create_system == 3 else 0  # 3: Unix, whose files have a type
+                if kind == 0o12:
+                    index.ignored["link in the archive"] += 1
+                    continue
+                name, is_folder = own.filename.replace("\\", "/"), own.is_dir()  # some on Windows write those
+                member = _Member(
+                    own.header_offset,
+                    own.compress_size,
+                    own.file_size,
+                    own.compress_type,
+                    own.CRC,
+                    bool(own.flag_bits & _ENCRYPTED),
+                )
+                index.add(path, name, None if is_folder or name.endswith("/") else member)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
+        raise VitkitError(f"{path} is no .zip, or it is damaged or not whole: {error}") from error
+    return index
+
+
+def _check_list(path: Path) -> None:
+    """Refuse a zip whose list of members would fill the memory, before it is read.
+
+    Raises:
+        VitkitError: it is so large.
+    """
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        file.seek(max(0, end - 2**16 - 22))
+        tail = file.read()
+        place = tail.rfind(b"PK\5\6")
+        if place < 0 or len(tail) - place < 22:
+            raise VitkitError(f"{path} is no .zip, or it is damaged or not whole: it does not end as one")
+        size = _END.unpack(tail[place : place + 22])[1]
+        if place >= _LOCATOR_64.size:
+            signature, offset = _LOCATOR_64.unpack(tail[place - _LOCATOR_64.size : place])
+            if signature == b"PK\6\7" and offset < end:
+                file.seek(offset)
+                head = file.read(_END_64.size)
+                size = _END_64.unpack(head)[1] if len(head) == _END_64.size else size
+    if size > _MOST_LISTED:
+        raise VitkitError(f"{path} lists its members in {size:,} bytes: unpack it, and name the folder")
+
+
+def _index_of_tar(path: Path) -> _Index:
+    import tarfile
+
+    index, size = _Index(), path.stat().st_size
+    try:
+        with tarfile.open(path, "r:") as archive:
+            while (own := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # which it keeps without need
+                if own.isdir():
+                    index.add(path, own.name, None)
+                elif not own.isreg() or own.issparse():
+                    index.ignored["link in the archive" if own.issym() or own.islnk() else "no regular file"] += 1
+                elif own.offset_data + own.size > size:
+                    raise VitkitError(f"{path} is not whole: it ends within {own.name!r}")
+                else:
+                    index.add(path, own.name, _Member(own.offset_data, own.size, own.size))
+    except (tarfile.TarError, ValueError, EOFError) as error:
+        raise VitkitError(f"{path} is no plain .tar, or it is damaged or not whole: {error}") from error
+    return index
+
+
+# --- The folders in it --------------------------------------------------------------------------------------------
+
+
+class _Tree:
+    """The folders in an archive, as if they lay on disk.
+
+    Args:
+        path: of the archive.
+        overlooked: is told what is passed over.
+
+    Raises:
+        VitkitError: a name is both a file's and a folder's, or the archive is refused.
+    """
+
+    def __init__(self, path: Path, overlooked: Overlooked) -> None:
+        self._root, self._overlooked = path, overlooked
+        self._files: dict[str, list[str]] = {"": []}
+        self._folders: dict[str, set[str]] = {"": set()}
+        try:
+            self.index = Archive(path).index()
+        except OSError as error:
+            raise VitkitError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+        overlooked.ignored.update(self.index.ignored)
+        for key in self.index.folders:
+            self._add_folder(key)
+        for key in self.index.members:
+            above, _, name = key.rpartition("/")
+            self._add_folder(above)
+            self._files[above].append(name)
+        for key in self.index.members:
+            if key in self._folders:
+                raise VitkitError(f"{path} holds a file and a folder of the name {key!r}: make it again with one")
+
+    def _add_folder(self, key: str) -> None:
+        while key not in self._folders:
+            self._folders[key], self._files[key] = set(), []
+            above, _, name = key.rpartition("/")
+            self._folders.setdefault(above, set()) if above in self._folders else self._add_folder(above)
+            self._folders[above].add(name)
+
+    def survey(self, key: str = "") -> Folder:
+        """The folders, and where images lie among them."""
+        folders = []
+        for name in sorted(self._folders[key]):
+            if is_passed_over(name):
+                self._hide(_join(key, name))
+            else:
+                folders.append(self.survey(_join(key, name)))
+        has_images = any(why_ignored(name) is None for name in self._files[key])
+        return Folder(self._root / key, has_images, tuple(folders))
+
+    def images_below(self, folder: Path) -> list[str]:
+        """The images below a folder, as `walk.images_below` gives them of one on disk."""
+        return list(self._images(folder.relative_to(self._root).as_posix().removeprefix("."), ""))
+
+    def _images(self, key: str, before: str) -> Iterator[str]:
+        for name in sorted(self._files[key]):
+            reason = why_ignored(name)
+            if reason is None:
+                yield before + name
+            else:
+                self._overlooked.ignored[reason] += 1
+        for name in sorted(self._folders[key]):
+            if is_passed_over(name):
+                self._overlooked.ignored[f"folder {name}"] += 1
+                self._hide(_join(key, name))
+            else:
+                yield from self._images(_join(key, name), f"{before}{name}/")
+
+    def entries(self, folder: Path) -> list[tuple[str, bool]]:
+        """The names in a folder, and whether each is a file's."""
+        key = folder.relative_to(self._root).as_posix().removeprefix(".")
+        return [(name, True) for name in self._files[key]] + [(name, False) for name in self._folders[key]]
+
+    def _hide(self, key: str) -> None:
+        place = str(self._root / key)
+        if not key.rpartition("/")[2].startswith(".") or place in self._overlooked.hidden:
+            return
+        if any(own.startswith(f"{key}/") and why_ignored(Path(own).name) is None for own in self.index.members):
+            self._overlooked.hidden.append(place)
+
+    def lines(self) -> tuple[str, ...]:
+        """What the user should know of members that are passed over."""
+        told = self._overlooked.lines(self._root)
+        if unsafe := self.index.unsafe:
+            members = plural(len(unsafe), "member is", "members are")
+            names = listed([repr(name[:80]) for name in unsafe])
+            told.append(f"{members} left out, whose names no file below a folder can have: {names}")
+        return tuple(told)
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}/{name}" if key else name
+
+
+def read_archive(name: str, path: Path, asked: LayoutName = "auto") -> ImageTable:
+    """The images of an archive, whose folders mean what those of a folder do."""
+    path = path.resolve()
+    overlooked = Overlooked()
+    tree = _Tree(path, overlooked)
+    layout = understand(name, tree.survey(), asked)
+    try:
+        table = table_of_layout(name, path, layout, overlooked, tree.images_below, tree.entries)
+    except VitkitError as error:
+        raise VitkitError("; ".join([str(error), *tree.lines()[len(overlooked.lines(path)) :]])) from error
+    return replace(table, storage=Archive(path), overlooked=tree.lines())
+
+
+def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
+    """All images of an archive, whatever its folders mean, as a table of one class without splits.
+
+    Raises:
+        VitkitError: there is none in it.
+    """
+    path = path.resolve()
+    overlooked = Overlooked()
+    tree = _Tree(path, overlooked)
+    keys = tuple(tree.images_below(path))
+    if not keys:
+        raise VitkitError("; ".join([f"no images in {name}", *tree.lines()]))
+    return ImageTable(
+        name=name,
+        root=path,
+        classes=(UNLABELLED,),
+        paths=keys,
+        labels=(0,) * len(keys),
+        splits=(None,) * len(keys),
+        ignored=dict(overlooked.ignored),
+        folders=(path,),
+        layout="pictures without labels: all in the archive",
+        overlooked=tree.lines(),
+        storage=Archive(path),
+    )

@@ -1,0 +1,146 @@
+"""Where the bytes of images are kept: files in folders, or a storage that gives them by key.
+
+Everything that reads pictures takes a `Place`: the path of a file, or an image of a storage. A path that goes on below
+an archive (`flowers.zip/daisy/1.jpg`) names the image in it, so that people and files of predictions can name it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from vitkit.errors import VitkitError
+
+
+class UnreadableImageError(VitkitError):
+    """A file that does not hold a picture. The message is the reason, without the file's name."""
+
+
+class Storage(Protocol):
+    """Images by key. Threads and forked processes share one, so it keeps no open file."""
+
+    @property
+    def name(self) -> str:
+        """How messages call it; `name/key` is the name of an image."""
+        ...
+
+    def keys(self) -> Collection[str]:
+        """The key of every file, with `/` between folders."""
+        ...
+
+    def open(self, key: str) -> BinaryIO:
+        """The bytes of an image, which can be sought.
+
+        Raises:
+            FileNotFoundError: there is none of this key.
+            OSError: it cannot be read.
+            UnreadableImageError: it is refused, for the reason in the message.
+        """
+        ...
+
+    def stamp(self, key: str) -> bytes | None:
+        """What changes whenever the bytes of an image do; None where that cannot be known."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An image of a storage."""
+
+    storage: Storage
+    key: str
+
+    @property
+    def name(self) -> str:
+        """Such as `flowers.zip/daisy/1.jpg`."""
+        return f"{self.storage.name}/{self.key}"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __truediv__(self, key: str) -> Stored:
+        """The image of a key below this one, as of a path."""
+        return Stored(self.storage, f"{self.key}/{key}" if self.key else key)
+
+
+Place = Path | Stored
+STORAGES: dict[str, Callable[[Path], Storage]] = {}  # by the suffix of their files, as `data.sources` registers them
+
+
+def open_place(place: str | Place) -> BinaryIO:
+    """The bytes of an image.
+
+    Raises:
+        UnreadableImageError: it is a pipe or a device, whose reading might never end, or its storage refuses it.
+        OSError: there is no such image, or it cannot be read.
+    """
+    stored = stored_at(place)
+    return stored.storage.open(stored.key) if stored is not None else Path(str(place)).open("rb")
+
+
+def read_place(place: str | Place) -> bytes:
+    """All bytes of an image; raises as `open_place`."""
+    with open_place(place) as opened:
+        return opened.read()
+
+
+def stored_at(place: str | Place) -> Stored | None:
+    """The image of a storage that is named; None for a regular file, and for a folder, which opening refuses.
+
+    Raises:
+        UnreadableImageError: it is a pipe or a device.
+        OSError: there is no such file, or it cannot be seen.
+    """
+    if isinstance(place, Stored):
+        return place
+    try:
+        mode = os.stat(place).st_mode  # noqa: PTH116  # half the time of a Path's own
+    except NotADirectoryError:
+        if (stored := below_storage(place)) is None or not stored.key:
+            raise
+        return stored
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UnreadableImageError("not a regular file")
+    return None
+
+
+def below_storage(path: str | Path) -> Stored | None:
+    """The storage that a path leads into, and the rest of the path; None where no part of it is a storage.
+
+    Raises:
+        VitkitError: the storage cannot be read.
+    """
+    parts = Path(path).parts
+    for count in range(len(parts), 0, -1):
+        if os.path.isfile(start := os.path.join(*parts[:count])):  # noqa: PTH113, PTH118
+            opener = STORAGES.get(Path(start).suffix.lower())
+            return None if opener is None else Stored(opener(Path(start)), "/".join(parts[count:]))
+    return None
+
+
+def is_there(place: Place) -> bool:
+    """Whether there is such a file, or such an image in its storage."""
+    if isinstance(place, Stored):
+        return place.key in place.storage.keys()  # noqa: SIM118  # a storage is no mapping
+    if os.path.isfile(place):  # noqa: PTH113  # a Path takes three times as long
+        return True
+    stored = None if place.exists() else below_storage(place)
+    return stored is not None and is_there(stored)
+
+
+def version_of(place: Place) -> tuple[int, int, int] | None:
+    """What changes when an image does, as far as one run goes; None where it cannot be seen."""
+    if isinstance(place, Stored):
+        stamp = place.storage.stamp(place.key)
+        digest = None if stamp is None else hashlib.sha256(stamp).digest()
+        return None if digest is None else tuple(int.from_bytes(digest[i : i + 7]) for i in (0, 7, 14))  # type: ignore[return-value]
+    try:
+        seen = os.stat(place)  # noqa: PTH116
+    except OSError:
+        return None
+    return seen.st_size, seen.st_mtime_ns, seen.st_ino

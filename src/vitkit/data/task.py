@@ -1,0 +1,216 @@
+"""What differs between images that have one class each and images that may have several.
+
+There are two tasks, `SINGLE_LABEL` and `MULTI_LABEL`. A table of images has one (`ImageTable.task`), and whoever works
+with its labels asks that object instead of distinguishing the two. The losses of both are in `training.losses`, and
+their figures in `evaluation.metrics` and `evaluation.multilabel`. This module loads neither numpy nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from vitkit.errors import VitkitError
+from vitkit.text.cells import JOINT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TaskName = Literal["single", "multi"]
+Sets = tuple[tuple[int, ...], ...]
+NO_THRESHOLD = 0.5  # of a class that no validation image has
+
+
+class Task(Protocol):
+    """What a classifier says of an image, and how labels are written, learned and judged.
+
+    Attributes:
+        name: as in split.json, model.json and evaluation.json.
+        no_class: the label of an image without any class.
+        least_classes: the fewest classes that are worth learning.
+        is_sigmoid: whether each class has a probability of its own, rather than a share of one.
+        least_weight: the least that an image of a frequent class may count in a balanced loss. Where a weight compares
+            the images of a class with all others, 1: a frequent class needs no less attention than it has.
+        recipe_fields: values of a recipe's fields that suit the task better than their defaults.
+        accuracy: what the accuracy is called.
+        calibration: what is done with the validation images after the training.
+        chosen: what is chosen in doing so, and by which figure.
+        conflict: what copies of an image are that have different labels.
+        too_few_classes: what is wrong with a table that has nothing left to tell apart.
+        description: a sentence for people about the classes of an image; empty where there is nothing to say.
+    """
+
+    name: TaskName
+    no_class: str
+    least_classes: int
+    is_sigmoid: bool
+    least_weight: float
+    recipe_fields: Mapping[str, Any]
+    accuracy: str
+    calibration: str
+    chosen: str
+    conflict: str
+    too_few_classes: str
+    description: str
+
+    def names_in(self, label: str) -> list[str]:
+        """The names of the classes in a label."""
+
+    def label_of(self, names: Iterable[str]) -> str:
+        """The label that has these classes."""
+
+    def label_names(self, classes: Sequence[str], labels: Iterable[str]) -> list[str]:
+        """The labels to choose from where a table has these classes, and images with these labels."""
+
+    def refuses(self, label: str) -> bool:
+        """Whether a label joins several classes though an image can have but one."""
+
+    def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
+        """The `sets` and the `labels` of a table whose images have classes of these numbers."""
+
+    def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:
+        """What is learned from labels (n,): the labels themselves, or of each image 0 or 1 for each class, (n, K).
+
+        Args:
+            labels: numbers of classes, or of sets of classes.
+            sets: (S, K) the targets of each set (`ImageTable.set_targets`).
+        """
+
+    def thresholds(self, classes: int) -> tuple[float, ...] | None:
+        """The thresholds of a classifier that is not trained yet, (K,); None where it needs none."""
+
+    def check_recipe(self, fields: Mapping[str, Any]) -> None:
+        """Refuse fields of a recipe that have no meaning for this task.
+
+        Raises:
+            VitkitError: there is one; the message says what to do.
+        """
+
+    def require_single(self, message: str) -> None:
+        """Refuse the table with this message unless its images have one class each."""
+
+    def summary(self, sizes: Sequence[int]) -> str | None:
+        """What the user should know of images with so many classes each, if anything."""
+
+
+class _SingleLabel:
+    """Each image has one class."""
+
+    name: TaskName = "single"
+    no_class = ""
+    least_classes = 2
+    is_sigmoid = False
+    least_weight = 0.0
+    recipe_fields: Mapping[str, Any] = {}
+    accuracy = "accuracy"
+    calibration = "calibrating"
+    chosen = "temperature by log loss"
+    conflict = "in more than one class"
+    too_few_classes = "fewer than two classes are left"
+    description = ""
+
+    def names_in(self, label: str) -> list[str]:
+        return [label]
+
+    def label_of(self, names: Iterable[str]) -> str:
+        (name,) = names
+        return name
+
+    def label_names(self, classes: Sequence[str], labels: Iterable[str]) -> list[str]:  # noqa: ARG002
+        return list(classes)
+
+    def refuses(self, label: str) -> bool:
+        return JOINT in label
+
+    def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
+        return (), tuple(only for (only,) in indices)
+
+    def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:  # noqa: ARG002
+        return labels
+
+    def thresholds(self, classes: int) -> tuple[float, ...] | None:  # noqa: ARG002
+        return None
+
+    def check_recipe(self, fields: Mapping[str, Any]) -> None:
+        pass
+
+    def require_single(self, message: str) -> None:
+        pass
+
+    def summary(self, sizes: Sequence[int]) -> str | None:  # noqa: ARG002
+        return None
+
+
+class _MultiLabel:
+    """An image may have several classes, or none. A label joins their names by `;`, and `;` alone names none."""
+
+    name: TaskName = "multi"
+    no_class = JOINT
+    least_classes = 1
+    is_sigmoid = True
+    least_weight = 1.0
+    # All classes right is rare early on, so the loss tells epochs apart better; and most targets are 0, which smoothing
+    # would make as good as never reached.
+    recipe_fields: Mapping[str, Any] = {"monitor": "val_loss", "label_smoothing": 0.0}
+    accuracy = "exact match"
+    calibration = "choosing thresholds"
+    chosen = "thresholds by F1"
+    conflict = "there with different classes"
+    too_few_classes = "all images left have the same classes"
+    description = "A photograph may have several of them, or none."
+
+    def names_in(self, label: str) -> list[str]:
+        return [name for name in (part.strip() for part in label.split(JOINT)) if name]
+
+    def label_of(self, names: Iterable[str]) -> str:
+        return JOINT.join(sorted(set(names))) or self.no_class
+
+    def label_names(self, classes: Sequence[str], labels: Iterable[str]) -> list[str]:  # noqa: ARG002
+        return sorted(set(labels))
+
+    def refuses(self, label: str) -> bool:  # noqa: ARG002
+        return False
+
+    def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
+        sets = tuple(sorted(set(indices)))
+        number = {each: i for i, each in enumerate(sets)}
+        return sets, tuple(number[each] for each in indices)
+
+    def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:
+        import torch
+
+        return torch.tensor(sets)[labels]
+
+    def thresholds(self, classes: int) -> tuple[float, ...] | None:
+        return (NO_THRESHOLD,) * classes
+
+    def check_recipe(self, fields: Mapping[str, Any]) -> None:
+        if fields["teacher"] is not None:
+            raise VitkitError(
+                "--teacher: a teacher says one class of an image, and these may have several; leave it out"
+            )
+        if fields["balance"] == "sampler":
+            raise VitkitError(
+                "--balance sampler draws images by their one class, and these may have several; take loss"
+            )
+        if fields["prior"] == "uniform":
+            raise VitkitError(
+                "--prior uniform is of single classes; of several, each is said from a threshold of its own on"
+            )
+
+    def require_single(self, message: str) -> None:
+        raise VitkitError(message)
+
+    def summary(self, sizes: Sequence[int]) -> str | None:
+        counts = f"{sum(size > 1 for size in sizes)} of {len(sizes)} have several, {sizes.count(0)} none"
+        return f"multi-label: an image may have several classes, joined by ';', or none; {counts}"
+
+
+SINGLE_LABEL: Task = _SingleLabel()
+MULTI_LABEL: Task = _MultiLabel()
+TASKS: dict[TaskName, Task] = {task.name: task for task in (SINGLE_LABEL, MULTI_LABEL)}
+
+
+def task_of(thresholds: Sequence[float] | None) -> Task:
+    """The task of a classifier with these thresholds."""
+    return SINGLE_LABEL if thresholds is None else MULTI_LABEL

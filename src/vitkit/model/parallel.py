@@ -1,0 +1,133 @@
+"""Attention and MLP side by side (ViT-22B, arXiv 2302.05442, sec. 2): both read the same normalised tokens.
+
+    y = LN(x);  x + MSA(y) + MLP(y)
+
+timm keeps what reads y as one matrix, and under "fused" what is added to x as another; here they are those of attention
+and of the MLP, so that whoever looks into either finds them. The numbers are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.layers import DropPath, layer_scale, norm_layer
+
+
+class ParallelBlock(nn.Module):
+    """One encoder layer. With `queries` = n it returns the first n tokens alone, having attended to all.
+
+    Args:
+        config: whose sizes it has.
+        layer: from 0, on which the rate of stochastic depth depends.
+        attn: what mixes tokens.
+        mlp: what mixes the features of each.
+    """
+
+    PARTS: ClassVar = frozenset({"norm1", "attn", "mlp", "ls1", "drop_path1"})
+    order = "beside"  # of the MLP, for whoever computes a block by itself
+
+    def __init__(self, config: ViTConfig, layer: int, attn: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.mlp, self.ls1 = norm_layer(config), attn, mlp, layer_scale(config)
+        if config.parallel == "fused":  # the MLP's last layer has the bias of both
+            attn.get_submodule("proj").register_parameter("bias", None)
+        self.drop_path1 = DropPath(config.drop_path * layer / max(config.layers - 1, 1))  # the linear rule
+
+    def forward(self, x: Tensor, queries: int | None = None, relative: Any = None) -> Tensor:
+        y = self.norm1(x)
+        both = self.attn(y, queries, relative) + self.mlp(y[:, :queries])
+        return x[:, :queries] + self.drop_path1(self.ls1(both))
+
+
+_BLOCK = re.compile(r"(blocks\.\d+\.)(.+)")
+_RENAMED = {  # ours, and timm's
+    **{f"norm1.{part}": f"in_norm.{part}" for part in ("weight", "bias")},
+    **{f"attn.proj.{part}": f"attn_out_proj.{part}" for part in ("weight", "bias")},
+    **{f"mlp.fc2.{part}": f"mlp_out_proj.{part}" for part in ("weight", "bias")},
+    **{f"attn.lambda_{part}": f"lambda_{part}" for part in ("q1", "k1", "q2", "k2")},
+    "attn.sub_norm.weight": "sub_norm.weight",
+    "mlp.fc1.bias": "mlp_bias",
+    "ls1.gamma": "ls.gamma",
+}
+Joined = tuple[tuple[str, ...], Callable[..., Tensor]]
+_JOINED: dict[str, dict[str, Joined]] = {  # what timm has as one tensor: ours, by the tensors that tell it
+    "in_proj.weight": {
+        "mlp.fc1.weight": (("in_proj.weight",), lambda whole: whole[: -3 * whole.shape[1]]),
+        "attn.qkv.weight": (("in_proj.weight",), lambda whole: whole[-3 * whole.shape[1] :]),
+    },
+    "in_proj.bias": {
+        "mlp.fc1.bias": (("in_proj.bias", "in_norm.weight"), lambda whole, norm: whole[: -3 * len(norm)]),
+        "attn.qkv.bias": (("in_proj.bias", "in_norm.weight"), lambda whole, norm: whole[-3 * len(norm) :]),
+    },
+    "out_proj.weight": {
+        "attn.proj.weight": (("out_proj.weight",), lambda whole: whole[:, : len(whole)]),
+        "mlp.fc2.weight": (("out_proj.weight",), lambda whole: whole[:, len(whole) :]),
+    },
+    "out_proj.bias": {"mlp.fc2.bias": (("out_proj.bias",), lambda whole: whole)},
+}
+
+
+class Timm:
+    """The names of timm's `ParallelScalingBlock` and `DiffParallelScalingBlock`."""
+
+    @staticmethod
+    def read(names: Collection[str]) -> dict[str, Joined]:
+        """By our name in every block, those of the tensors that hold ours, and what joins them."""
+        found = [match for name in names if (match := _BLOCK.fullmatch(name))]
+        parts = {match[2] for match in found}
+        pieces: dict[str, Joined] = {
+            ours: ((theirs,), lambda tensor: tensor) for ours, theirs in _RENAMED.items() if theirs in parts
+        }
+        for theirs, joined in _JOINED.items():
+            pieces |= joined if theirs in parts else {}
+        return {
+            ahead + ours: (tuple(ahead + each for each in theirs), join)
+            for ahead in {match[1]: None for match in found}
+            for ours, (theirs, join) in pieces.items()
+        }
+
+    @staticmethod
+    def write(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Our tensors under timm's names."""
+        tensors = dict(tensors)
+        for ahead in {match[1]: None for name in tensors if (match := _BLOCK.fullmatch(name))}:
+            is_fused, has_bias = f"{ahead}attn.proj.bias" not in tensors, f"{ahead}attn.qkv.bias" in tensors
+            for theirs, joined in _JOINED.items():
+                if (theirs.startswith("out_proj") and is_fused) or (theirs.startswith("in_proj") and has_bias):
+                    whole = [tensors.pop(ahead + ours) for ours in joined]
+                    tensors[ahead + theirs] = torch.cat(whole, dim=int(theirs == "out_proj.weight"))
+                elif theirs == "in_proj.weight":  # whose MLP has a bias of its own
+                    tensors[ahead + theirs] = torch.cat([tensors.pop(ahead + ours) for ours in joined])
+            for ours, theirs in _RENAMED.items():
+                if ahead + ours in tensors:
+                    tensors[ahead + theirs] = tensors.pop(ahead + ours)
+        return tensors
+
+    @staticmethod
+    def describe(config: ViTConfig) -> tuple[str, dict[str, Any]]:
+        """The model of timm's that has such blocks: their class is no argument.
+
+        Raises:
+            VitkitError: timm has none.
+        """
+        architectures = {
+            ("separate", "softmax"): "vit_pwee_patch16_reg1_gap_256",
+            ("fused", "differential"): "vit_dpwee_patch16_reg1_gap_256",
+        }
+        architecture = architectures.get((config.parallel, config.attention))
+        plain = {"attention": config.attention if architecture else None, "mlp_kind": "mlp", "stem": None}
+        for name, value in (plain | {"distill_token": False, "embed_norm": False}).items():
+            if getattr(config, name) != value:
+                raise VitkitError(
+                    f"the timm layout cannot express {name} {getattr(config, name)!r} with parallel "
+                    f"{config.parallel!r}: the model is not written"
+                )
+        assert architecture is not None
+        return architecture, {}

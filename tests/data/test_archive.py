@@ -1,0 +1,324 @@
+"""Archives as sources: the same images as in the folder, and nothing that an archive says of itself is believed."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+import stat
+import struct
+import tarfile
+import threading
+import zipfile
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import photos
+from vitkit.data import archive
+from vitkit.data.archive import Archive
+from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.doctor.examine import examine
+from vitkit.data.seen import read_digests
+from vitkit.data.sources import find_source, read_source, read_table
+from vitkit.data.split_file import split_from_file, split_to_dict
+from vitkit.data.storage import Stored, below_storage, is_there, open_place, read_place
+from vitkit.data.table import ImageTable
+from vitkit.data.walk import find_images
+from vitkit.errors import VitkitError
+from vitkit.system.files import write_json
+
+PICTURE = io.BytesIO()
+photos.noise().save(PICTURE, "PNG")
+
+
+def zipped(folder: Path) -> Path:
+    """A .zip of what is in a folder, empty folders too."""
+    return Path(shutil.make_archive(str(folder), "zip", folder))
+
+
+def tarred(folder: Path) -> Path:
+    """A plain .tar of the same."""
+    return Path(shutil.make_archive(str(folder), "tar", folder))
+
+
+def zip_of(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, data in members.items():
+            made.writestr(name, data)
+    return path
+
+
+def tar_of(path: Path, members: list[tarfile.TarInfo]) -> Path:
+    with tarfile.open(path, "w") as made:
+        for own in members:
+            own.size = len(PICTURE.getvalue()) if own.isreg() else 0
+            made.addfile(own, io.BytesIO(PICTURE.getvalue()) if own.isreg() else None)
+    return path
+
+
+def odd(root: Path) -> Path:
+    """Two classes, and whatever people leave lying about."""
+    data = photos.folder(root, {"b class": 3, "ä": 2})
+    (data / "empty").mkdir()
+    photos.save(photos.noise(seed=77), data / "ä" / "deeper" / "0.png")
+    photos.save(photos.noise(seed=78), data / "ä" / ".hidden" / "0.png")
+    photos.save(photos.noise(seed=79), data / "__MACOSX" / "ä" / "0.png")
+    for name in ("notes.txt", "ä/.DS_Store", "ä/._0.png", "ä/list.csv"):
+        (data / name).write_text("nothing", encoding="utf-8")
+    return data
+
+
+def in_splits(root: Path) -> Path:
+    for split, seed in (("train", 0), ("valid", 10), ("Test", 20)):
+        for name in ("cat", "dog"):
+            for i in range(3):
+                photos.save(photos.noise(seed=seed + 3 * (name == "dog") + i), root / split / name / f"{i}.png")
+    return root
+
+
+def wrapped(root: Path) -> Path:
+    photos.folder(root / "flowers-2.1", {"a": 2, "b": 2})
+    return root
+
+
+def contents(table: ImageTable) -> list[bytes]:
+    return [read_place(table.file(i)) for i in range(len(table))]
+
+
+def without_storage(table: ImageTable) -> ImageTable:
+    root = table.root.with_suffix("")
+    return replace(table, name="it", root=root, folders=(root,), storage=None)
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+@pytest.mark.parametrize("make", [odd, in_splits, wrapped])
+def test_an_archive_is_read_as_its_folder(tmp_path: Path, make: object, pack: object) -> None:
+    data = make(tmp_path / "data")  # type: ignore[operator]
+    folder, packed = read_source(data), read_source(pack(data))  # type: ignore[operator]
+    assert without_storage(packed) == without_storage(folder)
+    assert contents(packed) == contents(folder)
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_split_digests_and_findings_are_those_of_the_folder(tmp_path: Path, pack: object) -> None:
+    data = photos.folder(tmp_path / "data", {"a": 6, "b": 6})
+    shutil.copy(data / "a" / "a_0.png", data / "a" / "copy.png")
+    (data / "b" / "bad.png").write_bytes(b"no picture")
+    tables = [read_source(data), read_source(pack(data))]  # type: ignore[operator]
+    found = [examine(table, progress=lambda *_: None) for table in tables]
+    assert found[0].facts == found[1].facts
+    assert list(found[1].unreadable.items()) == list(found[0].unreadable.items())
+    digests = [read_digests(table, lambda *_: None) for table in tables]
+    assert digests[0] == digests[1] and len(digests[0]) == 13
+
+
+def test_a_layout_can_be_named(tmp_path: Path) -> None:
+    packed = zipped(in_splits(tmp_path / "data"))
+    assert read_table(packed, layout="classes").classes == ("Test", "train", "valid")
+
+
+def test_a_table_of_an_archive_comes_back_from_split_json(tmp_path: Path) -> None:
+    table = read_source(zipped(in_splits(tmp_path / "data")))
+    write_json(tmp_path / "split.json", split_to_dict(table))
+    again = split_from_file(tmp_path / "split.json")
+    assert again.storage == Archive(table.root)
+    assert again.open(0).read().startswith(b"\x89PNG")
+
+
+def test_nothing_is_written_beside_an_archive_or_below_it(tmp_path: Path) -> None:
+    data = photos.folder(tmp_path / "data", {"a": 2, "b": 2})
+    packed = zipped(data)
+    before = sorted(tmp_path.rglob("*"))
+    table = read_source(packed)
+    decode(table.file(0))
+    assert sorted(tmp_path.rglob("*")) == before
+    assert table.lies_among(packed) and not table.lies_among(tmp_path / "run")
+
+
+# --- Reading ------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_in_an_archive_has_a_name_that_can_be_named(tmp_path: Path) -> None:
+    packed = zipped(photos.folder(tmp_path / "data", {"a": 2, "b": 11}))
+    names = find_images([str(packed)])
+    assert len(names) == 13 and names[:2] == [f"{packed}/a/a_0.png", f"{packed}/a/a_1.png"]
+    assert names[-1] == f"{packed}/b/b_10.png"  # in natural order
+    assert find_images([f"{packed}/b"]) == names[2:]
+    assert find_images([f"{packed}/b/b_7.png"]) == [f"{packed}/b/b_7.png"]
+    assert find_images([f"{tmp_path}/*.zip"]) == names
+    assert decode(names[0]).size == (20, 14)
+    with pytest.raises(VitkitError, match="no such file or folder in"):
+        find_images([f"{packed}/c"])
+    with pytest.raises(UnreadableImageError, match="no such file"):
+        decode(f"{packed}/a/9.png")
+
+
+def test_paths_below_other_files_lead_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PICTURE.getvalue())
+    assert below_storage(tmp_path / "a.png" / "b.png") is None
+    with pytest.raises(NotADirectoryError):
+        open_place(tmp_path / "a.png" / "b.png")
+
+
+def _read(storage: Archive, key: str) -> bytes:
+    with storage.open(key) as opened:
+        return opened.read()
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_and_threads_share_an_archive(tmp_path: Path, pack: object, method: str) -> None:
+    storage = Archive(pack(photos.folder(tmp_path / "data", {"a": 4, "b": 4})))  # type: ignore[operator]
+    expected = {key: _read(storage, key) for key in storage.index().members}
+    assert pickle.loads(pickle.dumps(storage)) == storage
+    with get_context(method).Pool(2) as pool:
+        assert pool.starmap(_read, [(storage, key) for key in expected]) == list(expected.values())
+    wrong = list[str]()
+
+    def read_all() -> None:
+        wrong.extend(key for key, data in expected.items() if _read(storage, key) != data)
+
+    threads = [threading.Thread(target=read_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_an_archive_that_changes_is_read_again(tmp_path: Path) -> None:
+    packed = zip_of(tmp_path / "a.zip", {"a/0.png": b"first", "b/0.png": b"other"})
+    storage = Archive(packed)
+    before = storage.stamp("a/0.png")
+    assert _read(storage, "a/0.png") == b"first"
+    zip_of(tmp_path / "b.zip", {"c/0.png": b"", "a/0.png": b"again"}).replace(packed)
+    assert _read(storage, "a/0.png") == b"again"
+    assert storage.stamp("a/0.png") not in (before, None)
+    assert not is_there(Stored(storage, "b/0.png"))
+    packed.unlink()
+    assert storage.stamp("a/0.png") is None
+    with pytest.raises(UnreadableImageError, match="no such file"):
+        decode(Stored(storage, "a/0.png"))
+
+
+# --- Hostile archives -----------------------------------------------------------------------------------------------
+
+
+ESCAPES = ["../a/0.png", "/a/0.png", "a/../../0.png", "C:/a/0.png", "..\\a\\0.png", "a//0.png", "x/" * 200 + "0.png"]
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_names_that_lead_out_are_left_out(tmp_path: Path, name: str) -> None:
+    good = {"a/0.png": PICTURE.getvalue(), "b/0.png": PICTURE.getvalue()}
+    table = read_source(zip_of(tmp_path / "it.zip", {name: PICTURE.getvalue(), **good}))
+    assert table.paths == ("a/0.png", "b/0.png")
+    assert "1 member is left out, whose names no file below a folder can have" in " ".join(table.overlooked)
+    members = [tarfile.TarInfo(own) for own in (name.replace("\\", "/"), *good)]
+    assert read_source(tar_of(tmp_path / "it.tar", members)).paths == table.paths
+    assert sorted(own.name for own in tmp_path.iterdir()) == ["it.tar", "it.zip"]
+    with pytest.raises(VitkitError, match=r"has no images.*left out, whose names"):
+        read_source(zip_of(tmp_path / "bad.zip", {name: PICTURE.getvalue()}))
+
+
+def test_links_and_devices_are_left_out(tmp_path: Path) -> None:
+    members = [tarfile.TarInfo(name) for name in ("a/0.png", "b/0.png", "a/1.png", "b/1.png", "b/2.png")]
+    for own, kind in zip(members[2:], (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE), strict=True):
+        own.type, own.linkname = kind, "/etc/passwd"
+    table = read_source(tar_of(tmp_path / "it.tar", members))
+    assert table.paths == ("a/0.png", "b/0.png")
+    assert table.ignored == {"link in the archive": 2, "no regular file": 1}
+    link = zipfile.ZipInfo("a/1.png")
+    link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    packed = zip_of(tmp_path / "it.zip", {"a/0.png": PICTURE.getvalue(), "b/0.png": PICTURE.getvalue()})
+    with zipfile.ZipFile(packed, "a") as made:
+        made.writestr(link, "/etc/passwd")
+    assert read_source(packed).paths == table.paths
+
+
+def test_names_that_occur_twice_are_refused(tmp_path: Path) -> None:
+    members = [tarfile.TarInfo(name) for name in ("a/0.png", "b/0.png", "./a/0.png")]
+    with pytest.raises(VitkitError, match=r"holds two files of the name 'a/0\.png'"):
+        read_source(tar_of(tmp_path / "it.tar", members))
+    both = {"a": PICTURE.getvalue(), "a/0.png": PICTURE.getvalue(), "b/0.png": PICTURE.getvalue()}
+    with pytest.raises(VitkitError, match="a file and a folder of the name 'a'"):
+        read_source(zip_of(tmp_path / "it.zip", both))
+
+
+def _edited(packed: Path, name: bytes, offset: int, form: str, value: int) -> None:
+    """Change a number in the list of members."""
+    data = bytearray(packed.read_bytes())
+    place = data.rindex(b"PK\1\2", 0, data.rindex(name))
+    struct.pack_into(form, data, place + offset, value)
+    packed.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value", "reason"),
+    [
+        (8, "<H", 1, "encrypted"),
+        (10, "<H", 12, "compressed by method 12"),
+        (24, "<L", 2**31 - 1, "would unpack to"),
+        (24, "<L", 10, "not what the archive says"),  # more comes out than it declares
+        (16, "<L", 7, "not what the archive says"),
+        (42, "<L", 3, "damaged"),
+    ],
+)
+def test_members_that_are_not_what_they_say_are_unreadable(
+    tmp_path: Path, offset: int, form: str, value: int, reason: str
+) -> None:
+    members = {f"{name}/{i}.png": PICTURE.getvalue() for name in "ab" for i in range(2)}
+    packed = zip_of(tmp_path / "it.zip", members)
+    _edited(packed, b"b/1.png", offset, form, value)
+    found = examine(read_source(packed), progress=lambda *_: None)
+    assert list(found.unreadable) == ["b/1.png"] and reason in found.unreadable["b/1.png"]
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    packed = zip_of(tmp_path / "it.zip", {"a/0.png": bytes(2**26 + 1), "b/0.png": PICTURE.getvalue()})
+    with pytest.raises(UnreadableImageError, match="would unpack to 67,108,865"):
+        Archive(packed).open("a/0.png")
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_truncated_archives_are_refused(tmp_path: Path, pack: object) -> None:
+    packed = pack(photos.folder(tmp_path / "data", {"a": 2, "b": 2}))  # type: ignore[operator]
+    data = packed.read_bytes()
+    last = data.rindex(b"IEND") if packed.suffix == ".tar" else len(data)
+    for length in (0, 10, last // 2, last - 20):
+        packed.write_bytes(data[:length])
+        with pytest.raises(VitkitError, match=r"damaged or not whole|is not whole|has no images"):
+            read_source(packed)
+
+
+@pytest.mark.parametrize("name", ["it.tar.gz", "it.tgz", "it.tar.bz2", "it.tar.xz"])
+def test_compressed_tars_are_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / name, f"w:{name.rpartition('.')[2].replace('tgz', 'gz')}") as made:  # type: ignore[call-overload]
+        made.add(photos.folder(tmp_path / "data", {"a": 2, "b": 2}), "")
+    assert find_source(tmp_path / name).name == "archive"  # type: ignore[union-attr]
+    with pytest.raises(VitkitError, match=r"compressed as a whole.*make a \.zip or a plain \.tar"):
+        read_source(tmp_path / name)
+
+
+def test_enormous_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {f"{name}/{i}.png": PICTURE.getvalue() for name in "ab" for i in range(6)}
+    packed = zip_of(tmp_path / "it.zip", members)
+    monkeypatch.setattr(archive, "_MOST_MEMBERS", 10)
+    with pytest.raises(VitkitError, match="more than 10 members"):
+        read_source(packed)
+    packed = zip_of(tmp_path / "two.zip", members)
+    data = bytearray(packed.read_bytes())
+    struct.pack_into("<L", data, data.rindex(b"PK\5\6") + 12, 2**29)
+    packed.write_bytes(data)
+    with pytest.raises(VitkitError, match="lists its members in 536,870,912 bytes"):
+        read_source(packed)
+
+
+def test_pictures_that_are_large_in_an_archive_are_read(tmp_path: Path) -> None:
+    plain = io.BytesIO()
+    Image.new("RGB", (3000, 2000), (10, 20, 30)).save(plain, "BMP")  # 18 MB of one colour
+    packed = zip_of(tmp_path / "it.zip", {"a/0.bmp": plain.getvalue()})
+    assert decode(f"{packed}/a/0.bmp").size == (3000, 2000)

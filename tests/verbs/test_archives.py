@@ -1,0 +1,202 @@
+"""A zip of class folders gives in every command what the folder gives, and so does a source that is no file at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runs
+from vitkit.data import sources
+from vitkit.data.labels import Edit, add_edits
+from vitkit.data.layout import LayoutName
+from vitkit.data.sources import SourceKind
+from vitkit.data.split_file import images_of_run, move_run
+from vitkit.data.table import ImageTable, table_of
+from vitkit.training.run import train
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photographs, the zip of them, and a run of each."""
+    root = tmp_path_factory.mktemp("archives")
+    data = runs.photos(root / "data")
+    shutil.make_archive(str(data), "zip", data)
+    for name in ("data", "data.zip"):
+        train(runs.quick(root / name), root / f"run-{name}", say=lambda line: None)
+    return root
+
+
+def stored(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def test_training_gives_the_same_weights_record_and_split(place: Path) -> None:
+    folder, packed = place / "run-data", place / "run-data.zip"
+    for name in ("model.safetensors", "pictures.npz"):
+        assert (folder / name).read_bytes() == (packed / name).read_bytes(), name
+    splits = [stored(run / "split.json") for run in (folder, packed)]
+    assert [splits[1][name] for name in ("hash", "contents", "splits")] == [
+        splits[0][name] for name in ("hash", "contents", "splits")
+    ]
+    assert splits[1]["root"] == str(place / "data.zip")
+    figures = [stored(run / "evaluation.json") for run in (folder, packed)]
+    assert figures[0]["accuracy"] == figures[1]["accuracy"]
+
+
+def test_the_report_shows_the_photographs(place: Path) -> None:
+    pages = [(place / run / "report.html").read_text(encoding="utf-8") for run in ("run-data", "run-data.zip")]
+    assert pages[0].count("data:image/") == pages[1].count("data:image/") > 0
+
+
+def test_workers_and_caches_read_an_archive(place: Path, tmp_path: Path) -> None:
+    for cache_ in ("ram", "disk"):
+        run = train(
+            runs.quick(place / "data.zip", cache=cache_, workers=1, epochs=1), tmp_path / cache_, say=lambda line: None
+        )
+        plain = train(runs.quick(place / "data", epochs=1), tmp_path / f"{cache_}-plain", say=lambda line: None)
+        runs.assert_same_weights(run, plain)
+
+
+def test_eval_is_that_of_the_folder(vitkit: Any, place: Path, tmp_path: Path) -> None:
+    for name in ("data", "data.zip"):
+        assert vitkit("eval", place / "run-data", "--out", tmp_path / name).code == 0
+        outcome = vitkit("eval", place / f"run-{name}", place / name, "--out", tmp_path / f"of-{name}")
+        assert outcome.code == 0, outcome.err
+    figures = [stored(tmp_path / f"of-{name}" / "evaluation.json") for name in ("data", "data.zip")]
+    assert figures[0]["accuracy"] == figures[1]["accuracy"]
+    assert figures[0]["seen"] == figures[1]["seen"]
+
+
+def test_doctor_tells_the_same(vitkit: Any, place: Path, tmp_path: Path) -> None:
+    told = [vitkit("doctor", place / name, "--json") for name in ("data", "data.zip")]
+    assert [own.code for own in told] == [0, 0]
+    found = [json.loads(own.out) for own in told]
+    for own in found:
+        for name in ("root", "data", "name"):
+            own.pop(name, None)
+    assert found[0] == found[1]
+    assert vitkit("doctor", place / "data.zip", "--out", tmp_path / "d.html").code == 0
+    refused = vitkit("doctor", place / "data.zip", "--out", place / "data.zip" / "d.html")
+    assert refused.code == 2
+
+
+def predictions(outcome: Any, root: Path) -> list[tuple[str, str, str]]:
+    assert outcome.code == 0, outcome.err
+    rows = csv.DictReader(io.StringIO(outcome.out))
+    return [(row["path"].removeprefix(f"{root}/"), row["label"], row["confidence"]) for row in rows]
+
+
+def test_predict_names_the_images_in_an_archive(vitkit: Any, place: Path) -> None:
+    found = [
+        predictions(vitkit("predict", place / "run-data", place / name), place / name) for name in ("data", "data.zip")
+    ]
+    assert found[0] == found[1] and len(found[0]) == 36
+    one = place / "data.zip" / "red" / "img3.png"
+    assert predictions(vitkit("predict", place / "run-data", one), place / "data.zip")[0] in found[0]
+
+
+def test_embed_and_explain_read_an_archive(vitkit: Any, place: Path, tmp_path: Path) -> None:
+    for name in ("data", "data.zip"):
+        outcome = vitkit("embed", place / "run-data", place / name, "--out", tmp_path / f"{name}.npz")
+        assert outcome.code == 0, outcome.err
+    arrays = [np.load(tmp_path / f"{name}.npz")["features"] for name in ("data", "data.zip")]
+    assert np.array_equal(*arrays)
+    member = place / "data.zip" / "red" / "img1.png"
+    assert vitkit("explain", place / "run-data", member, "--out", tmp_path / "explained").code == 0
+    assert (tmp_path / "explained" / "index.html").is_file()
+
+
+def test_a_label_file_names_images_in_an_archive(vitkit: Any, place: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.csv"
+    absolute = str(place / "data.zip" / "blue" / "img2.png")
+    add_edits(labels, [Edit("red/img1.png", "blue", "red"), Edit(absolute, "", "blue")])
+    before = (place / "data.zip").read_bytes()
+    told = [vitkit("doctor", place / name, "--labels", labels, "--json") for name in ("data.zip",)]
+    classes = json.loads(told[0].out)["classes"]
+    assert sum(classes.values() if isinstance(classes, dict) else [own["images"] for own in classes]) == 35
+    run = train(runs.quick(place / "data.zip", labels=str(labels), epochs=1), tmp_path / "run", say=lambda line: None)
+    assert (run / "labels.csv").is_file()
+    assert (place / "data.zip").read_bytes() == before
+
+
+def test_a_run_finds_its_images_in_an_archive_and_out_of_it(place: Path, tmp_path: Path) -> None:
+    run = runs.copy_of(place / "run-data", tmp_path / "run")
+    there = images_of_run(run / "split.json", place / "data.zip")
+    assert there.storage is not None and there.open(0).read().startswith(b"\x89PNG")
+    renamed = tmp_path / "renamed"
+    (renamed / "x").mkdir(parents=True)
+    for i, file in enumerate(sorted((place / "data").rglob("*.png"))):
+        shutil.copy(file, renamed / "x" / f"{i}.png")
+    packed = Path(shutil.make_archive(str(tmp_path / "other"), "zip", renamed))
+    move_run(run / "split.json", packed)  # by content, as other names are in it
+    moved = images_of_run(run / "split.json")
+    assert moved.root == packed and all(path.startswith("x/") for path in moved.paths)
+    move_run(run / "split.json", place / "data")
+    assert images_of_run(run / "split.json").storage is None
+
+
+# --- A source of bytes ----------------------------------------------------------------------------------------------
+
+
+@cache
+def held(file: Path) -> dict[str, bytes]:
+    """Pictures that are nowhere on disk."""
+    data = runs.photos(file.with_suffix(""))
+    found = {path.relative_to(data).as_posix(): path.read_bytes() for path in sorted(data.rglob("*.png"))}
+    shutil.rmtree(data)
+    return found
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """A storage of bytes in memory."""
+
+    file: Path
+
+    @property
+    def name(self) -> str:
+        return "memory"
+
+    def keys(self) -> Any:
+        return held(self.file).keys()
+
+    def open(self, key: str) -> io.BytesIO:
+        return io.BytesIO(held(self.file)[key])
+
+    def stamp(self, key: str) -> bytes | None:
+        return held(self.file)[key]
+
+
+def read_dictionary(name: str, path: Path, _: LayoutName) -> ImageTable:
+    return table_of(name, path, [(key, key.split("/")[0], None) for key in held(path)], Dictionary(path))
+
+
+@pytest.fixture
+def kind() -> Iterator[None]:
+    sources.register(SourceKind("bytes", "bytes", read_dictionary, (".bytes",), storage=Dictionary))
+    yield
+    del sources.SOURCE_KINDS["bytes"]
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_source_is_a_class_and_a_row(vitkit: Any, place: Path, tmp_path: Path) -> None:
+    data = tmp_path / "pictures.bytes"
+    data.touch()
+    run = train(runs.quick(data), tmp_path / "run", say=lambda line: None)
+    assert (run / "model.safetensors").read_bytes() == (place / "run-data" / "model.safetensors").read_bytes()
+    assert (run / "pictures.npz").read_bytes() == (place / "run-data" / "pictures.npz").read_bytes()
+    pages = [(own / "report.html").read_text(encoding="utf-8") for own in (run, place / "run-data")]
+    assert pages[0].count("data:image/") == pages[1].count("data:image/")
+    for command in (("eval", run), ("doctor", data)):
+        outcome = vitkit(*command)
+        assert outcome.code == 0, outcome.err
