@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tiny import FEW, VARIETY, build, configs, images, kinds, largest_difference, randomise
 from vitkit.errors import VitkitError
-from vitkit.inference.backends import onnx, onnx_graph, openvino
-from vitkit.inference.backends import openvino as openvino_graph
+from vitkit.inference.backends import onnx, onnx_graph, openvino, openvino_graph
 from vitkit.inference.backends.registry import Runner
 from vitkit.inference.pipeline import cores, flow
 from vitkit.model.config import ViTConfig
