@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Any, di
 def test_flags_become_fields_of_the_recipe(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     given = ("--lr", "1e-3", "--split", "0.5", "0.2", "0.3", "--no-hflip", "--crop-scale", "0", "0", "--time", "10m")
     assert vitkit("train", tmp_path, "--epochs", 7, *given, "--keep", "every").code == 0
-    assert asked[0][0] == {
+    assert asked[0][0].fields == {
         "data": str(tmp_path),
         "epochs": 7,
         "lr": 1e-3,
@@ -52,7 +52,7 @@ def test_flags_become_fields_of_the_recipe(vitkit: Any, asked: list[Any], tmp_pa
 def test_flags_go_before_the_recipe_file(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(f'data = "{tmp_path}"\nepochs = 7\nhflip = false\nseed = 3\n')
     assert vitkit("train", "--recipe", tmp_path / "mine.toml", "--epochs", 9, "--hflip").code == 0
-    assert asked[0][0] == {"data": str(tmp_path), "epochs": 9, "hflip": True, "seed": 3}
+    assert asked[0][0].fields == {"data": str(tmp_path), "epochs": 9, "hflip": True, "seed": 3}
 
 
 def test_digits_are_trained_by_their_recipe(
@@ -60,7 +60,7 @@ def test_digits_are_trained_by_their_recipe(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert vitkit("train", "digits").code == 0
-    assert asked[0][0] == load_fields("digits")
+    assert asked[0][0].fields == load_fields("digits")
 
 
 def test_out_and_force_are_passed_on(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_every_field_of_the_recipe_but_the_data_has_a_flag(vitkit: Any, asked: l
         elif name != "data" and value is not None:
             flags += [f"--{name.replace('_', '-')}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     assert vitkit("train", tmp_path, *flags).code == 0
-    assert build(asked[0][0]) == Recipe(data=str(tmp_path))
+    assert asked[0][0].recipe == Recipe(data=str(tmp_path))
 
 
 def test_resume_finishes_a_run(vitkit: Any, trained: Path, tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def test_copies_and_scenes_are_kept_in_one_fold(data: Path, tmp_path: Path, monk
     source = runs.copy_of(data, tmp_path / "photos")
     shutil.copy(source / "red" / "img1.png", source / "red" / "img3_copy.png")  # joins two scenes
     settled: list[Path] = []
-    monkeypatch.setattr(run, "cross_validate", lambda own, recipe: settled.append(own.folder))
+    monkeypatch.setattr(run, "cross_validate", lambda own, *_: settled.append(own.folder))
     monkeypatch.setattr(run, "discard_if_empty", lambda folder: None)
     cross_validate(recipe_for(source, group_by=r"\w+/img[12]\.|img\d"), tmp_path / "run")
     (folder,) = settled
@@ -467,7 +467,7 @@ def test_two_folds_of_a_class_with_one_image_say_where_it_cannot_be_learned(data
 def test_a_limit_cuts_the_training_images_of_each_fold_alone(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_go", lambda *_: None)  # what is trained on is settled before
+    monkeypatch.setattr(run, "_work", lambda *_: None)  # what is trained on is settled before
     cross_validate(recipe_for(data), tmp_path / "all")
     cross_validate(recipe_for(data, max_images=6), tmp_path / "some")
     for number in (1, 2, 3):

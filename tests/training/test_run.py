@@ -443,7 +443,7 @@ def test_a_resume_goes_on_where_the_run_stopped(finished: Path, data: Path, tmp_
 
 def test_without_out_runs_are_numbered(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "fit_and_report", lambda run, recipe: None)
+    monkeypatch.setattr(run, "fit_and_report", lambda *_: None)
     assert run.train(runs.quick(data), say=lambda line: None) == Path("runs", "photos-1")
     assert run.train(runs.quick(data), say=lambda line: None) == Path("runs", "photos-2")
 
@@ -454,7 +454,7 @@ def test_a_run_on_the_current_folder_is_named_after_it_and_lies_elsewhere(
     source = runs.photos(tmp_path / "photos", images=2)
     before = pictures.fingerprint(source)
     monkeypatch.chdir(source)
-    monkeypatch.setattr(run, "fit_and_report", lambda run, recipe: None)
+    monkeypatch.setattr(run, "fit_and_report", lambda *_: None)
     try:
         folder = run.train(runs.quick(Path()), say=lambda line: None)
     except VitkitError as error:

@@ -40,7 +40,7 @@ def test_named_data_are_trained_by_their_recipe(monkeypatch: pytest.MonkeyPatch,
     from vitkit.training import run
 
     asked: list[Any] = []
-    monkeypatch.setattr(run, "train", lambda fields, out, **options: asked.append((fields, options["notes"])))
+    monkeypatch.setattr(run, "train", lambda request, out, **options: asked.append((request.fields, options["notes"])))
     package.train("digits", epochs=2, max_images=300)
     ((fields, notes),) = asked
     assert (fields["epochs"], fields["max_images"], fields["model"]) == (2, 300, "vit_micro_patch4_16")

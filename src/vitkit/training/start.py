@@ -557,6 +557,9 @@ def resolve(
     if recipe.teacher is not None:
         taught = load_teacher(recipe.teacher, table.classes, blueprint.config.image_size).pictures
     diagnosis = examine(table, blueprint.preprocess, progress)
+    if diagnosis.table.classes != table.classes:  # no image of a class can be read
+        blueprint, of_head = resolve_model(recipe, request.fields, diagnosis.table, progress)
+        recipe = blueprint.recipe
     groups = list(diagnosis.twins)
     if recipe.group_by is not None:
         groups = scenes(diagnosis.table, recipe.group_by, groups)
