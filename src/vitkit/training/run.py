@@ -88,7 +88,7 @@ from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
-from vitkit.training.finalize import settle_by, standing_of
+from vitkit.training.finalize import calibrate_by, correction_of
 from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
     SplitImages,
@@ -799,9 +799,9 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
         run.say("no validation images: the confidences are not calibrated, and there are no figures")
         return
     classifier = load(run.folder).use(images=len(val), device=choose_device(recipe))
-    before = standing_of(classifier)
-    settle_by(run.folder, classifier, lambda: _ask(classifier, val, run.progress))
-    if standing_of(classifier) != before:  # the head has changed, and what computes has weights of its own
+    before = correction_of(classifier)
+    calibrate_by(run.folder, classifier, lambda: _ask(classifier, val, run.progress))
+    if correction_of(classifier) != before:  # the head has changed, and what computes has weights of its own
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
     evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__))
