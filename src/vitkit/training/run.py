@@ -94,7 +94,7 @@ from vitkit.training.lineage import (
     SplitImages,
     ancestry_of,
     contents_of,
-    of_earlier_runs,
+    note_shared_tests,
     record_after,
 )
 from vitkit.training.loggers import check_watchers
@@ -499,7 +499,7 @@ def _prepare(
         if recipe.folds is None:
             (own,) = start.parts
             write_start(run.folder, recipe, own, start.before, tell(run, start.findings_of(own)))
-            if (line := of_earlier_runs(out, own)) is not None:
+            if (line := note_shared_tests(out, own)) is not None:
                 run.say(line)
         else:
             told = tell(run, start.findings)
