@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 
-from vitkit.training.finalize import class_weights, settle_balance
+from vitkit.training.finalize import class_weights, resolve_balance
 
 COUNTS = st.lists(st.integers(1, 500), min_size=1, max_size=8)
 
@@ -33,13 +33,13 @@ def test_their_mean_over_training_images_is_1_also_where_classes_have_none(count
     [([10, 30], "none"), ([10, 31], "loss"), ([10, 20, 31], "loss"), ([10, 0, 30], "none"), ([7], "none")],
 )
 def test_auto_weighs_where_the_largest_has_more_than_three_times_the_smallest(counts: list[int], expected: str) -> None:
-    balance, why = settle_balance("auto", counts)
+    balance, why = resolve_balance("auto", counts)
     assert balance == expected
     assert (why is None) == (expected == "none")
 
 
 def test_auto_says_so_in_a_line() -> None:
-    line = settle_balance("auto", [5, 40])[1]
+    line = resolve_balance("auto", [5, 40])[1]
     assert line is not None
     assert line.startswith("balance loss: classes have 5 to 40 training images")
     assert "--balance none" in line
@@ -47,5 +47,5 @@ def test_auto_says_so_in_a_line() -> None:
 
 @pytest.mark.parametrize("asked", ["loss", "sampler", "none"])
 def test_what_is_asked_for_is_done_without_a_word(asked: str) -> None:
-    assert settle_balance(asked, [1, 100]) == (asked, None)  # type: ignore[arg-type]
-    assert settle_balance(asked, [9, 9]) == (asked, None)  # type: ignore[arg-type]
+    assert resolve_balance(asked, [1, 100]) == (asked, None)  # type: ignore[arg-type]
+    assert resolve_balance(asked, [9, 9]) == (asked, None)  # type: ignore[arg-type]

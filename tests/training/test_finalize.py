@@ -29,14 +29,14 @@ from vitkit.evaluation.metrics import Evaluation
 from vitkit.training.finalize import (
     BALANCE,
     Balance,
-    Standing,
+    PriorCorrection,
     class_weights,
-    give_heads,
+    correction_of,
     log_weights,
-    shift_answers,
-    stand,
-    standing_of,
-    standing_so,
+    logit_shift,
+    prior_correction,
+    shift_head_bias,
+    with_correction,
 )
 from vitkit.training.losses import binary_loss, label_loss
 from vitkit.training.run import resume, train
@@ -89,7 +89,7 @@ def test_after_a_balanced_training_the_probabilities_are_the_true_ones(balance: 
         by_weight = torch.bincount(drawn, minlength=len(y)).double()  # how often each was shown
         each = lambda own: F.cross_entropy(own, y, reduction="none")  # noqa: E731
         logits = fit(x, lambda own: (each(own) * by_weight).mean(), 3)
-    shift = torch.tensor(stand(counts, balance, prior, tiny.build(num_classes=3)).shift).double()
+    shift = torch.tensor(prior_correction(counts, balance, prior, tiny.build(num_classes=3)).shift).double()
     shares = SHARES if prior == "data" else torch.full((3,), 1 / 3, dtype=torch.float64)
     found, wanted = (logits + shift).softmax(1), truth(x, shares).exp()
     assert (found - wanted).abs().mean() < 0.012
@@ -108,7 +108,7 @@ def test_several_classes_an_image_have_their_true_probabilities_too() -> None:
     weights = class_weights(counts, MULTI_LABEL)
     assert weights.min() == 1 and weights.max() > 5, "a common class weighs no less than without balance"
     logits = fit(x, lambda own: binary_loss([own], y, weights.float()), 2)
-    shift = torch.tensor(stand(counts, "loss", "data", tiny.build(num_classes=2), task=MULTI_LABEL).shift)
+    shift = torch.tensor(prior_correction(counts, "loss", "data", tiny.build(num_classes=2), task=MULTI_LABEL).shift)
     assert ((logits + shift).sigmoid() - expected).abs().mean() < 0.01
     assert (logits.sigmoid() - expected)[:, 1].mean() > 0.05, "without the shift the rare class is said too often"
 
@@ -136,7 +136,7 @@ def of(probabilities: np.ndarray, labels: np.ndarray) -> Evaluation:
 def test_both_operating_points_are_told_where_classes_differ_much() -> None:
     _, y, expected = cloud(500, seed=2)
     evaluation = of(expected.exp().numpy(), y.numpy())
-    standing = stand([800, 150, 50], "loss", "data", tiny.build(num_classes=3)).to_dict()
+    standing = prior_correction([800, 150, 50], "loss", "data", tiny.build(num_classes=3)).to_dict()
     points = operating_points(evaluation, json.loads(json.dumps(standing)))
     assert points is not None and points["chosen"] == "data"
     assert points["data"]["accuracy"] == evaluation.accuracy
@@ -211,23 +211,23 @@ def test_the_saved_model_says_the_shifted_logits_and_the_trained_one_stays(
 ) -> None:
     model = tiny.build(**fields)
     images, counts = tiny.images(4), [90, 9, 30, 1, 0, 5, 7]
-    standing = stand(counts, "loss", "data", model, has_teacher=has_teacher)
+    standing = prior_correction(counts, "loss", "data", model, has_teacher=has_teacher)
     assert standing.heads == (("head", "head_dist") if fields and not has_teacher else ("head",))
     before = {name: own.clone() for name, own in model.state_dict().items()}
     with torch.no_grad():
         plain, heads = model(images), model.forward_heads(images)
-        with standing_so(model, standing):
+        with with_correction(model, standing):
             shifted, inside = model(images), model.forward_heads(images)
     whole = torch.tensor(counts).clamp(min=1).double().log()
     given_to_first = (inside[0] - heads[0])[0].double()
     assert torch.allclose(given_to_first - given_to_first[0], whole - whole[0], atol=1e-5)
-    assert torch.allclose(shifted - plain, shift_answers(model, standing).expand_as(plain), atol=1e-5)
+    assert torch.allclose(shifted - plain, logit_shift(model, standing).expand_as(plain), atol=1e-5)
     assert all(torch.equal(before[name], own) for name, own in model.state_dict().items())
 
 
 def test_a_standing_survives_json() -> None:
-    standing = stand([9, 3, 1], "sampler", "data", tiny.build(num_classes=3)).settled(1.7, 0.4)
-    assert Standing.from_dict(json.loads(json.dumps(standing.to_dict()))) == standing
+    standing = prior_correction([9, 3, 1], "sampler", "data", tiny.build(num_classes=3)).at(1.7, 0.4)
+    assert PriorCorrection.from_dict(json.loads(json.dumps(standing.to_dict()))) == standing
     assert standing.in_head == pytest.approx([1.7 * 0.4 * own for own in standing.shift])
 
 
@@ -235,13 +235,13 @@ def test_what_is_learned_and_what_is_given_cancel_out() -> None:
     model, counts = tiny.build(num_classes=3), [90, 9, 1]
     for balance in ("loss", "sampler", "none"):
         learned = log_weights(counts, balance)  # type: ignore[arg-type]
-        shift = torch.tensor(stand(counts, balance, "data", model).shift)  # type: ignore[arg-type]
+        shift = torch.tensor(prior_correction(counts, balance, "data", model).shift)  # type: ignore[arg-type]
         assert torch.allclose(learned + shift, torch.zeros(3), atol=1e-6)
-    assert not any(stand(counts, "loss", "uniform", model).shift)
+    assert not any(prior_correction(counts, "loss", "uniform", model).shift)
     by_hand = -torch.tensor(counts).log()
-    shift = torch.tensor(stand(counts, "none", "uniform", model).shift)
+    shift = torch.tensor(prior_correction(counts, "none", "uniform", model).shift)
     assert torch.allclose(shift - shift[0], by_hand - by_hand[0], atol=1e-6)
-    give_heads(model, stand(counts, "none", "data", model), [0.0] * 3)
+    shift_head_bias(model, prior_correction(counts, "none", "data", model), [0.0] * 3)
 
 
 # --- Runs ---------------------------------------------------------------------------------------------------
@@ -301,10 +301,10 @@ def test_asked_for_equal_shares_they_are_a_half(noise: Path, tmp_path: Path) -> 
     assert mean_of_rare(run, noise) > 0.6, "a model that has learned nothing yet leans to the rare class"
 
 
-def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, Standing]:
+def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, PriorCorrection]:
     """The head's bias in the model folder and in training, and what is written down of the difference."""
     state = torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)["model"]
-    standing = standing_of(load(run))
+    standing = correction_of(load(run))
     assert standing is not None
     return runs.weights(run)["head.bias"], state["head.bias"], standing
 
@@ -330,7 +330,7 @@ def test_the_difference_between_what_is_trained_and_saved_is_written_down(
     if "split" in fields:
         assert (temperature, standing.strength) == (1.0, 1.0)
     for epoch in (run / "checkpoints").glob("epoch-*"):
-        own = standing_of(load(epoch))
+        own = correction_of(load(epoch))
         assert own is not None and torch.allclose(
             runs.weights(epoch)["head.bias"] - trained, torch.tensor(own.shift), atol=1e-5
         )
@@ -359,7 +359,7 @@ def test_a_head_is_fitted_as_the_recipe_records(noise: Path, tmp_path: Path, pri
     fields = {"method": "probe", "weights": str(before), "prior": prior, "batch_size": 64}
     run, _ = go(noise, tmp_path / "run", **fields)
     assert 'balance = "none"' in (run / "recipe.toml").read_text()
-    standing = standing_of(load(run))
+    standing = correction_of(load(run))
     assert standing is not None and standing.balance == "none"
     shares = np.log([own / 110 for own in standing.counts])
     expected = np.zeros(2) if prior == "data" else -shares

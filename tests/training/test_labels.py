@@ -20,7 +20,7 @@ from vitkit.data.seen import make_record
 from vitkit.data.split_file import split_from_file
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.training.lineage import Images, divide
+from vitkit.training.lineage import RunImages, divide
 from vitkit.training.run import write_start
 from vitkit.weights import load
 
@@ -266,24 +266,24 @@ class Workshop:
         self.random.choices(doing, weights=[5, 3, 3, 6, 1, 2])[0]()
 
 
-def again(work: Workshop, folder: Path, before: Path | None) -> Images:
+def again(work: Workshop, folder: Path, before: Path | None) -> RunImages:
     """What `vitkit train --split-from BEFORE --labels FILE` writes down before it trains."""
     recipe = runs.quick(work.root, labels=str(work.labels), split_from=None if before is None else str(before))
     diagnosis = examine(work.table())
     nothing = make_record([], [], [], is_whole=True)
-    own = divide(Images.of(diagnosis), recipe, nothing, lambda *_: None)
+    own = divide(RunImages.of(diagnosis), recipe, nothing, lambda *_: None)
     folder.mkdir()
     write_start(folder, recipe, own, nothing, [])
     return own.images
 
 
-def placed(work: Workshop, images: Images) -> dict[int, tuple[str, str | None]]:
+def placed(work: Workshop, images: RunImages) -> dict[int, tuple[str, str | None]]:
     """The label and the split of each file by its number."""
     table = images.table
     return {work.shown[path][2]: (table.name_of(i), table.splits[i]) for i, path in enumerate(table.paths)}
 
 
-def leaks(work: Workshop, images: Images) -> Iterator[tuple[str, str]]:
+def leaks(work: Workshop, images: RunImages) -> Iterator[tuple[str, str]]:
     """Pairs of files in different splits that show one scene: alike, or mirrored and in one class."""
     table = images.table
     rows = [(work.shown[path], table.name_of(i), table.splits[i], path) for i, path in enumerate(table.paths)]

@@ -36,7 +36,7 @@ from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, LAST, METRICS
 from vitkit.training.adapters import merged
 from vitkit.training.distributed import ALONE, ProcessGroup, full_state, set_full_state
-from vitkit.training.finalize import standing_of, standing_so
+from vitkit.training.finalize import correction_of, with_correction
 from vitkit.training.optim import Average, build_optimizer, lr_factor, swa_factor, swa_start
 from vitkit.training.pretraining.network import SelfSupervised
 from vitkit.training.recipe import Recipe
@@ -494,8 +494,8 @@ class RunWriter:
                 save_file(trained.task.state_dict(), temporary)
         # A new Classifier puts its model into evaluation mode, which the one in training must not be.
         classifier = self.classifier if model is self.classifier.model else replace(self.classifier, model=model)
-        standing = standing_of(classifier)
-        with nullcontext() if standing is None else standing_so(model, standing):
+        standing = correction_of(classifier)
+        with nullcontext() if standing is None else with_correction(model, standing):
             classifier.save(folder)
 
 

@@ -1,10 +1,13 @@
-"""The last step of a run: confidences, and thresholds, that suit the validation images. It alone changes the model.
+"""Calibration of a trained model on its validation images, and correction of its class priors.
 
-Classes of unequal size: how much their images count in training, and for which shares of them a model then speaks. A
-model that was trained as if the classes were alike says how probable each would be if they were. Its log-odds of
-class k are too high by the logarithm of what k's images counted for; taking that off gives the probabilities for the
-data as they come (Saerens, Latinne & Decaestecker 2002, eq. 2.4; Menon et al. 2021, arXiv 2007.07314, sec. 4.1). It
-is taken off the heads' biases, so whatever reads, converts or exports the model has it.
+Calibration is the last step of a run, and the only one after training that changes the model: it fits the temperature,
+the strength of the prior correction, and the thresholds.
+
+A model whose training gave rare classes more weight predicts as if all classes were equally frequent. Its log-odds of
+class k are too high by the logarithm of the weight of an image of class k. Subtracting that logarithm gives the
+probabilities for the class frequencies of the data (Saerens, Latinne & Decaestecker 2002, eq. 2.4; Menon et al. 2021,
+arXiv 2007.07314, sec. 4.1). It is subtracted from the biases of the heads, so that every reader, converter and export
+of the model includes the correction.
 """
 
 from __future__ import annotations
@@ -34,14 +37,17 @@ from vitkit.model.build import Model
 Balance = Literal["loss", "sampler", "none"]
 
 
-def settle_balance(
+def resolve_balance(
     balance: Literal["auto", "loss", "sampler", "none"], counts: Sequence[int]
 ) -> tuple[Balance, str | None]:
-    """How the classes are balanced, and a line that says so where `auto` decides to.
+    """Decide how the classes are balanced.
 
     Args:
-        balance: what was asked for.
-        counts: training images of each class; those of classes without any do not count.
+        balance: the field of the recipe.
+        counts: the number of training images of each class. Classes without images are ignored.
+
+    Returns:
+        The balance, and a message for the user if `auto` has chosen to balance.
     """
     if balance != "auto":
         return balance, None
@@ -55,11 +61,11 @@ def settle_balance(
 
 
 def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
-    """(K,) weights, inverse to the classes' images, whose mean over all training images is 1.
+    """Weights (K,) that are inversely proportional to the class sizes; their mean over all training images is 1.
 
     Args:
-        counts: training images of each class; a class without any has weight 0.
-        task: of the images. Where an image may have several classes, no weight is below 1.
+        counts: the number of training images of each class. A class without images has weight 0.
+        task: the task. If images may have several classes, no weight is below 1.
     """
     images = torch.tensor(counts, dtype=torch.float64)
     inverse = torch.where(images > 0, images.sum() / images.clamp(min=1), 0.0)
@@ -68,20 +74,20 @@ def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """For which shares of the classes a model speaks, and what its heads' biases were given so that it does.
+class PriorCorrection:
+    """The class prior that a model assumes, and the shift of its head biases that makes it do so.
 
     Attributes:
-        balance: how its training balanced the classes.
-        prior: whose probabilities it gives: those of data like the training images, or of classes all alike.
-        counts: training images of each class.
-        shift: (K,) what is to be added to calibrated logits.
-        heads: the heads that learned from labels, which get it; a head that learns from a teacher alone has learned
-            what that says of an image, however much the image counted.
-        strength: the part of `shift` that validation images want; 1 is what theory says of a model that has learned
-            all there is to learn. One that has learned its training images by heart heeds weights less (Byrd & Lipton
-            2019, arXiv 1812.03372).
-        in_head: (K,) what has been added to each of `heads`, at the temperature of now.
+        balance: how the training balanced the classes.
+        prior: the prior of the predicted probabilities: that of the training images, or a uniform one.
+        counts: the number of training images of each class.
+        shift: the full correction (K,), to be added to calibrated logits.
+        heads: the names of the heads that learned from labels; these are corrected. A head that learned from a teacher
+            alone imitates the teacher's outputs, which do not depend on the weights of the images.
+        strength: the part of `shift` that fits the validation images. In theory it is 1 for a model that has learned
+            the true probabilities. The weights have less effect on a model that has memorised its training images
+            (Byrd & Lipton 2019, arXiv 1812.03372).
+        in_head: the shift (K,) that the biases of `heads` include, for the present temperature.
     """
 
     balance: Balance
@@ -93,20 +99,20 @@ class Standing:
     in_head: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """In plain JSON types."""
+        """The fields as plain JSON types."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Standing:
+    def from_dict(cls, fields: dict[str, Any]) -> PriorCorrection:
         typed: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return cls(**typed)
 
-    def settled(self, temperature: float, strength: float) -> Standing:
-        """The same, where `in_head` gives `strength` of the shift to logits that are then divided by `temperature`."""
-        return replace(self, strength=strength, in_head=tuple(temperature * strength * own for own in self.shift))
+    def at(self, temperature: float, strength: float) -> PriorCorrection:
+        """The same correction for a model with this temperature, applied at this strength."""
+        return replace(self, strength=strength, in_head=tuple(temperature * strength * value for value in self.shift))
 
 
-def stand(
+def prior_correction(
     counts: Sequence[int],
     balance: Balance,
     prior: Literal["data", "uniform"],
@@ -114,54 +120,54 @@ def stand(
     *,
     task: Task = SINGLE_LABEL,
     has_teacher: bool = False,
-) -> Standing:
-    """What the model's logits need after a training that balances classes so, to be for this prior.
+) -> PriorCorrection:
+    """The correction that gives a model this prior after a training with this balance.
 
     Args:
-        counts: training images of each class.
-        balance: of the training.
-        prior: what the probabilities are to be for.
-        model: whose heads get it.
-        task: of the images.
-        has_teacher: a second head learns from a teacher.
+        counts: the number of training images of each class.
+        balance: how the training balances the classes.
+        prior: the prior that the predicted probabilities are to have.
+        model: the model whose heads are corrected.
+        task: the task.
+        has_teacher: whether the second head learns from a teacher.
     """
     learned = log_weights(counts, balance, task)
     wanted = log_weights(counts, "loss") if prior == "uniform" else torch.zeros_like(learned)
     heads = tuple(name for name in ("head", "head_dist") if getattr(model, name) is not None)
     shift = tuple((wanted - learned).tolist())
-    own = heads[:1] if has_teacher else heads
-    return Standing(balance, prior, tuple(counts), shift, own).settled(1.0, 1.0)
+    learned_heads = heads[:1] if has_teacher else heads
+    return PriorCorrection(balance, prior, tuple(counts), shift, learned_heads).at(1.0, 1.0)
 
 
 def log_weights(counts: Sequence[int], balance: Balance, task: Task = SINGLE_LABEL) -> Tensor:
-    """(K,) logarithms of how much more an image of each class counts in training, by weight or by being shown.
+    """Logarithms (K,) of the relative weight of an image of each class in training.
 
-    A class without an image is treated as if it had one.
+    The weight comes from the loss or from the sampler. A class without images is treated as if it had one.
     """
     if balance == "none":
         return torch.zeros(len(counts))
-    return class_weights([max(own, 1) for own in counts], task).log()
+    return class_weights([max(count, 1) for count in counts], task).log()
 
 
-def shift_answers(model: Model, standing: Standing) -> Tensor:
-    """(K,) what `standing` adds to the model's logits, which are the mean of its heads'."""
+def logit_shift(model: Model, correction: PriorCorrection) -> Tensor:
+    """The shift (K,) that the correction adds to the model's logits, which are the mean over its heads."""
     heads = sum(getattr(model, name) is not None for name in ("head", "head_dist"))
-    return torch.tensor(standing.in_head) * (len(standing.heads) / max(heads, 1))
+    return torch.tensor(correction.in_head) * (len(correction.heads) / max(heads, 1))
 
 
 @torch.no_grad()
-def give_heads(model: Model, standing: Standing, amount: Sequence[float]) -> None:
-    """Add (K,) numbers to the biases of the heads."""
-    for name in standing.heads:
+def shift_head_bias(model: Model, correction: PriorCorrection, amount: Sequence[float]) -> None:
+    """Add `amount` (K,) to the biases of the corrected heads."""
+    for name in correction.heads:
         bias = model.get_parameter(f"{name}.bias")
         bias.add_(torch.tensor(amount).to(bias))
 
 
 @contextmanager
-def standing_so(model: Model, standing: Standing) -> Iterator[None]:
-    """The model as it is to be saved; afterwards the one in training again, to the bit."""
-    kept = {name: model.get_parameter(f"{name}.bias").detach().clone() for name in standing.heads}
-    give_heads(model, standing, standing.in_head)
+def with_correction(model: Model, correction: PriorCorrection) -> Iterator[None]:
+    """Apply the correction to the model inside the context, and restore the biases bit for bit afterwards."""
+    kept = {name: model.get_parameter(f"{name}.bias").detach().clone() for name in correction.heads}
+    shift_head_bias(model, correction, correction.in_head)
     try:
         yield
     finally:
@@ -173,88 +179,94 @@ def standing_so(model: Model, standing: Standing) -> Iterator[None]:
 Labels = npt.NDArray[np.int64]
 
 
-def keep_standing(classifier: Classifier, standing: Standing) -> None:
-    """Write down what the heads that are saved have been given."""
-    classifier.provenance[BALANCE] = standing.to_dict()
+def record_correction(classifier: Classifier, correction: PriorCorrection) -> None:
+    """Record the correction in the provenance that is saved with the classifier."""
+    classifier.provenance[BALANCE] = correction.to_dict()
 
 
-def standing_of(classifier: Classifier) -> Standing | None:
-    """What a run's model was given; None of a model that no run has made."""
-    found = classifier.provenance.get(BALANCE)
-    return None if found is None else Standing.from_dict(found)
+def correction_of(classifier: Classifier) -> PriorCorrection | None:
+    """The correction recorded in a classifier; None if it was not trained by a run."""
+    stored = classifier.provenance.get(BALANCE)
+    return None if stored is None else PriorCorrection.from_dict(stored)
 
 
-def settle_confidence(
+def calibrate_and_save(
     folder: Path, classifier: Classifier, table: ImageTable, progress: Callable[[int, int], None]
 ) -> Evaluation | None:
-    """Fit the temperature, how much of a shift of the classes' shares holds, and thresholds, and save them.
+    """Fit the temperature, the strength of the prior correction and the thresholds, and save the model with them.
 
-    Doing so again changes nothing.
+    Calibrating twice gives the same result.
 
     Args:
-        folder: of the model.
-        classifier: that lies there; it is changed too.
-        table: whose validation images decide.
-        progress: told how many of them have been looked at.
+        folder: the model folder.
+        classifier: the classifier of that folder. It is changed in place.
+        table: the images, of which the validation images are used.
+        progress: receives the number of evaluated images and their total.
 
     Returns:
-        The validation images as they are said now; None without any that can be read, which leaves temperature 1.
+        The evaluation of the validation images after calibration. None if no validation image can be read; the
+        temperature is then 1.
     """
     if "val" not in table.splits:
-        return settle_by(folder, classifier, None)
-    return settle_by(folder, classifier, lambda: evaluate(classifier, table, "val", progress))
+        return calibrate_by(folder, classifier, None)
+    return calibrate_by(folder, classifier, lambda: evaluate(classifier, table, "val", progress))
 
 
-def settle_by(folder: Path, classifier: Classifier, ask: Callable[[], Evaluation] | None) -> Evaluation | None:
-    """`settle_confidence` by what the classifier, asked so, says of validation images; None: there are none."""
-    before = classifier.temperature, classifier.thresholds, standing_of(classifier)
+def calibrate_by(
+    folder: Path, classifier: Classifier, evaluate_now: Callable[[], Evaluation] | None
+) -> Evaluation | None:
+    """Calibrate as `calibrate_and_save` does, with validation images that `evaluate_now` evaluates.
+
+    `evaluate_now` is None if there are no validation images.
+    """
+    before = classifier.temperature, classifier.thresholds, correction_of(classifier)
     classifier.temperature = 1.0
     seen: Evaluation | None = None
-    if ask is not None:
+    if evaluate_now is not None:
         with suppress(VitkitError):  # none of them can be read
-            seen = _settle(classifier, ask())
-    if (classifier.temperature, classifier.thresholds, standing_of(classifier)) != before:
+            seen = _calibrate(classifier, evaluate_now())
+    if (classifier.temperature, classifier.thresholds, correction_of(classifier)) != before:
         classifier.save(folder)
     return seen
 
 
-def _settle(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
-    known = np.isfinite(plain.probabilities).all(axis=1)  # logits that overflow tell nothing
+def _calibrate(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
+    known = np.isfinite(plain.probabilities).all(axis=1)  # without the images whose logits overflow
     if not known.any():
         return None
-    standing = standing_of(classifier)
+    correction = correction_of(classifier)
     logits = log_odds(plain.probabilities, plain.labels)
-    now, shift = _shifts(classifier, standing)
-    found = calibrate(logits[known] - now, plain.labels[known], shift, _weights(standing, plain.labels[known]))
-    _apply(classifier, standing, found)
-    probabilities = to_probabilities((logits - now) / found.temperature + found.strength * shift, plain.labels)
+    now, shift = _shifts(classifier, correction)
+    fit = calibrate(logits[known] - now, plain.labels[known], shift, _image_weights(correction, plain.labels[known]))
+    _apply(classifier, correction, fit)
+    probabilities = to_probabilities((logits - now) / fit.temperature + fit.strength * shift, plain.labels)
     if not isinstance(plain, MultiEvaluation):
-        return replace(plain, probabilities=probabilities, temperature=found.temperature)
+        return replace(plain, probabilities=probabilities, temperature=fit.temperature)
     classifier.thresholds = best_thresholds(plain.labels[known], probabilities[known])
     return replace(plain, probabilities=probabilities, thresholds=classifier.thresholds)
 
 
-def _shifts(classifier: Classifier, standing: Standing | None) -> tuple[Floats, Floats]:
-    """What the classifier's logits have been given, and the whole of what they may be given once calibrated, (K,)."""
-    if standing is None:
+def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:
+    """The shift that the classifier's logits include now, and the full shift of calibrated logits; (K,) each."""
+    if correction is None:
         return np.zeros(len(classifier.classes)), np.zeros(len(classifier.classes))
-    whole = standing.settled(1.0, 1.0)
-    now, shift = (shift_answers(classifier.model, own).double().numpy() for own in (standing, whole))
+    whole = correction.at(1.0, 1.0)
+    now, shift = (logit_shift(classifier.model, state).double().numpy() for state in (correction, whole))
     return now, shift
 
 
-def _weights(standing: Standing | None, labels: Labels) -> Floats | None:
-    """What each image counts: where the classes are to be alike, as if there were as many images of each."""
-    if standing is None or standing.prior == "data" or labels.ndim > 1:
+def _image_weights(correction: PriorCorrection | None, labels: Labels) -> Floats | None:
+    """Weights (n,) of the images that make the classes count equally; None unless the prior is uniform."""
+    if correction is None or correction.prior == "data" or labels.ndim > 1:
         return None
-    weights: Floats = class_weights([max(own, 1) for own in standing.counts]).double().numpy()[labels]
+    weights: Floats = class_weights([max(count, 1) for count in correction.counts]).double().numpy()[labels]
     return weights / weights.mean()
 
 
-def _apply(classifier: Classifier, standing: Standing | None, found: Calibration) -> None:
-    classifier.temperature = found.temperature
-    if standing is not None and any(standing.shift):
-        after = standing.settled(found.temperature, found.strength)
-        pairs = zip(after.in_head, standing.in_head, strict=True)
-        give_heads(classifier.model, standing, [new - old for new, old in pairs])
-        keep_standing(classifier, after)
+def _apply(classifier: Classifier, correction: PriorCorrection | None, fit: Calibration) -> None:
+    classifier.temperature = fit.temperature
+    if correction is not None and any(correction.shift):
+        after = correction.at(fit.temperature, fit.strength)
+        pairs = zip(after.in_head, correction.in_head, strict=True)
+        shift_head_bias(classifier.model, correction, [new - old for new, old in pairs])
+        record_correction(classifier, after)

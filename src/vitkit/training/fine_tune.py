@@ -36,12 +36,12 @@ from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, identi
 from vitkit.training.distributed import ProcessGroup, fabric_of, share_out
 from vitkit.training.finalize import (
     class_weights,
-    give_heads,
-    keep_standing,
     log_weights,
-    settle_balance,
-    shift_answers,
-    stand,
+    logit_shift,
+    prior_correction,
+    record_correction,
+    resolve_balance,
+    shift_head_bias,
 )
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Interruption, Loop
@@ -179,14 +179,14 @@ def learn(
         of_head: with `data`: the images to which the head is fitted first, where the recipe says so.
     """
     in_train = list(table.of_split("train").counts().values())
-    balance, why = settle_balance(recipe.balance, in_train)
+    balance, why = resolve_balance(recipe.balance, in_train)
     if why is not None:
         run.say(why)
     model, has_teacher = classifier.model, teacher is not None
-    standing = stand(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
-    keep_standing(classifier, standing)
+    standing = prior_correction(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
+    record_correction(classifier, standing)
     if recipe.head_from == "names":  # epoch 0 is what the names say, however classes are balanced
-        give_heads(model, standing, [-own for own in standing.in_head])
+        shift_head_bias(model, standing, [-own for own in standing.in_head])
     if data is None:
         data = data_of(recipe, table, classifier, run.team, is_balanced=balance == "sampler")
     fabric = begin(run, recipe, classifier, data)
@@ -204,7 +204,7 @@ def learn(
         recipe,
         imitate=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
         class_weights=class_weights(in_train, table.task) if balance == "loss" else None,
-        shift=shift_answers(model, standing),
+        shift=logit_shift(model, standing),
     )
     if recipe.find_lr:
         began = time.monotonic()

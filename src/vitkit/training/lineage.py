@@ -1,7 +1,7 @@
-"""What the weights that a run begins from have seen of its pictures, and the split that follows from it.
+"""Which images the initial weights of a run have seen, and the split that follows from it.
 
-Weights that were trained on a picture know its label, so it can test nothing that begins from them
-(docs/decisions/0013-what-weights-have-seen.md).
+Weights that were trained on an image know its label. The image therefore cannot test a model that starts from them
+(docs/decisions/0013-what-weights-have-seen.md). `divide` assigns the splits accordingly.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _FLATTERED = {"test": "flatters results; a second figure leaves them out", "val"
 
 
 @dataclass(frozen=True)
-class Images:
-    """The images of a run, and what is known of each.
+class RunImages:
+    """The images of a run after the doctor has read them.
 
     Attributes:
-        table: the readable ones.
-        facts: what each file holds.
-        twins: a number for each image, the same for copies of one picture.
-        groups: the same for those that stay in one split.
+        table: the readable images.
+        facts: the content digest and the fingerprints of each file.
+        twins: a number for each image; copies of one picture have the same number.
+        groups: a number for each image; images with the same number stay in one split.
     """
 
     table: ImageTable
@@ -50,41 +50,41 @@ class Images:
     groups: tuple[int, ...]
 
     @classmethod
-    def of(cls, diagnosis: Diagnosis, groups: Sequence[int] | None = None) -> Images:
-        """What the doctor has read; copies alone stay together unless there are other groups."""
+    def of(cls, diagnosis: Diagnosis, groups: Sequence[int] | None = None) -> RunImages:
+        """Build the images from a diagnosis; without `groups`, copies of a picture form the groups."""
         twins = diagnosis.twins
         return cls(diagnosis.table, diagnosis.facts, twins, twins if groups is None else tuple(groups))
 
-    def take(self, indices: Sequence[int]) -> Images:
+    def take(self, indices: Sequence[int]) -> RunImages:
         """The images at these indices."""
-        facts, twins, groups = (tuple(own[i] for i in indices) for own in (self.facts, self.twins, self.groups))
-        return Images(self.table.take(list(indices)).compact(), facts, twins, groups)  # type: ignore[arg-type]
+        facts, twins, groups = (tuple(values[i] for i in indices) for values in (self.facts, self.twins, self.groups))
+        return RunImages(self.table.take(list(indices)).compact(), facts, twins, groups)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class SplitImages:
-    """Images with a split each, and what it took.
+    """Images that have been split.
 
     Attributes:
-        images: whose table is split.
-        overlap: with what the weights had seen.
-        findings: what the user should know.
-        proposals: images whose labels were changed, or that are left out, because a model proposed it.
+        images: the images; their table has the splits.
+        overlap: the overlap with the images that the initial weights had seen.
+        findings: what the user should know about the split.
+        proposals: the images whose labels were changed, or that are left out, because a model proposed it.
     """
 
-    images: Images
+    images: RunImages
     overlap: Overlap
     findings: list[Finding] = field(default_factory=list)
     proposals: tuple[Proposal, ...] = ()
 
 
 def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) -> PictureRecord:
-    """The record of all that the weights of a recipe, and its teacher, were trained on.
+    """Merge the records of the images that the initial weights and the teacher were trained on.
 
     Args:
-        recipe: with nothing left open.
-        weights: the record of the weights, where they have one.
-        teacher: the record of the teacher, where it has one.
+        recipe: the resolved recipe.
+        weights: the record of the weights, if they have one.
+        teacher: the record of the teacher, if it has one.
     """
     whole = make_record([], [], [], is_whole=True)
     if recipe.weights != "none":
@@ -99,7 +99,7 @@ def _decode(pictures: bytes | None, source: str) -> PictureRecord:
 
 
 def record_of_run(run: str, progress: Progress) -> PictureRecord:
-    """The record of a run or model whose split is to be kept.
+    """Read the picture record of the run or model whose split is to be kept.
 
     Raises:
         VitkitError: there is no such run, or it has no record.
@@ -108,32 +108,35 @@ def record_of_run(run: str, progress: Progress) -> PictureRecord:
         raise VitkitError(
             f"split_from {run}: it is a cross-validation; name one of its folds, {fold_folder(Path(run), 0)}"
         )
-    own = Path(run) / RECORD
-    pictures = read_bytes(own) if own.is_file() else inspect(run, progress=progress).pictures
+    record = Path(run) / RECORD
+    pictures = read_bytes(record) if record.is_file() else inspect(run, progress=progress).pictures
     if pictures is None:
         raise VitkitError(f"split_from {run}: it has no record of its pictures ({RECORD}): name a run of vitkit's")
     return PictureRecord.from_bytes(pictures, run)
 
 
 def divide(
-    images: Images,
+    images: RunImages,
     recipe: Recipe,
     before: PictureRecord,
     progress: Progress,
     proposers: tuple[PictureRecord | None, Sequence[str]] = (None, ()),
 ) -> SplitImages:
-    """Give every image its split: that of `recipe.split_from`, or of the run that the weights are of, or a new one.
+    """Assign a split to every image.
+
+    Images keep the split that they have in the run of `recipe.split_from`. Without it, they keep that of the runs that
+    proposed some of the labels, or that of the run whose weights are used. All other images are split anew.
 
     Args:
-        images: the readable ones.
-        recipe: settled.
-        before: what the weights were trained on.
-        progress: told how many images have been compared.
-        proposers: the record of the runs that proposed some of the labels, which carry what those had learned, and
-            their names: their split is kept, as that of the run that the weights are of.
+        images: the readable images.
+        recipe: the resolved recipe.
+        before: the record of the images that the weights were trained on.
+        progress: receives the number of images compared so far.
+        proposers: the merged record of the runs that proposed some of the labels, and their names. The labels carry
+            what these runs had learned.
 
     Raises:
-        VitkitError: `split_from` names no run, or nothing is left to train on.
+        VitkitError: `split_from` names no run, or no image is left to train on.
     """
     overlap = _compare(images, before, "weights", progress)
     kept_of, source = None, _source(recipe)
@@ -151,14 +154,17 @@ def divide(
     if kept_of is None:
         table = split(images.table, recipe.split, recipe.seed_of_split, images.groups)
         return SplitImages(replace(images, table=table), overlap)
-    kept, torn = inherit(kept_of, images.groups)
-    findings = [*_of_torn(images.table, torn, source), *_of_moved(images.table, kept_of, kept, source)]
-    if torn:
-        rest = sorted(set(range(len(kept))) - set(torn))
-        images, kept = _regrouped(images.take(rest), recipe), [kept[i] for i in rest]
+    kept, conflicting = inherit(kept_of, images.groups)
+    findings = [
+        *_conflict_findings(images.table, conflicting, source),
+        *_moved_findings(images.table, kept_of, kept, source),
+    ]
+    if conflicting:
+        rest = sorted(set(range(len(kept))) - set(conflicting))
+        images, kept = _regroup(images.take(rest), recipe), [kept[i] for i in rest]
         overlap, kept_of = overlap.take(rest), kept_of.take(rest)
     table = split(images.table, recipe.split, recipe.seed_of_split, images.groups, kept)
-    findings += _of_kept(images.table, table, kept, images.groups, source)
+    findings += _kept_findings(images.table, table, kept, images.groups, source)
     if "train" not in table.splits:
         raise VitkitError(
             f"every picture of {table.name} was held out by {source}, so there is nothing to train on: add photographs"
@@ -166,18 +172,18 @@ def divide(
     return SplitImages(replace(images, table=table), overlap, findings)
 
 
-def _regrouped(images: Images, recipe: Recipe) -> Images:
-    """Without images that are gone others may be copies no more: what is in a test split had not been trained on."""
+def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
+    """Group the images again after some were removed: two images may have been linked only by a removed one."""
     twins = find_twins(images.table, images.facts)
     groups = twins if recipe.group_by is None else tuple(scenes(images.table, recipe.group_by, twins))
     return replace(images, twins=twins, groups=groups)
 
 
-def refuse_folds(images: Images, recipe: Recipe, before: PictureRecord, progress: Progress) -> Overlap:
-    """What the weights know of images that are to be cross-validated: nothing, or that is no test of them.
+def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord, progress: Progress) -> Overlap:
+    """Compare the images with those that the weights have seen, and refuse to cross-validate on seen images.
 
     Raises:
-        VitkitError: they were trained on some.
+        VitkitError: the weights were trained on some of the images.
     """
     overlap = _compare(images, before, "weights", progress)
     if seen := len(overlap.seen()):
@@ -188,50 +194,52 @@ def refuse_folds(images: Images, recipe: Recipe, before: PictureRecord, progress
     return overlap
 
 
-def _compare(images: Images, record: PictureRecord, whose: str, progress: Progress) -> Overlap:
+def _compare(images: RunImages, record: PictureRecord, whose: str, progress: Progress) -> Overlap:
     return find_overlap(record, images.table, images.facts, partial(progress, f"comparing with {whose}"))
 
 
-def record_after(divided: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
-    """The record of weights after a run, which learned the images' labels or never saw them."""
-    images = divided.images
+def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
+    """The record of the weights after a run on these images; `has_labels` says whether the labels were learned."""
+    images = split_images.images
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
-    roles = exposures(images.table, images.twins, divided.overlap)
+    roles = exposures(images.table, images.twins, split_images.overlap)
     return before.merge(make_record(images.facts, labels, roles, is_whole=True))
 
 
-def contents_of(images: Images) -> dict[str, str]:
-    """The beginning of each file's SHA-256 by its path, so that it is found again under another."""
+def contents_of(images: RunImages) -> dict[str, str]:
+    """The first bytes of each file's SHA-256 in hexadecimal, by path, to recognise files that were moved."""
     return {path: fact.digest[:DIGEST].hex() for path, fact in zip(images.table.paths, images.facts, strict=True)}
 
 
 def _source(recipe: Recipe) -> str:
-    """Who knows pictures before the run begins, as others may read it."""
+    """The name of the weights, or else of the teacher, without its folder."""
     return without_place(weights_of(recipe) if recipe.weights != "none" else str(recipe.teacher))
 
 
-# --- In words --------------------------------------------------------------------------------------------------
+# --- Messages --------------------------------------------------------------------------------------------------
 
 
-def of_ancestry(divided: SplitImages, recipe: Recipe) -> list[Finding]:
-    """What the weights had seen of the images, and whether that spoils the test."""
-    table, overlap = divided.images.table, divided.overlap
-    source, found = _source(recipe), []
+def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding]:
+    """Describe which of the images the weights had seen, and whether that invalidates the test."""
+    table, overlap = split_images.images.table, split_images.overlap
+    source, findings = _source(recipe), []
     for name in ("test", "val"):
-        own = [i for i in overlap.seen() if table.splits[i] == name and (name == "test" or overlap.roles[i] == "train")]
-        if own:
+        seen = [
+            i for i in overlap.seen() if table.splits[i] == name and (name == "test" or overlap.roles[i] == "train")
+        ]
+        if seen:
             images = sum(split == name for split in table.splits)
-            found.append(
+            findings.append(
                 Finding(
                     "problem",
-                    f"{source} had seen {len(own)} of the {images} {name} images, which {_FLATTERED[name]}: "
-                    f"{listed([table.paths[i] for i in own])}",
+                    f"{source} had seen {len(seen)} of the {images} {name} images, which {_FLATTERED[name]}: "
+                    f"{listed([table.paths[i] for i in seen])}",
                 )
             )
     if overlap.seen() and "test" not in table.splits:
-        found.append(Finding("problem", f"{source} had seen too much: no image is left to test on"))
-    elif overlap.seen() and not found:
-        found.append(
+        findings.append(Finding("problem", f"{source} had seen too much: no image is left to test on"))
+    elif overlap.seen() and not findings:
+        findings.append(
             Finding(
                 "note",
                 f"{source} had seen {len(overlap.seen())} of these {len(table)} images, none of them held out here",
@@ -239,65 +247,75 @@ def of_ancestry(divided: SplitImages, recipe: Recipe) -> list[Finding]:
         )
     if overlap.looked_for == "exact":
         text = "the images are too alike to be told from near copies of what the weights had seen"
-        found.append(Finding("warning", f"{text}; only files that are the same were looked for"))
+        findings.append(Finding("warning", f"{text}; only files that are the same were looked for"))
     elif overlap.looked_for == "near":
         text = "altered copies (cropped, captioned, recoloured) of what the weights had seen could not be looked for"
-        found.append(Finding("warning", f"{text}; the same files, and resized, recompressed or mirrored ones, were"))
-    return found
+        findings.append(Finding("warning", f"{text}; the same files, and resized, recompressed or mirrored ones, were"))
+    return findings
 
 
-def _of_kept(
+def _kept_findings(
     before: ImageTable, after: ImageTable, kept: Sequence[str | None], groups: Sequence[int], source: str
 ) -> list[Finding]:
-    own = Counter(
+    known = Counter(
         name
-        for name, was, given in zip(after.splits, kept, before.splits, strict=True)
-        if given is None and name == was
+        for name, was, before_split in zip(after.splits, kept, before.splits, strict=True)
+        if before_split is None and name == was
     )
-    if not own:
+    if not known:
         return []
-    parts = ", ".join(f"{own[name]} {name}" for name in SPLITS)
-    new = len(after) - own.total()
-    text = f"{own.total()} of {len(after)} images are known from {source} and keep their split ({parts}); {new} are new"
+    parts = ", ".join(f"{known[name]} {name}" for name in SPLITS)
+    new = len(after) - known.total()
+    text = (
+        f"{known.total()} of {len(after)} images are known from {source} and keep their split ({parts}); {new} are new"
+    )
     sides: dict[int, set[str | None]] = {}
     for group, name in zip(groups, after.splits, strict=True):
         sides.setdefault(group, set()).add(name)
-    found = [Finding("note", text)]
-    if torn := sum(len(names) > 1 for names in sides.values()):
-        found.append(
-            Finding("problem", f"{torn} {'picture is' if torn == 1 else 'pictures are'} in two splits of {source}")
+    findings = [Finding("note", text)]
+    if count := sum(len(names) > 1 for names in sides.values()):
+        findings.append(
+            Finding(
+                "problem",
+                f"{count} {'picture is' if count == 1 else 'pictures are'} in two splits of {source}",
+            )
         )
-    return found
+    return findings
 
 
-def _of_torn(table: ImageTable, torn: Sequence[int], source: str) -> list[Finding]:
-    if not torn:
+def _conflict_findings(table: ImageTable, indices: Sequence[int], source: str) -> list[Finding]:
+    if not indices:
         return []
-    are = "image is a copy" if len(torn) == 1 else "images are copies"
-    named = ", ".join(table.paths[i] for i in torn)
-    text = f"{len(torn)} new or relabelled {are} of pictures in different splits of {source} and left out: {named}"
+    are = "image is a copy" if len(indices) == 1 else "images are copies"
+    paths = ", ".join(table.paths[i] for i in indices)
+    text = f"{len(indices)} new or relabelled {are} of pictures in different splits of {source} and left out: {paths}"
     return [Finding("warning", text)]
 
 
-def _of_moved(table: ImageTable, overlap: Overlap, kept: Sequence[str | None], source: str) -> list[Finding]:
+def _moved_findings(table: ImageTable, overlap: Overlap, kept: Sequence[str | None], source: str) -> list[Finding]:
     moved = [i for i in overlap.relabelled if kept[i] not in (None, overlap.roles[i])]
     if not moved:
         return []
     are = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
-    named = listed([table.paths[i] for i in sorted(moved)])
-    return [Finding("note", f"{len(moved)} {are} of pictures in another split of {source}, and with them: {named}")]
+    paths = listed([table.paths[i] for i in sorted(moved)])
+    return [Finding("note", f"{len(moved)} {are} of pictures in another split of {source}, and with them: {paths}")]
 
 
-def of_earlier_runs(out: str | Path | None, divided: SplitImages) -> str | None:
-    """A line on the runs beside this one whose test images it trains on; None where there are none."""
+def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str | None:
+    """A message about earlier runs in the same folder whose test images this run trains on; None if there are none.
+
+    Args:
+        out: the run folder; None for the default one.
+        split_images: the images of this run.
+    """
     parent = Path("runs") if out is None else Path(out).parent
     trained = {
         fact.digest[:DIGEST]
-        for fact, name in zip(divided.images.facts, divided.images.table.splits, strict=True)
+        for fact, name in zip(split_images.images.facts, split_images.images.table.splits, strict=True)
         if name == "train"
     }
     folders = sorted(parent.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    told = []
+    shared = []
     for file in folders[:_MOST_RUNS]:
         if out is not None and file.parent.resolve() == Path(out).resolve():
             continue
@@ -307,11 +325,11 @@ def of_earlier_runs(out: str | Path | None, divided: SplitImages) -> str | None:
             continue
         tests = {digest for digest, role in roles.items() if role == "test"}
         if common := len(tests & trained):
-            told.append((file.parent, common, len(tests)))
-    if not told:
+            shared.append((file.parent, common, len(tests)))
+    if not shared:
         return None
-    run, common, tests_of = told[0]
-    more = f", and of {len(told) - 1} more runs there" if len(told) > 1 else ""
+    run, common, tests_of = shared[0]
+    more = f", and of {len(shared) - 1} more runs there" if len(shared) > 1 else ""
     return (
         f"note: the split is drawn anew and trains on {common} of the {tests_of} test images of {run}{more}, so their "
         f"figures are not of the same images; --split-from {run} keeps its split"

@@ -1,9 +1,9 @@
-"""The losses: of the labels, and of distillation as DeiT does it (arXiv 2012.12877, sec. 4).
+"""Losses and training objectives.
 
-There the student's second head imitates a teacher. A student with one head learns labels and teacher with the same
+An objective turns labels into targets, computes the loss of a batch, and computes the validation figures. The losses
+are cross-entropy, binary cross-entropy, and distillation as in DeiT (arXiv 2012.12877, sec. 4), where a second head of
+the student imitates a teacher. A student with one head learns from the labels and from the teacher with the same
 logits.
-
-What a model is to learn from an image and its label, and how its answers are judged, in validation and meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vitkit.training.distributed import ProcessGroup
 from vitkit.training.recipe import Recipe
 from vitkit.training.stability import Outcome
 
-Kind = Literal["hard", "soft", "soft-deit"]
+DistillationKind = Literal["hard", "soft", "soft-deit"]
 
 
 def distillation_loss(
@@ -32,28 +32,31 @@ def distillation_loss(
     labels: Tensor,
     teacher: Tensor,
     *,
-    kind: Kind,
+    kind: DistillationKind,
     alpha: float,
     temperature: float,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The mean over the batch, a scalar.
+    """Distillation loss, averaged over the batch.
 
-    hard (eq. 3): 1/2 CE(class head, labels) + 1/2 CE(distillation head, the teacher's decision).
-    soft (eq. 2): (1 - alpha) CE(class head, labels) + alpha t^2 KL(teacher at temperature t || distillation head at t).
-    soft-deit: the same with KL / K. So DeiT's published code has it (losses.py divides by the number of logits, B K),
-    and an alpha of its scripts means what it means there; the paper's formula, and Hinton's (arXiv 1503.02531), have
-    no K.
+    - hard (eq. 3): 1/2 CE(class head, labels) + 1/2 CE(distillation head, the teacher's decision)
+    - soft (eq. 2): (1 - alpha) CE(class head, labels) + alpha t^2 KL(teacher || distillation head, at temperature t)
+    - soft-deit: as soft, with KL / K. DeiT's published code (losses.py) divides by the number of logits, B K, so this
+      kind gives the alpha of its scripts the same meaning. The formulas of the paper and of Hinton (arXiv 1503.02531)
+      have no K.
 
     Args:
-        heads: logits (B, K) of the class head and, where there is one, of the distillation head.
-        labels: (B,) true classes, or (B, K) targets. What a row of targets sums to is the weight of its image, in
-            what is learned from the teacher too.
-        teacher: logits (B, K), in the student's order of classes.
-        kind: which of the three.
-        alpha: lambda of the paper's soft loss.
-        temperature: tau of the paper's soft loss.
-        label_smoothing: of the true labels alone.
+        heads: the logits (B, K) of the class head and, if the model has one, of the distillation head.
+        labels: true classes (B,), or targets (B, K). The sum of a row of targets is the weight of that image; it
+            weighs the teacher's term too.
+        teacher: the teacher's logits (B, K), in the student's order of classes.
+        kind: which of the three losses.
+        alpha: lambda in the paper's soft loss.
+        temperature: tau in the paper's soft loss.
+        label_smoothing: the smoothing of the true labels; the teacher's are not smoothed.
+
+    Returns:
+        A scalar.
     """
     true = _cross_entropy(heads[0], labels, label_smoothing)
     student = heads[-1].to(teacher.dtype)  # the divergence of bfloat16 logits would be off by 1e-4
@@ -70,23 +73,23 @@ def distillation_loss(
 
 
 def label_loss(heads: Sequence[Tensor], labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Without a teacher every head learns the labels (as of `distillation_loss`): the mean of their cross-entropies."""
+    """Mean cross-entropy of all heads (B, K) with the labels, (B,) or (B, K); a scalar."""
     return torch.stack([_cross_entropy(logits, labels, label_smoothing) for logits in heads]).mean()
 
 
 def binary_loss(
     heads: Sequence[Tensor], targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Where an image may have several classes: the mean binary cross-entropy of all heads, images and classes.
+    """Binary cross-entropy, averaged over heads, images and classes, for images that may have several classes.
 
     Args:
-        heads: logits (B, K), one or two.
-        targets: (B, K), each from 0 to 1.
-        weights: (K,) what an image that has a class counts in it; one without it counts 1.
-        label_smoothing: how far targets are drawn towards 1/2.
+        heads: the logits (B, K) of one or two heads.
+        targets: targets (B, K) between 0 and 1.
+        weights: the weight (K,) of a positive image in the loss of each class; a negative one has weight 1.
+        label_smoothing: how far targets are moved towards 1/2.
     """
     targets = (1 - label_smoothing) * targets + label_smoothing / 2
-    losses = [F.binary_cross_entropy_with_logits(own.float(), targets, pos_weight=weights) for own in heads]
+    losses = [F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weights) for logits in heads]
     return torch.stack(losses).mean()
 
 
@@ -100,7 +103,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def _mean(losses: Tensor, labels: Tensor) -> Tensor:
-    """Of the images' losses (B,), each by the weight of its targets."""
+    """Average the losses (B,) of the images, each weighted by the sum of its targets."""
     return losses.mean() if labels.ndim == 1 else (losses * labels.sum(dim=1)).mean()
 
 
@@ -108,29 +111,32 @@ T = TypeVar("T")
 
 
 class Learning(Protocol):
-    """What the loop asks of an objective. What it calls labels (B,) is whatever the data give beside each image."""
+    """The interface that the training loop requires of an objective.
+
+    Its labels (B,) are the values that the data set returns with each image.
+    """
 
     def to(self, device: torch.device) -> Self:
-        """The same with what a step reads on this device."""
+        """Return a copy whose tensors that a training step reads are on this device."""
 
     @property
     def takes_labels(self) -> bool:
-        """Whether the loss takes labels as they come, if images are not mixed."""
+        """Whether `loss` accepts the labels themselves as targets when images are not mixed."""
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Labels (B,) as what can be mixed, (B, K)."""
+        """Convert labels (B,) into targets (B, K), which can be mixed."""
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
-        """What the network says of some images; in training it says a tensor for each head."""
+        """Call the network on a batch; during training it returns a tensor for each head."""
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of some images, ()."""
+        """Mean loss of a batch, a scalar."""
 
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """How far each image is right, 0 to 1, (B,); (0,) where nothing can be right."""
+        """Correctness (B,) of each image, from 0 to 1; an empty tensor if correctness is not defined."""
 
     def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
-        """The figures of the validation images, and what tells of a collapse, if anything does."""
+        """Compute the validation figures, and the outcome that reveals a collapse, if there can be one."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +144,11 @@ class Objective:
     """Cross-entropy on every head, or distillation from a teacher.
 
     Attributes:
-        recipe: label smoothing and how to distil.
-        classes: K.
-        imitate: images to the teacher's logits; a function, so that no checkpoint holds the teacher.
-        class_weights: (K,) what an image of each class counts; None for all alike.
-        shift: (K,) what is added to logits in validation, as it will be to those of the model that is saved.
+        recipe: the recipe, for label smoothing and distillation.
+        classes: the number of classes, K.
+        imitate: a function from images to the teacher's logits, so that checkpoints do not contain the teacher.
+        class_weights: the weight (K,) of an image of each class; None for equal weights.
+        shift: the shift (K,) that is added to the logits in validation, as it is to those of the saved model.
     """
 
     recipe: Recipe
@@ -152,30 +158,30 @@ class Objective:
     shift: Tensor | None = None
 
     def to(self, device: torch.device) -> Self:
-        """The same with what a step reads on this device."""
+        """Return a copy whose tensors that a training step reads are on this device."""
         return replace(self, class_weights=None if self.class_weights is None else self.class_weights.to(device))
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Labels (B,) as (B, K): what of each class an image is, times what an image of that class counts."""
+        """Convert labels (B,) into one-hot targets (B, K), multiplied by the class weights."""
         targets = F.one_hot(labels, self.classes).float()  # (B, K)
         return targets if self.class_weights is None else targets * self.class_weights
 
     @property
     def takes_labels(self) -> bool:
-        """Whether labels (B,) say all that targets would."""
+        """Whether labels (B,) contain everything that targets would, which is so without class weights."""
         return self.class_weights is None
 
-    def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:  # none is shown
-        """What the network says of some images."""
+    def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
+        """Call the network on the images; it does not receive the labels."""
         return network(images)
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of some images.
+        """Mean loss of a batch.
 
         Args:
-            heads: logits (B, K) of each head.
-            images: (B, C, height, width), which a teacher looks at too.
-            targets: labels (B,), or weights of the classes (B, K).
+            heads: the logits (B, K) of each head.
+            images: the images (B, C, height, width), which a teacher receives too.
+            targets: labels (B,), or targets (B, K).
         """
         recipe = self.recipe
         if self.imitate is None:
@@ -192,31 +198,31 @@ class Objective:
 
     @torch.no_grad()
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """Which images the mean of the heads has right, (B,)."""
+        """Whether the mean of the heads classifies each image correctly, (B,)."""
         answers = _mean_of_heads(heads)
         return answers.argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 
     def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
-        """The figures of the validation images, and what tells of a collapse.
+        """Compute the validation figures, and the outcome that reveals a collapse.
 
         Args:
-            logits: (n, K), of the images' order.
-            labels: (n,).
+            logits: the logits (n, K) of the validation images.
+            labels: their labels (n,).
         """
-        said = logits if self.shift is None else logits + self.shift
-        outcome = Outcome(said, labels, self.shift)
-        return {"val_loss": F.cross_entropy(said, labels).item(), "val_acc": outcome.accuracy}, outcome
+        shifted = logits if self.shift is None else logits + self.shift
+        outcome = Outcome(shifted, labels, self.shift)
+        return {"val_loss": F.cross_entropy(shifted, labels).item(), "val_acc": outcome.accuracy}, outcome
 
 
 @dataclass(frozen=True)
 class MultiLabelObjective(Objective):
-    """Binary cross-entropy of each class, where images may have several.
+    """Binary cross-entropy of each class, for images that may have several classes.
 
-    An accuracy is the part of the images whose every class is right at a probability of 1/2, and `val_map` is the mean
-    average precision. A model that calls all images the same cannot be told from one that has only begun to learn.
+    Accuracy is the fraction of images for which every class is right at a threshold of 1/2, and `val_map` is the mean
+    average precision. There is no outcome: a collapsed model looks like one that has only begun to learn.
 
     Attributes:
-        sets: (S, K) the targets of each label (`ImageTable.set_targets`).
+        sets: the targets (S, K) of each label; a label stands for a set of classes (`ImageTable.set_targets`).
     """
 
     sets: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -225,7 +231,7 @@ class MultiLabelObjective(Objective):
         return replace(super().to(device), sets=self.sets.to(device))
 
     def targets(self, labels: Tensor) -> Tensor:
-        return self.sets[labels]  # (B, K); the weights are a matter of each class's loss
+        return self.sets[labels]  # (B, K); class weights enter in the loss
 
     @property
     def takes_labels(self) -> bool:
@@ -239,23 +245,23 @@ class MultiLabelObjective(Objective):
         return ((_mean_of_heads(heads) > 0) == (targets > 0.5)).all(dim=1)
 
     def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
-        said = logits if self.shift is None else logits + self.shift
+        shifted = logits if self.shift is None else logits + self.shift
         targets = self.sets.cpu()[labels]  # (n, K)
         figures = {
-            "val_loss": F.binary_cross_entropy_with_logits(said, targets).item(),
-            "val_acc": ((said > 0) == (targets > 0.5)).all(dim=1).float().mean().item(),
-            "val_map": mean_average_precision(targets.bool().numpy(), said.nan_to_num().numpy()),
+            "val_loss": F.binary_cross_entropy_with_logits(shifted, targets).item(),
+            "val_acc": ((shifted > 0) == (targets > 0.5)).all(dim=1).float().mean().item(),
+            "val_map": mean_average_precision(targets.bool().numpy(), shifted.nan_to_num().numpy()),
         }
         return figures, None
 
 
 def _mean_of_heads(heads: Sequence[Tensor]) -> Tensor:
-    """(B, K) the mean of the heads' logits."""
+    """Mean (B, K) of the logits of the heads."""
     return torch.stack([head.detach().float() for head in heads]).mean(dim=0)
 
 
 def objective_of(table: ImageTable, recipe: Recipe, **options: Any) -> Objective:
-    """The objective of the table's task; for `options` see the attributes of `Objective`."""
+    """Build the objective for the table's task; `options` are further attributes of `Objective`."""
     classes = len(table.classes)
     if table.task is MULTI_LABEL:
         return MultiLabelObjective(recipe, classes, sets=torch.tensor(table.set_targets()), **options)
@@ -263,24 +269,24 @@ def objective_of(table: ImageTable, recipe: Recipe, **options: Any) -> Objective
 
 
 class EpochSums:
-    """How the training images of an epoch went, as they were seen."""
+    """Running sums of the loss and of the correct answers over the training images of an epoch."""
 
     def __init__(self) -> None:
-        self.losses: list[Tensor] = []  # of each batch the sum over its images
-        self.images: list[int] = []  # of each batch
-        self.hits: list[Tensor] = []  # of each batch how far its images are right
+        self.losses: list[Tensor] = []  # the sum over the images of each batch
+        self.images: list[int] = []  # the number of images of each batch
+        self.hits: list[Tensor] = []  # the correctness of the images of each batch
 
     def add(self, loss: Tensor, images: int, hits: Iterable[Tensor]) -> None:
-        """Count a batch by the sum of its images' losses, (), and by how far each image is right."""
+        """Add a batch: the sum of its losses (a scalar), its number of images, and the correctness of each image."""
         self.losses.append(loss)
         self.images.append(images)
         self.hits.extend(hits)
 
     def over(self, team: ProcessGroup) -> dict[str, float]:
-        """The mean loss and, if any, the accuracy over all processes; losses that are not finite are no part of it."""
+        """Mean loss over all processes, without losses that are not finite, and the accuracy if there is one."""
         losses = torch.stack(self.losses).tolist() if self.losses else []
-        own = [(loss, images) for loss, images in zip(losses, self.images, strict=True) if math.isfinite(loss)]
-        sums = team.gather((sum(loss for loss, _ in own), sum(images for _, images in own)))
+        finite = [(loss, images) for loss, images in zip(losses, self.images, strict=True) if math.isfinite(loss)]
+        sums = team.gather((sum(loss for loss, _ in finite), sum(images for _, images in finite)))
         images = sum(images for _, images in sums)
         hits = torch.cat(team.gather(torch.cat(self.hits).cpu()))
         loss = sum(loss for loss, _ in sums) / images if images else math.nan

@@ -26,7 +26,7 @@ from vitkit.evaluation.multilabel import mean_average_precision
 from vitkit.model.build import Model
 from vitkit.system import environment as devices
 from vitkit.system.run_files import METRICS
-from vitkit.training.finalize import give_heads, keep_standing, stand
+from vitkit.training.finalize import prior_correction, record_correction, shift_head_bias
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import ZERO_SHOT, Run, append_metrics, truncate_metrics
 from vitkit.training.start import augment_of, choose_precision, choose_workers
@@ -123,9 +123,9 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
     precision = choose_precision(recipe.precision, recipe.device)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
     begun, fitted, features = _put_best_head(run, recipe, table, classifier, images)
-    standing = stand(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
-    keep_standing(classifier, standing)
-    give_heads(classifier.model, standing, standing.in_head)
+    standing = prior_correction(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
+    record_correction(classifier, standing)
+    shift_head_bias(classifier.model, standing, standing.in_head)
     _keep(run, classifier, begun, fitted, time.monotonic() - started)
     return features
 

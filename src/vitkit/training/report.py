@@ -60,7 +60,7 @@ from vitkit.system.run_files import (
     SPLIT,
 )
 from vitkit.training.architecture import weights_of
-from vitkit.training.finalize import settle_confidence, standing_of
+from vitkit.training.finalize import calibrate_and_save, correction_of
 from vitkit.training.probe import Features, compute_features, frozen
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_fields
@@ -90,9 +90,9 @@ def settle_and_open(
     classifier = load(folder)
     images = len(table.of_split(held_out_split(table)))  # they decide what computes, as in `vitkit eval`
     asked = classifier.use(images=images, device=choose_device(recipe))
-    before = standing_of(asked)
-    seen = settle_confidence(folder, asked, table, partial(progress, table.task.calibration))
-    if standing_of(asked) != before:  # the head has changed, and what computes has weights of its own
+    before = correction_of(asked)
+    seen = calibrate_and_save(folder, asked, table, partial(progress, table.task.calibration))
+    if correction_of(asked) != before:  # the head has changed, and what computes has weights of its own
         asked = asked.use(images=images, device=choose_device(recipe))
     (_tell if asked.thresholds is None else _tell_of_thresholds)(asked, seen, say)
     return asked, seen
@@ -101,7 +101,7 @@ def settle_and_open(
 def _tell(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
     if seen is None:
         say("no validation images: the confidences are not calibrated (temperature 1)")
-    standing = standing_of(classifier)
+    standing = correction_of(classifier)
     if standing is not None and any(standing.shift):
         held = f"{standing.strength:.2f} of the shift between shares holds"
         say(f"confidences are for classes {SHARES[standing.prior]}: {held}")

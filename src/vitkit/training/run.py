@@ -88,13 +88,13 @@ from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
-from vitkit.training.finalize import settle_by, standing_of
+from vitkit.training.finalize import calibrate_by, correction_of
 from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
     SplitImages,
     ancestry_of,
     contents_of,
-    of_earlier_runs,
+    note_shared_tests,
     record_after,
 )
 from vitkit.training.loggers import check_watchers
@@ -499,7 +499,7 @@ def _prepare(
         if recipe.folds is None:
             (own,) = start.parts
             write_start(run.folder, recipe, own, start.before, tell(run, start.findings_of(own)))
-            if (line := of_earlier_runs(out, own)) is not None:
+            if (line := note_shared_tests(out, own)) is not None:
                 run.say(line)
         else:
             told = tell(run, start.findings)
@@ -799,9 +799,9 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
         run.say("no validation images: the confidences are not calibrated, and there are no figures")
         return
     classifier = load(run.folder).use(images=len(val), device=choose_device(recipe))
-    before = standing_of(classifier)
-    settle_by(run.folder, classifier, lambda: _ask(classifier, val, run.progress))
-    if standing_of(classifier) != before:  # the head has changed, and what computes has weights of its own
+    before = correction_of(classifier)
+    calibrate_by(run.folder, classifier, lambda: _ask(classifier, val, run.progress))
+    if correction_of(classifier) != before:  # the head has changed, and what computes has weights of its own
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
     evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__))

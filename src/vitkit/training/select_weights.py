@@ -37,7 +37,7 @@ from vitkit.evaluation.linear_models import regress
 from vitkit.system.progress import Progress, silent
 from vitkit.text.cells import aligned, interval_text, listed, plural
 from vitkit.training.defaults import complete
-from vitkit.training.lineage import Images, ancestry_of
+from vitkit.training.lineage import RunImages, ancestry_of
 from vitkit.training.probe import MIDDLE, choose_head, compute_features, frozen
 from vitkit.training.recipe import Recipe, Request, candidates, parse_duration
 from vitkit.training.start import Blueprint, Start, blueprint_of, choose_precision, new_classifier, resolve
@@ -537,7 +537,7 @@ def _blueprints(requests: Sequence[Request], progress: Progress) -> list[Bluepri
     return found
 
 
-def _refuse_known(images: Images, candidate: Blueprint, progress: Progress) -> None:
+def _refuse_known(images: RunImages, candidate: Blueprint, progress: Progress) -> None:
     """Refuse weights that have learned some of these images: no part of them is a test of what they know."""
     weights = candidate.recipe.weights
     record = ancestry_of(candidate.recipe.replace(teacher=None), candidate.pictures, None)

@@ -69,7 +69,15 @@ from vitkit.training.adapters import check_patch_dropout
 from vitkit.training.architecture import check_network, config_of, look_at_weights, plan_of, weights_of
 from vitkit.training.checkpoint import RunWriter, TrainingState
 from vitkit.training.defaults import complete, spare_patches
-from vitkit.training.lineage import Images, SplitImages, ancestry_of, contents_of, divide, of_ancestry, refuse_folds
+from vitkit.training.lineage import (
+    RunImages,
+    SplitImages,
+    ancestry_findings,
+    ancestry_of,
+    contents_of,
+    divide,
+    refuse_folds,
+)
 from vitkit.training.recipe import Recipe, Request, without_places
 from vitkit.training.teacher import load_teacher
 from vitkit.weights.loading import Look, Plan
@@ -361,7 +369,7 @@ class Proposed:
 
 
 def find_proposed(
-    images: Images, table: ImageTable, recipe: Recipe, places: Iterable[Path], progress: Progress
+    images: RunImages, table: ImageTable, recipe: Recipe, places: Iterable[Path], progress: Progress
 ) -> Proposed:
     """Look for labels that models proposed.
 
@@ -446,7 +454,7 @@ def _of_gone(proposed: Proposed, own: SplitImages) -> Iterator[Finding]:
             yield Finding("warning", f"{images} no longer there, of those whose label it doubted, which flatters")
 
 
-def _placed(proposed: Proposed, images: Images, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
+def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
     """What was proposed, with the split of each image that is left out: the held-out one, or none."""
     found, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
     held_out = held_out_split(images.table)
@@ -520,9 +528,15 @@ class Start:
         """The same without the weights, which may be held in memory, for those who only compare."""
         return replace(self, blueprint=replace(self.blueprint, weights=None, plan=None))
 
-    def findings_of(self, own: SplitImages) -> list[Finding]:
+    def findings_of(self, part: SplitImages) -> list[Finding]:
         """What is wrong with the data as they are split."""
-        return [*of_ancestry(own, self.recipe), *self.torn, *own.findings, *self.findings, *of_splits(own.images.table)]
+        return [
+            *ancestry_findings(part, self.recipe),
+            *self.torn,
+            *part.findings,
+            *self.findings,
+            *of_splits(part.images.table),
+        ]
 
 
 def resolve(
@@ -564,7 +578,7 @@ def resolve(
     if recipe.group_by is not None:
         groups = scenes(diagnosis.table, recipe.group_by, groups)
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
-    images = Images.of(diagnosis, groups)
+    images = RunImages.of(diagnosis, groups)
     before = ancestry_of(recipe, blueprint.pictures, taught)
     proposed = find_proposed(images, table, recipe, runs, progress)
     parts = place_proposals(proposed, _parts(images, recipe, before, proposed, progress), recipe)
@@ -600,7 +614,7 @@ def resolve_model(
 
 
 def _parts(
-    images: Images, recipe: Recipe, before: PictureRecord, proposed: Proposed, progress: Progress
+    images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed, progress: Progress
 ) -> list[SplitImages]:
     """The images split as the recipe says: once, or with each fold in turn as its test images."""
     if recipe.folds is None:

@@ -22,7 +22,7 @@ from vitkit.evaluation.metrics import held_out_split
 from vitkit.experiments.judging import JudgingImages, before_training
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
-from vitkit.training.lineage import Images, ancestry_of, divide, of_ancestry
+from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
 from vitkit.training.recipe import Recipe
 from vitkit.weights import load
 
@@ -106,7 +106,7 @@ def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress)
     classifier = load(model, use="training", progress=progress)
     recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
     diagnosis = examine(table, classifier.preprocess, progress)
-    own = divide(Images.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None), progress)
+    own = divide(RunImages.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None), progress)
     judging = before_training([(without_place(model), own)])
     left_out = judging.left_out if judging.left else ()
     images = own.images.take([i for i, path in enumerate(own.images.table.paths) if path not in left_out])
@@ -114,6 +114,6 @@ def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress)
     judged = [i for i, name in enumerate(images.table.splits) if name == held_out]
     units = Units.of(len(judged), np.array(images.groups)[judged])
     spoiling = [finding for finding in diagnosis.findings if finding.severity == "problem"]
-    findings = [*judging.findings(), *map(str, [*of_ancestry(own, recipe), *own.findings, *spoiling])]
+    findings = [*judging.findings(), *map(str, [*ancestry_findings(own, recipe), *own.findings, *spoiling])]
     findings += [] if classifier.report is None else classifier.report.caveats(has_new_head=True)
     return Subject(classifier, images.table, judging, units, range(seed, seed + seeds), findings, progress)

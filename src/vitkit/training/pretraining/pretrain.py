@@ -53,8 +53,7 @@ from vitkit.training.checkpoint import identity
 from vitkit.training.defaults import check_effects
 from vitkit.training.distributed import ProcessGroup, check_team, describe_team
 from vitkit.training.fine_tune import begin, data_of, run_training
-from vitkit.training.lineage import Images as RunImages
-from vitkit.training.lineage import ancestry_of, divide, of_ancestry
+from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
 from vitkit.training.pretraining.mae import MaskedAutoencoding
 from vitkit.training.pretraining.masked_patch import MaskedPatchPrediction
 from vitkit.training.pretraining.network import SelfSupervised, patchify, unpatchify
@@ -407,7 +406,7 @@ def _prepare(
         run.say(f"vitkit {vitkit.__version__}: pre-training {name_of(recipe)} on {table.root} ({choices.objective})")
         for line in [*filter(None, [table.layout]), *describe_team(recipe, team)]:
             run.say(line)
-        found = tell(run, [*of_ancestry(own, recipe), *own.findings, *diagnosis.findings])
+        found = tell(run, [*ancestry_findings(own, recipe), *own.findings, *diagnosis.findings])
         write_text(run.folder / PRETRAINING, tomli_w.dumps(choices.to_dict()))
         write_start(run.folder, recipe, own, before, found, has_labels=False)
     except BaseException:
