@@ -21,7 +21,7 @@ from vitkit.errors import VitkitError
 from vitkit.explanation.attention import attention_maps, head_maps, last_attention, plain
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
-from vitkit.training.adapters import add_low_rank, merged
+from vitkit.training.adapters import add_low_rank, merge_low_rank
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # our fields, timm's arguments
     "token": ({}, {}),
@@ -240,7 +240,7 @@ def test_a_model_that_is_being_adapted_by_thin_matrices_can_be_explained(name: s
     add_low_rank(model, 2, 0)
     randomise(model)
     method = explain.METHODS[name]
-    assert largest_difference(method(model, images()), method(merged(model).eval(), images())) < 1e-5
+    assert largest_difference(method(model, images()), method(merge_low_rank(model).eval(), images())) < 1e-5
 
 
 def test_head_maps_are_the_class_tokens_rows() -> None:

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tiny
 from vitkit.model.vit import VisionTransformer
-from vitkit.training.adapters import add_low_rank, merged
+from vitkit.training.adapters import add_low_rank, merge_low_rank
 from vitkit.training.optim import Average, ema_decay
 from vitkit.training.recipe import Recipe
 
@@ -104,7 +104,7 @@ def test_low_rank_changes_are_averaged_and_merged() -> None:
     add_low_rank(model, 2, 0)
     average = Average(model, Recipe(ema=0.9))
     walk(model, average, 3)
-    whole = merged(average.model)
+    whole = merge_low_rank(average.model)
     images = tiny.images()
     with torch.no_grad():
         assert torch.allclose(whole.eval()(images), average.model.eval()(images), atol=1e-5)

@@ -17,7 +17,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.vit import VisionTransformer
 from vitkit.training import run
-from vitkit.training.adapters import add_low_rank, merged
+from vitkit.training.adapters import add_low_rank, merge_low_rank
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_of_run
 from vitkit.weights import load
@@ -60,7 +60,7 @@ def test_the_heads_and_the_thin_matrices_alone_are_trained() -> None:
 
 def test_the_change_is_twice_the_product() -> None:
     plain, model = tiny.build().state_dict(), adapted()
-    own, whole = dict(model.named_parameters()), merged(model).state_dict()
+    own, whole = dict(model.named_parameters()), merge_low_rank(model).state_dict()
     for name in MATRICES:
         module = name.removesuffix(".weight")
         a, b = (own[f"{module}.parametrizations.weight.0.{part}"].detach() for part in "ab")
@@ -71,7 +71,7 @@ def test_the_change_is_twice_the_product() -> None:
 def test_merging_keeps_the_logits_the_layout_and_the_model_itself(images: torch.Tensor) -> None:
     model = adapted()
     before = model(images)
-    whole = merged(model)
+    whole = merge_low_rank(model)
     torch.testing.assert_close(whole(images), before, atol=1e-5, rtol=0)
     assert list(whole.state_dict()) == list(tiny.build().state_dict())
     assert torch.equal(model(images), before) and len(list(model.parameters())) > len(list(whole.parameters()))
@@ -79,7 +79,7 @@ def test_merging_keeps_the_logits_the_layout_and_the_model_itself(images: torch.
 
 def test_a_model_without_changes_is_merged_as_it_is() -> None:
     model = tiny.build()
-    assert merged(model) is model
+    assert merge_low_rank(model) is model
 
 
 # --- Runs --------------------------------------------------------------------------------------------

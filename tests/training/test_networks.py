@@ -203,8 +203,8 @@ def test_new_statistics_begin_as_the_mean_over_the_first_batches(momentum: float
 def test_once_the_beginnings_are_forgotten_nothing_is_computed_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     norm, plain = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     remembered, corrected = RunningStatistics(nn.Sequential(norm)), []
-    forget = RunningStatistics._forget_beginnings
-    monkeypatch.setattr(RunningStatistics, "_forget_beginnings", lambda own: (corrected.append(1), forget(own)))
+    forget = RunningStatistics._forget_initial_values
+    monkeypatch.setattr(RunningStatistics, "_forget_initial_values", lambda own: (corrected.append(1), forget(own)))
     for step in range(110):
         batch = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
         if step == 50:

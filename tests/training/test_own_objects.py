@@ -412,7 +412,7 @@ class Breaks:
 def test_a_logger_that_fails_costs_no_training(tmp_path: Path, where: str) -> None:
     lines: list[str] = []
     run = train(tmp_path / "run", loggers=[Breaks(where)], say=lines.append)
-    assert lines.count("note: Breaks failed and hears no more: the service is gone") == 1
+    assert lines.count("note: Breaks failed and is not used any more: the service is gone") == 1
     assert len(runs.metrics(run.folder)) == 2 and run.report.is_file()
 
 

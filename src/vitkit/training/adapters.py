@@ -1,11 +1,9 @@
-"""What dropout, stochastic depth and patch dropout draw for each image, whichever process computes it and in whichever
-piece of a batch.
+"""Changes to a model before its training: low-rank adaptation, a frozen backbone, patch dropout, reproducible dropout.
 
-`--method lora`: each weight matrix of the blocks may change by a product of two thin ones (arXiv 2106.09685).
-
-`--method probe-sgd`: the backbone is frozen, and its head is trained by gradient as any other model is.
-
-Patch dropout: training on a random part of every image's patches costs as much less (arXiv 2208.07220).
+`--method lora` freezes the weight matrices of the blocks and learns a low-rank change of each (arXiv 2106.09685).
+`--method probe-sgd` freezes the backbone and trains the head by gradient descent. Patch dropout trains on a random part
+of every image's patches, which costs less in proportion (arXiv 2208.07220). `Draws` makes the random numbers of dropout
+depend on the image alone, not on the process that computes it nor on how a batch is divided.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ _ADAPTED = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 
 
 class LowRank(nn.Module):
-    """W -> W + alpha / r * B A (sec. 4.1); B begins as zeros, so nothing changes at first.
+    """The parametrization W + alpha / r * B A of a weight matrix W (sec. 4.1). B starts as zeros.
 
     Args:
-        weight: (out, in), the matrix that stays as it is.
-        rank: r, of the change.
-        generator: draws A.
+        weight: W, (out, in), which is not trained.
+        rank: r, the rank of the change.
+        generator: the random generator that draws A.
     """
 
     def __init__(self, weight: Tensor, rank: int, generator: torch.Generator) -> None:
@@ -50,7 +48,7 @@ class LowRank(nn.Module):
 
 
 def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
-    """Freeze the model but for its heads, and let the blocks' matrices change by products of this rank.
+    """Freeze the model except its heads, and add a trainable change of this rank to the matrices of the blocks.
 
     Returns:
         The names of the matrices.
@@ -66,13 +64,14 @@ def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
 
 
 def count_trained(model: Model) -> str:
-    """`294,912 of 22,000,000 parameters`."""
-    own = list(model.parameters())
-    return f"{sum(p.numel() for p in own if p.requires_grad):,} of {sum(p.numel() for p in own):,} parameters"
+    """Return the number of trainable parameters as text: `294,912 of 22,000,000 parameters`."""
+    parameters = list(model.parameters())
+    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return f"{trainable:,} of {sum(parameter.numel() for parameter in parameters):,} parameters"
 
 
-def merged(model: Model) -> Model:
-    """A plain model in which the changes are part of the matrices; the model itself where there are none."""
+def merge_low_rank(model: Model) -> Model:
+    """Return a plain model with the low-rank changes added to its matrices; the model itself if it has none."""
     changed = {name: module for name, module in model.named_modules() if parametrize.is_parametrized(module)}
     if not changed:
         return model
@@ -83,24 +82,24 @@ def merged(model: Model) -> Model:
     return plain
 
 
-_HEADS = ("pre_logits", "head", "head_dist")
-
-
 def heads_of(model: nn.Module) -> list[nn.Module]:
-    """What makes logits of features: the head, a distilled model's second one, the representation layer if kept."""
+    """Return the modules that turn features into logits.
+
+    These are the head, the second head of a distilled model, and the representation layer if there is one.
+    """
     if isinstance(model, Network):
         return [] if model.head is None else [model.head]
-    # Into the space of texts leads a layer of the backbone's.
+    # The projection into a space shared with texts belongs to the backbone.
     is_shared = isinstance(model, VisionTransformer) and model.config.representation == "unit"
-    heads = _HEADS[1:] if is_shared else _HEADS
+    heads = ("head", "head_dist") if is_shared else ("pre_logits", "head", "head_dist")
     return [module for name, module in model.named_children() if name in heads]
 
 
 def freeze_backbone(model: Model) -> list[str]:
-    """Freeze all but the heads.
+    """Freeze all parameters except those of the heads.
 
     Returns:
-        The names of the tensors that are trained.
+        The names of the parameters that are trained.
     """
     trained = {id(parameter) for module in heads_of(model) for parameter in module.parameters()}
     for parameter in model.parameters():
@@ -109,16 +108,17 @@ def freeze_backbone(model: Model) -> list[str]:
 
 
 class PatchDropout(nn.Module):
-    """(B, N, D) tokens -> in training, those ahead of the patches and a random part of the patches, in their order.
+    """In training, drops a random part of the patch tokens of each image; in evaluation, keeps all.
 
-    Each image loses others. In evaluation nothing is lost.
+    It takes tokens (B, N, D). The tokens ahead of the patches and the remaining patches keep their order.
 
     Args:
-        rate: the part that is dropped; one patch stays at least.
-        ahead: tokens ahead of the patches.
+        rate: the part of the patches that is dropped; at least one patch remains.
+        ahead: the number of tokens ahead of the patches.
 
     Attributes:
-        keys: (B,) int32, random: what an image loses depends on its own alone; None takes torch's generator.
+        keys: (B,) int32 random numbers, one per image, which decide what each image loses. If it is None, torch's
+            generator draws them.
     """
 
     def __init__(self, rate: float, ahead: int) -> None:
@@ -142,23 +142,23 @@ class PatchDropout(nn.Module):
 
 
 def drop_patches(model: VisionTransformer, rate: float) -> None:
-    """Let the model lose this part of its patches in training, once they have their positions (sec. 3.1)."""
+    """Make the model drop this part of its patches in training, after the positions were added (sec. 3.1)."""
     dropping = nn.Sequential(model.pos_drop, PatchDropout(rate, model.config.prefix_tokens))
     model.add_module("pos_drop", dropping.train(model.training))
 
 
 def check_patch_dropout(config: ViTConfig) -> None:
-    """Refuse a model that needs every patch in its place.
+    """Refuse patch dropout for a model that needs every patch in its place.
 
     Raises:
-        VitkitError: positions act in every layer, or layers convolve.
+        VitkitError: positions act in every layer of the model, or it has convolutions.
     """
     if (why := needs_every_patch(config)) is not None:
         raise VitkitError(f"--patch-dropout: {why}")
 
 
 def needs_every_patch(config: ViTConfig) -> str | None:
-    """Why a model cannot do without some of the patches; None where it can."""
+    """Return the reason why a model cannot do without some of the patches; None if it can."""
     if config.positions_in_layers:
         return "positions act in every layer of this model, which needs all patches"
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
@@ -170,10 +170,10 @@ Keys = Tensor  # (layers, B) int32
 
 
 class Draws:
-    """A random number for each image of a batch and each layer of a model that draws; the layers go by these alone.
+    """Random numbers for the dropout layers of a model: one for each image of a batch and each layer.
 
     Args:
-        model: whose layers of rates above 0 are meant.
+        model: the model. Layers with a rate of 0 are left out.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -182,28 +182,28 @@ class Draws:
         self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]
 
     def of(self, seed: int, places: range, device: torch.device) -> Keys:
-        """The numbers of some images of a batch.
+        """Draw the numbers for some images of a batch.
 
         Args:
-            seed: of the batch.
-            places: which images of it, counted over all processes.
-            device: where the model is.
+            seed: the seed of the batch.
+            places: the indices of the images in the whole batch, which several processes may share.
+            device: the model's device.
         """
-        whole = np.random.default_rng(seed)
+        generator = np.random.default_rng(seed)
         layers = 1 if self._is_network else len(self._layers)
-        drawn = whole.integers(-(2**31), 2**31, (max(places, default=-1) + 1, layers), dtype=np.int32)
+        drawn = generator.integers(-(2**31), 2**31, (max(places, default=-1) + 1, layers), dtype=np.int32)
         return torch.from_numpy(drawn[places.start : places.stop : places.step].T.copy()).to(device, non_blocking=True)
 
     @contextmanager
     def using(self, keys: Keys) -> Iterator[None]:
-        """Let the layers draw by these numbers, in the pass forward and in blocks that the pass backward repeats."""
+        """Make the layers use these numbers, also in blocks that the backward pass computes a second time."""
         if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
             with torch.random.fork_rng():
                 torch.manual_seed(int(keys[0, 0]) & 0xFFFFFFFF)
                 yield
             return
-        for layer, own in zip(self._layers, keys, strict=True):
-            layer.keys = own
+        for layer, layer_keys in zip(self._layers, keys, strict=True):
+            layer.keys = layer_keys
         try:
             yield
         finally:

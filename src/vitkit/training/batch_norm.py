@@ -1,13 +1,13 @@
-"""What batch norms remember of the images they have seen: no weight, and yet a part of the model.
+"""The running statistics of batch normalisation layers, which are not weights but belong to the model.
 
-A step that is left out leaves nothing in them, nor does an attempt that runs out of memory. Each process sees its own
-share of a batch; after each step all take the mean of what they have, each counted by its images, so that the model is
-the same everywhere. (A network that normalises a share by itself is not the one that sees whole batches.)
+A skipped step does not change them, nor does an attempt that runs out of memory. Each process normalises its share of
+a batch by itself. After each step the processes average their statistics, weighted by the number of images, so that the
+model is the same everywhere. (The result differs from that of one process that normalises whole batches.)
 
-New ones begin with a mean of 0 and a variance of 1, which are nobody's. What is left of them after n steps, 0.9^n, is
-more than the true variance for some hundred steps, and that in layer upon layer: in evaluation such a network gives
-all images the same answer while it learns well. So they begin as the mean over the first batches, and forget as they
-do anywhere once that is slower.
+New layers start with a mean of 0 and a variance of 1, which belong to no data. After n steps a part of 0.9^n of this
+initial variance remains. It exceeds the true variance for about a hundred steps, in every layer, so in evaluation the
+network answers the same for all images although it learns well. Here the statistics are therefore the plain mean over
+the first batches until the usual exponential average forgets faster than that.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from vitkit.training.distributed import ALONE, ProcessGroup
 
-_AMPLE = 10  # the third step in a row that is left out ends a training, and batches of one picture are not seen
+_MARGIN = 10  # times the memory of the average; generous, as skipped steps and batches of one image do not count
 
 
 class RunningStatistics:
-    """The running means, variances and counters of a model's batch norms; of a model without any nothing is done.
+    """The running means, variances and counters of a model's batch norms. Without batch norms it does nothing.
 
     Args:
-        model: in training.
+        model: the model in training.
         team: the processes that train together.
     """
 
@@ -39,31 +39,36 @@ class RunningStatistics:
         self._team = team
         self._before: list[Tensor] = []
         memory = max((math.ceil(1 / norm.momentum) for norm in self._norms if norm.momentum), default=0)
-        self._young = _AMPLE * memory  # steps after which the beginnings are long forgotten, whatever was left out
+        self._steps_to_correct = _MARGIN * memory  # after these the initial values are certainly forgotten
 
     def start(self) -> None:
-        """Before the first step: what came with weights goes on as it is, also from a file that does not count."""
+        """Prepare for the first step: statistics that came with the weights are continued, not replaced.
+
+        A file of weights may hold statistics without their counter; such a counter is set here.
+        """
         for norm in self._norms:
-            *remembered, counter = norm.buffers()
-            if norm.momentum and not counter and not _are_new(*remembered):
+            mean, variance, counter = norm.buffers()
+            is_new = not mean.any() and bool((variance == 1).all())
+            if norm.momentum and not counter and not is_new:
                 counter.fill_(math.ceil(1 / norm.momentum))
 
     def begin(self) -> None:
-        """A step begins."""
+        """Remember the statistics at the beginning of a step."""
         self._before = [buffer.clone() for buffer in self._buffers]
 
     def finish(self, images: int, is_finite: Callable[[], Tensor]) -> None:
-        """A step ends: make the statistics the same in all processes, and undo the step's share if it is not finite.
+        """End a step: make the statistics equal in all processes, and undo their change if the step is not finite.
 
         Args:
-            images: how many images of the step this process has seen.
-            is_finite: whether loss and gradient are finite, (). Nothing waits for the device to answer.
+            images: the number of images of the step that this process has seen.
+            is_finite: returns whether loss and gradient are finite, (). The result stays on the device, so nothing
+                waits for it.
         """
         if not self._buffers:
             return
-        if self._young:  # later it would change nothing, and each norm costs some small kernels
-            self._young -= 1
-            self._forget_beginnings()
+        if self._steps_to_correct:  # later it would change nothing, and each norm costs some small kernels
+            self._steps_to_correct -= 1
+            self._forget_initial_values()
         if self._team.size > 1:
             self._average_over_processes(images)
         finite = is_finite()
@@ -72,35 +77,35 @@ class RunningStatistics:
 
     def _average_over_processes(self, images: int) -> None:
         floats = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-        weighed = [buffer * images for buffer in floats]
+        weighted = [buffer * images for buffer in floats]
         count = torch.full_like(floats[0][:1], images)
-        self._team.all_reduce([*weighed, count])
-        for buffer, total in zip(floats, weighed, strict=True):
+        self._team.all_reduce([*weighted, count])
+        for buffer, total in zip(floats, weighted, strict=True):
             buffer.copy_(total / count)
 
-    def _forget_beginnings(self) -> None:
-        """Let the step's batches count as many among all seen, where that is more than the momentum gives them."""
+    def _forget_initial_values(self) -> None:
+        """Weight the step's batches as in a plain mean over all batches, where the momentum gives them less weight."""
         old = {id(buffer): before for buffer, before in zip(self._buffers, self._before, strict=True)}
         for norm in self._norms:
-            if norm.momentum is None:  # the mean over all batches as it is
+            if norm.momentum is None:  # the layer itself computes the plain mean
                 continue
-            *remembered, seen_now = norm.buffers()
-            seen = old[id(seen_now)]
-            left = (1 - norm.momentum) ** (seen_now - seen)  # of what was remembered before the step
-            wanted = torch.minimum(left, seen / seen_now)
-            factor = torch.where(seen_now > seen, (1 - wanted) / (1 - left), 1.0)
-            for buffer in remembered:
+            mean, variance, batches = norm.buffers()
+            batches_before = old[id(batches)]
+            weight_before = (1 - norm.momentum) ** (batches - batches_before)  # of the statistics before the step
+            wanted = torch.minimum(weight_before, batches_before / batches)
+            factor = torch.where(batches > batches_before, (1 - wanted) / (1 - weight_before), 1.0)
+            for buffer in (mean, variance):
                 buffer.copy_(torch.lerp(old[id(buffer)], buffer, factor.to(buffer)))
 
     @contextmanager
     def attempt(self, images: int) -> Iterator[None]:
-        """A pass over so many images, after which all is as before where it fails.
+        """Restore the statistics if the block, a pass over this many images, fails.
 
-        A batch of one picture is normalised by what is remembered, as in evaluation.
+        A batch of one image is normalised by the running statistics, as in evaluation.
         """
         before = [buffer.clone() for buffer in self._buffers]
-        learning = [norm for norm in self._norms if norm.training] if images == 1 else []
-        for norm in learning:
+        switched = [norm for norm in self._norms if norm.training] if images == 1 else []
+        for norm in switched:
             norm.eval()
         try:
             yield
@@ -109,10 +114,5 @@ class RunningStatistics:
                 buffer.copy_(old)
             raise
         finally:
-            for norm in learning:
+            for norm in switched:
                 norm.train()
-
-
-def _are_new(mean: Tensor, variance: Tensor) -> bool:
-    """Whether they remember nothing yet."""
-    return not mean.any() and bool((variance == 1).all())

@@ -34,7 +34,7 @@ from vitkit.model.build import Model
 from vitkit.system.files import replacing
 from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, LAST, METRICS
-from vitkit.training.adapters import merged
+from vitkit.training.adapters import merge_low_rank
 from vitkit.training.distributed import ALONE, ProcessGroup, full_state, set_full_state
 from vitkit.training.finalize import correction_of, with_correction
 from vitkit.training.optim import Average, build_optimizer, lr_factor, swa_factor, swa_start
@@ -485,7 +485,7 @@ class RunWriter:
 
         Of a pre-training the encoder is the model, and the rest is a file beside it.
         """
-        model = merged(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
+        model = merge_low_rank(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
         if not self.team.is_main:
             return
         if isinstance(trained, SelfSupervised):

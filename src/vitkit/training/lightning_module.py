@@ -1,8 +1,6 @@
-"""A door for those who train with Lightning's own Trainer: any of vitkit's models as a LightningModule.
+"""A LightningModule for users who train vitkit's models with Lightning's Trainer instead of vitkit's own loop.
 
-    pip install vitkit[lightning]
-
-Vitkit's own loop (`training.loop`) is not used here: what the Trainer does is Lightning's affair.
+pip install vitkit[lightning]
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ except ModuleNotFoundError as error:
 
 
 class LightningClassifier(LightningModule):
-    """A classifier for Lightning's Trainer; it logs train_loss, val_loss and val_acc.
+    """A classifier for Lightning's Trainer, which logs train_loss, val_loss and val_acc.
 
         from lightning import Trainer
         from vitkit import create_model
@@ -37,12 +35,12 @@ class LightningClassifier(LightningModule):
         task = LightningClassifier(model, Recipe(lr=5e-4, epochs=10))
         Trainer(max_epochs=10).fit(task, train_dataloader, val_dataloader)
 
-    Batches are images (B, C, height, width), preprocessed, and labels (B,).
+    A batch is a pair of preprocessed images (B, C, height, width) and labels (B,).
 
     Args:
-        model: to train; parameters that require no gradient stay as they are.
-        recipe: its optimiser, learning rate with warm-up and schedule, and label smoothing are used; the rest is the
-            Trainer's: epochs, precision, accumulation, clipping.
+        model: the model to train. Parameters that require no gradient are not changed.
+        recipe: sets the optimiser, the learning rate with its warm-up and schedule, and the label smoothing. The
+            Trainer sets everything else, such as epochs, precision, accumulation and clipping.
     """
 
     def __init__(self, model: Model, recipe: Recipe | None = None) -> None:
@@ -51,25 +49,25 @@ class LightningClassifier(LightningModule):
         self.objective = Objective(self.recipe, model.config.num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, height, width) -> logits (B, K)."""
+        """Compute logits (B, K) from images (B, C, height, width)."""
         return self.model(images)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The mean loss of a batch, (): label-smoothed cross-entropy on every head."""
+        """Return the mean loss of a batch, (): the label-smoothed cross-entropy of every head."""
         images, labels = batch
         loss = self.objective.loss(self.model.forward_heads(images), images, labels)
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """The loss without smoothing, and the part of the images that are right."""
+        """Log the cross-entropy without smoothing, and the accuracy."""
         images, labels = batch
         logits = self(images).float()
         self.log("val_loss", F.cross_entropy(logits, labels), batch_size=len(labels))
         self.log("val_acc", (logits.argmax(dim=1) == labels).float().mean(), batch_size=len(labels), prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        """The recipe's optimiser, and its warm-up and schedule over the Trainer's steps."""
+        """Build the recipe's optimiser, with its warm-up and schedule spread over the Trainer's steps."""
         optimizer = build_optimizer(self.model, self.recipe)
         for group in optimizer.param_groups:
             group["lr"] = self.recipe.lr * group["lr_scale"]

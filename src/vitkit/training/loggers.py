@@ -1,4 +1,4 @@
-"""Where the figures of each epoch go beside metrics.csv: programs that draw curves, if they are installed."""
+"""Loggers, which receive the figures of each epoch in addition to metrics.csv: TensorBoard, CSV, W&B and MLflow."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from vitkit.training.recipe import Recipe, without_places
 
 
 class Logger(Protocol):
-    """Any logger of Lightning's, or an object like one; `log_metrics` is enough."""
+    """The interface of Lightning's loggers; an object that has only `log_metrics` also works."""
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """Take the recipe's fields."""
+        """Log the fields of the recipe."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Take the figures of an epoch, which is the `step`."""
+        """Log the figures of an epoch; `step` is its number."""
 
     def finalize(self, status: str) -> None:
-        """The training is over: success or failed."""
+        """End the log; the status is `success` or `failed`."""
 
 
 class LogEpochs:
-    """A callback that gives loggers the recipe, and the figures of each epoch.
+    """A callback that passes the recipe and the figures of each epoch to loggers.
 
-    A logger that fails is told of in a line, and hears no more: no training is lost for a curve.
+    A logger that raises an exception is reported once and not called again, so it cannot end the training.
     """
 
     def __init__(self, loggers: Sequence[Logger], recipe: Recipe, say: Say) -> None:
         self._loggers, self._recipe, self._say = list(loggers), recipe, say
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Tell what is trained, and not where it lies: what loggers keep is read elsewhere."""
+        """Log the recipe without the paths on this machine, as logs are read elsewhere."""
         fields = {name: value for name, value in vars(without_places(self._recipe)).items() if value is not None}
-        self._each("log_hyperparams", dict(fields))
+        self._call("log_hyperparams", fields)
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Tell the figures, and what callbacks have added to them that is a number."""
-        numbers = {name: float(own) for name, own in state.metrics.items() if _is_number(own)}
-        self._each("log_metrics", numbers, state.epoch)
+        """Log all metrics that are numbers, also those that callbacks have added."""
+        numbers = {name: float(value) for name, value in state.metrics.items() if _is_number(value)}
+        self._call("log_metrics", numbers, state.epoch)
 
     def close(self, status: str) -> None:
-        """The training is over: success or failed."""
-        self._each("finalize", status)
+        """End all logs; the status is `success` or `failed`."""
+        self._call("finalize", status)
 
-    def _each(self, method: str, *told: Any) -> None:
+    def _call(self, method: str, *arguments: Any) -> None:
         for logger in list(self._loggers):
             try:
                 with suppress(NotImplementedError):  # not every logger has a place for the recipe
-                    getattr(logger, method, lambda *_: None)(*told)
-            except Exception as error:  # of the caller's code, or a service that is gone
+                    getattr(logger, method, lambda *_: None)(*arguments)
+            except Exception as error:  # the logger may be the user's, and its service may be down
                 self._loggers.remove(logger)
-                self._say(f"note: {type(logger).__name__} failed and hears no more: {first_line(error)}")
+                self._say(f"note: {type(logger).__name__} failed and is not used any more: {first_line(error)}")
 
 
 def _is_number(value: Any) -> bool:
@@ -72,12 +72,12 @@ def _is_number(value: Any) -> bool:
 
 
 def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[Any]) -> None:
-    """Refuse who would never be told anything.
+    """Refuse callbacks and loggers that would never be called.
 
     Args:
-        recipe: what is asked for, or settled.
-        callbacks: the caller's.
-        loggers: the caller's.
+        recipe: the recipe as requested or resolved.
+        callbacks: the caller's callbacks.
+        loggers: the caller's loggers.
 
     Raises:
         VitkitError: an object has no hook, a package is not installed, or the method takes no steps.
@@ -98,17 +98,17 @@ def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[A
         raise VitkitError("loggers: an object follows one training, and --folds makes several: name one by logger=")
     if recipe.method == "probe" and (callbacks or loggers or recipe.logger in LOGGERS):
         raise VitkitError(
-            "method probe takes no steps, so callbacks and loggers hear nothing: take method full or lora"
+            "method probe takes no steps, so callbacks and loggers are never called: take method full or lora"
         )
 
 
 def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Logger]:
-    """Those that a recipe asks for: one, or none.
+    """Open the logger of a recipe; the list is empty if it names none.
 
     Args:
-        recipe: of the run.
-        folder: of the run.
-        epoch: the first that they are told of; what a run that is resumed told of later ones does not count.
+        recipe: the run's recipe.
+        folder: the run's folder.
+        epoch: the first epoch to log. Where possible, later epochs that an interrupted run has logged are removed.
     """
     name = recipe.logger
     if name == "auto":
@@ -125,32 +125,28 @@ def _tensorboard(folder: Path, epoch: int) -> Logger:
 def _csv(folder: Path, epoch: int) -> Logger:
     from lightning_fabric.loggers.csv_logs import CSVLogger
 
-    part = "" if epoch == 0 else f"from-epoch-{epoch}"  # a file that is there would be written over
-    return cast(Logger, CSVLogger(folder, name="csv", version=part, flush_logs_every_n_steps=1))
+    version = "" if epoch == 0 else f"from-epoch-{epoch}"  # the logger would overwrite an existing file
+    return cast(Logger, CSVLogger(folder, name="csv", version=version, flush_logs_every_n_steps=1))
 
 
-def _run_of(folder: Path, logger: str, epoch: int) -> str | None:
-    """The run that a logger has for this folder, to go on with; None at the beginning of a training."""
+def _saved_id(folder: Path, logger: str, epoch: int) -> str | None:
+    """Return the identifier under which a logging service knows this run; None for a new run."""
     if epoch == 0:
         return None
     try:
         return str(from_json((folder / LOGGER_RUNS).read_text(encoding="utf-8"))[logger])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # it begins another
-
-
-def _keep_run(folder: Path, logger: str, known: str) -> None:
-    write_json(folder / LOGGER_RUNS, {logger: known})
+        return None  # the service starts another run
 
 
 class _WandB:
     def __init__(self, folder: Path, epoch: int) -> None:
         import wandb
 
-        known = _run_of(folder, "wandb", epoch)
-        going_on = {} if known is None else {"id": known, "resume": "allow"}
-        self._run = wandb.init(project="vitkit", name=folder.name, dir=str(folder), **going_on)
-        _keep_run(folder, "wandb", self._run.id)
+        saved_id = _saved_id(folder, "wandb", epoch)
+        resume = {} if saved_id is None else {"id": saved_id, "resume": "allow"}
+        self._run = wandb.init(project="vitkit", name=folder.name, dir=str(folder), **resume)
+        write_json(folder / LOGGER_RUNS, {"wandb": self._run.id})
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         self._run.config.update(params, allow_val_change=True)
@@ -168,12 +164,12 @@ class _MLflow:
 
         self._mlflow = mlflow
         mlflow.set_experiment("vitkit")
-        self._known = _run_of(folder, "mlflow", epoch)
-        run = mlflow.start_run(run_id=self._known, run_name=folder.name)
-        _keep_run(folder, "mlflow", run.info.run_id)
+        self._saved_id = _saved_id(folder, "mlflow", epoch)
+        run = mlflow.start_run(run_id=self._saved_id, run_name=folder.name)
+        write_json(folder / LOGGER_RUNS, {"mlflow": run.info.run_id})
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
-        if self._known is None:  # what it was told once it lets nobody change, as the number of workers is
+        if self._saved_id is None:  # MLflow refuses changed parameters, such as another number of workers
             self._mlflow.log_params(params)
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
@@ -183,7 +179,8 @@ class _MLflow:
         self._mlflow.end_run("FINISHED" if status == "success" else "FAILED")
 
 
-LOGGERS: Mapping[str, tuple[str, Callable[[Path, int], Logger]]] = {  # the package that each needs
+# By name: the package that the logger needs, and the function that opens it.
+LOGGERS: Mapping[str, tuple[str, Callable[[Path, int], Logger]]] = {
     "tensorboard": ("tensorboard", _tensorboard),
     "csv": ("lightning_fabric", _csv),
     "wandb": ("wandb", _WandB),
