@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vitkit.data.labels import Proposal
     from vitkit.data.split_file import Changes
     from vitkit.data.table import ImageTable
-    from vitkit.evaluation.evaluator import Judged
+    from vitkit.evaluation.evaluator import ProposalEvaluation
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.weights.preprocessing import PreprocessLike
 
@@ -295,7 +295,7 @@ def _ask(
     way: tuple[str, str, str, int, str],
     note: Say,
     progress: Progress,
-) -> tuple[Judged, Classifier]:
+) -> tuple[ProposalEvaluation, Classifier]:
     """The answers, and the classifier as it computed them: by backend, precision, plan, merging and device."""
     from vitkit.evaluation import metrics
     from vitkit.evaluation.evaluator import evaluate_before
@@ -325,7 +325,7 @@ def _proposals(
     return find_proposals(rows, read_digests(rows, progress), earlier)
 
 
-def _as_own(judged: Judged, classifier: Classifier, run: Path, table: ImageTable) -> Judged:
+def _as_own(judged: ProposalEvaluation, classifier: Classifier, run: Path, table: ImageTable) -> ProposalEvaluation:
     """The same with what a run knows of its own images: which belong together, and what was chosen on them."""
     from vitkit.data.split_file import groups_of_run
     from vitkit.data.task import task_of
@@ -351,7 +351,7 @@ def _seen(
 
 
 def _figures(
-    classifier: Classifier, judged: Judged, seen: dict[str, str] | None, doubt: str, changes: Changes | None
+    classifier: Classifier, judged: ProposalEvaluation, seen: dict[str, str] | None, doubt: str, changes: Changes | None
 ) -> dict[str, Any]:
     from vitkit.evaluation.evaluator import proposal_figures
     from vitkit.evaluation.figures import all_figures
