@@ -21,7 +21,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.labels import EXCLUDED, Proposal
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
-from vitkit.evaluation.figures import figures, that_count, without
+from vitkit.evaluation.figures import figures, unseen_part, without
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 
@@ -209,7 +209,7 @@ def proposal_figures(evaluated: ProposalEvaluation, seen: Mapping[str, str] | No
     in_split = set(evaluated.now.paths)
     changed = [proposal for proposal in evaluated.proposals if proposal.path in in_split]
     known = [proposal for proposal in changed if proposal.before not in (EXCLUDED, UNLABELLED)]
-    counted = that_count(evaluated.now, seen)
+    counted = unseen_part(evaluated.now, seen)
     every = {} if counted is None else figures(counted)
     return {
         "proposed": {

@@ -42,11 +42,11 @@ _SHOWN = 10  # names of absent classes
 
 def findings_of(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
     """What the reader of the figures should know."""
-    from vitkit.evaluation.figures import counted_in, describe
+    from vitkit.evaluation.figures import counted_part, describe
     from vitkit.evaluation.headline import describe_proposals
 
     found = [describe_proposals(numbers), describe(numbers)]
-    return [*_absent(counted_in(outcome, numbers)), *filter(None, found)]
+    return [*_absent(counted_part(outcome, numbers)), *filter(None, found)]
 
 
 def _absent(outcome: Evaluation) -> list[str]:
@@ -347,7 +347,7 @@ def _seen(
 
     if classifier.pictures is None:
         return None, ""
-    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_own=is_own)
+    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_of_run=is_own)
 
 
 def _figures(
