@@ -135,7 +135,7 @@ def draw_answers(images: int, classes: int) -> Iterator[tuple[int, np.ndarray]]:
 
 def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -> list[dict[str, Any]]:
     from vitkit.evaluation.figures import all_figures
-    from vitkit.evaluation.label_errors import from_predictions, write_doubts
+    from vitkit.evaluation.label_errors import from_predictions, write_label_errors
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.reporting.evaluation_report import write_evaluation
 
@@ -152,7 +152,7 @@ def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -
     with Took() as took:
         own = Evaluation("test", model.classes, paths, labels, probabilities, temperature=1.5)
         numbers = all_figures(own, None, {"balance": {"counts": list(range(1, classes + 1)), "prior": "data"}})
-        write_doubts(folder / "label_errors.csv", from_predictions([own]))
+        write_label_errors(folder / "label_errors.csv", from_predictions([own]))
         write_evaluation(folder / "out", model, own, table, numbers, [], lambda *_: None)
     return [
         row(

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vitkit.data.sources import read_source
-from vitkit.evaluation.label_errors import Doubt, write_doubts
+from vitkit.evaluation.label_errors import LabelError, write_label_errors
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.prediction_files import ENCODING, Columns, Csv, JsonLines
 from vitkit.text.cells import harmless, restored, visible
@@ -80,7 +80,7 @@ def test_a_list_of_labels_is_read_as_it_was_written(
     if len(set(labels)) < 2 or any("\udc80" <= own <= "\udfff" for label in labels for own in label):
         return
     file = tmp_path_factory.mktemp("labels") / "label_errors.csv"
-    write_doubts(file, [Doubt(f"{label}.png", label, "other", 0.5, 0.1) for label in labels])
+    write_label_errors(file, [LabelError(f"{label}.png", label, "other", 0.5, 0.1) for label in labels])
     table = read_source(file)
     assert [table.name_of(i) for i in range(len(table))] == labels
     assert list(table.paths) == [f"{label}.png".strip() for label in labels]

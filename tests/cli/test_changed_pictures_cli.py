@@ -17,7 +17,7 @@ import runs
 import vitkit as package
 from vitkit.data.split_file import look_over, read_contents, refuse_changed, split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.label_errors import Doubt, write_doubts
+from vitkit.evaluation.label_errors import LabelError, write_label_errors
 from vitkit.experiments import compare as comparison_costs
 from vitkit.experiments.compare import compare
 from vitkit.system.run_files import LABEL_ERRORS, SPLIT
@@ -115,7 +115,7 @@ def test_labels_that_were_doubted_of_other_pictures_are_named(vitkit: Any, run: 
     table = split_from_file(run / SPLIT)
     first, second = table.paths[:2]
     label = table.name_of(0)
-    write_doubts(run / LABEL_ERRORS, [Doubt(path, label, "red", 0.9, 0.1) for path in (first, second)])
+    write_label_errors(run / LABEL_ERRORS, [LabelError(path, label, "red", 0.9, 0.1) for path in (first, second)])
     assert "no longer" not in vitkit("doctor", run / LABEL_ERRORS).out
     overwrite([table.root / first])
     outcome = vitkit("doctor", run / LABEL_ERRORS)

@@ -12,14 +12,14 @@ import torch
 
 from vitkit.data.table import ImageTable
 from vitkit.evaluation.label_errors import (
-    Doubt,
+    LabelError,
     find_suspects,
     from_features,
     from_predictions,
     in_words,
     probe_out_of_fold,
     summary,
-    write_doubts,
+    write_label_errors,
 )
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
@@ -149,9 +149,9 @@ def test_probes_of_several_classes_find_decisions_that_were_turned_round() -> No
 
 def test_a_list_says_how_many_of_it_are_expected_by_chance() -> None:
     doubts = [
-        Doubt("a.png", "a", "b", 0.9, 0.25),
-        Doubt("b.png", "a", "b", 0.8, 0.5),
-        Doubt("c.png", "b", "a", 0.7, 0.6),
+        LabelError("a.png", "a", "b", 0.9, 0.25),
+        LabelError("b.png", "a", "b", 0.8, 0.5),
+        LabelError("c.png", "b", "a", 0.7, 0.6),
     ]
     assert in_words(doubts) == "3 labels look wrong; of these 3 about 1.4 are expected by chance"
     assert in_words([]) == "no more labels look wrong than chance explains"
@@ -159,12 +159,12 @@ def test_a_list_says_how_many_of_it_are_expected_by_chance() -> None:
 
 
 def test_the_file_can_be_read_back_whatever_the_names(tmp_path: Path) -> None:
-    doubts = [Doubt('a "b",c.png', "cat; dog", "x\ny", 0.5, 0.1), Doubt("d.png", "ö", "e", 0.25, 0.5)]
-    write_doubts(tmp_path / "d.csv", doubts)
+    doubts = [LabelError('a "b",c.png', "cat; dog", "x\ny", 0.5, 0.1), LabelError("d.png", "ö", "e", 0.25, 0.5)]
+    write_label_errors(tmp_path / "d.csv", doubts)
     with (tmp_path / "d.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["path", "label", "suggested", "score", "chance"]
-    assert [Doubt(*row[:3], *map(float, row[3:])) for row in rows[1:]] == doubts
+    assert [LabelError(*row[:3], *map(float, row[3:])) for row in rows[1:]] == doubts
 
 
 def test_mistakes_that_the_probabilities_explain_are_no_doubts_and_labels_that_they_do_not_are() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.evaluation.figures import all_figures, counted_in, describe
+from vitkit.evaluation.figures import all_figures, counted_part, describe
 from vitkit.evaluation.headline import headline_of, value_of
 from vitkit.evaluation.metrics import Evaluation
 
@@ -35,7 +35,7 @@ def test_images_that_the_weights_had_seen_do_not_count() -> None:
     assert told.interval == tuple(numbers["intervals_95"]["accuracy"])
     assert numbers["headline"] == told.to_dict()
     assert told.words == "accuracy 0.2000 on 5 test images (without 7 that the weights had seen; with them 0.6667)"
-    assert counted_in(own, numbers).paths == own.paths[7:]
+    assert counted_part(own, numbers).paths == own.paths[7:]
     assert sum(row["support"] for row in numbers["per_class"].values()) == 5
     said = describe(numbers)
     assert said is not None and "7 of 12 images had been seen" in said and "on 5 images, with them 0.6667" in said

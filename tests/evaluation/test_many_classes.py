@@ -16,7 +16,7 @@ from sklearn import metrics as reference
 
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.figures import at_temperature, figures, for_prior, operating_points
-from vitkit.evaluation.intervals import Units, _loss_interval, _quantile, macro_f1_interval, mean_interval
+from vitkit.evaluation.intervals import Units, _quantile, loss_bounds, macro_f1_interval, mean_interval
 from vitkit.evaluation.label_errors import LabelNoise, from_predictions
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.reporting import evaluation_report as report
@@ -108,7 +108,7 @@ def test_the_interval_of_the_log_loss_is_that_of_every_logarithm(own: Evaluation
     true = losses[np.arange(len(own.labels)), own.labels]
     most = max(true.max(), np.quantile(np.sort(losses, axis=1)[:, 1], 0.9))
     units = Units.of(len(own.labels), None)
-    assert _loss_interval(own.probabilities, own.labels, units) == mean_interval(true, most, units)
+    assert loss_bounds(own, units) == mean_interval(true, most, units)
 
 
 def test_rows_are_computed_alike_in_any_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

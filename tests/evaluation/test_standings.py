@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from vitkit.evaluation.metrics import standings
+from vitkit.evaluation.metrics import class_rankings
 from vitkit.evaluation.multilabel import average_precisions
 
 GRID = np.linspace(0, 1, 201)
@@ -26,7 +26,7 @@ def scored(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 @given(scored())
 def test_areas_and_curves_are_scikit_learns(drawn: tuple[np.ndarray, np.ndarray]) -> None:
     labels, scores = drawn
-    found = dict(standings(labels, scores))
+    found = dict(class_rankings(labels, scores))
     assert sorted(found) == sorted(set(labels.tolist()))
     for i, own in found.items():
         is_own, score = labels == i, scores[:, i]
@@ -58,6 +58,6 @@ def test_of_several_classes_an_image_each_column_stands_alone(drawn: tuple[np.nd
 def test_many_classes_are_sorted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     labels, scores = rng.integers(0, 30, 100), rng.random((100, 30)).astype(np.float32)
-    whole = [(i, own.roc_auc) for i, own in standings(labels, scores)]
+    whole = [(i, own.roc_auc) for i, own in class_rankings(labels, scores)]
     monkeypatch.setattr("vitkit.evaluation.metrics._NUMBERS", 250)
-    assert [(i, own.roc_auc) for i, own in standings(labels, scores)] == whole
+    assert [(i, own.roc_auc) for i, own in class_rankings(labels, scores)] == whole

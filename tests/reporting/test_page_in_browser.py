@@ -15,7 +15,7 @@ from PIL import Image
 
 from browser import browser, is_within, serious, watched
 from vitkit.evaluation.figures import figures
-from vitkit.evaluation.label_errors import Doubt
+from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.reporting.evaluation_report import write_report
@@ -62,7 +62,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
 @pytest.fixture(scope="module")
 def report(own: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.getbasetemp() / "photos"
-    doubts = [Doubt(own.paths[i], own.classes[own.labels[i]], EVIL, 0.9 - i / 100, 0.1) for i in range(0, 30, 3)]
+    doubts = [LabelError(own.paths[i], own.classes[own.labels[i]], EVIL, 0.9 - i / 100, 0.1) for i in range(0, 30, 3)]
     png = (root / own.paths[0]).read_bytes()
     explained = [Explained(i, EVIL, [("photo", png), (f"what speaks for {EVIL}", png)]) for i in own.mistakes(2)]
     shown = {"laid_out": (SHOWN, POINTS), "doubts": doubts, "explained": explained}

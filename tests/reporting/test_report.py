@@ -16,7 +16,7 @@ from PIL import Image
 
 from photos import noise, save
 from vitkit.evaluation.figures import figures
-from vitkit.evaluation.label_errors import Doubt
+from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.reporting.evaluation_report import write_report
 from vitkit.reporting.gallery import SIDE
@@ -70,7 +70,7 @@ def html(tmp_path: Path, evaluation: Evaluation) -> str:
         facts={"data": f"/photos/{EVIL}", EVIL: "1"},
         findings=[f"3 files are odd: {EVIL}"],
         pictures={"Curves": save(noise(), tmp_path / "a.png").read_bytes(), EVIL: (tmp_path / "a.png").read_bytes()},
-        doubts=[Doubt("a.png", EVIL, "cat", 0.75, 0.2), Doubt("d.png", "cat", EVIL, 0.5, 0.4)],
+        doubts=[LabelError("a.png", EVIL, "cat", 0.75, 0.2), LabelError("d.png", "cat", EVIL, 0.5, 0.4)],
         recipe=f'model = "{EVIL}"\n',
     )
     return (tmp_path / "report.html").read_text(encoding="utf-8")

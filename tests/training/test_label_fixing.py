@@ -20,7 +20,7 @@ from vitkit.data.labels import EXCLUDED, Edit, add_edits
 from vitkit.data.split_file import split_from_file
 from vitkit.data.table import ImageTable
 from vitkit.evaluation.headline import describe_proposals
-from vitkit.evaluation.label_errors import Doubt, from_features, write_doubts
+from vitkit.evaluation.label_errors import LabelError, from_features, write_label_errors
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, PREDICTIONS, REPORT
 from vitkit.training.run import train
 
@@ -39,8 +39,8 @@ def figures_of(run: Path) -> dict[str, Any]:
 def accepted(run: Path) -> dict[str, str]:
     """What the run's model says of each test picture that it has wrong, as the list of its doubts suggests it."""
     wrong = {row["path"]: row for row in rows_of(run) if row["label"] != row["predicted"]}
-    write_doubts(
-        run / LABEL_ERRORS, [Doubt(path, row["label"], row["predicted"], 0.9, 0.1) for path, row in wrong.items()]
+    write_label_errors(
+        run / LABEL_ERRORS, [LabelError(path, row["label"], row["predicted"], 0.9, 0.1) for path, row in wrong.items()]
     )
     return {path: row["predicted"] for path, row in wrong.items()}
 

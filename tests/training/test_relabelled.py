@@ -20,7 +20,7 @@ from vitkit.data.sources import read_source
 from vitkit.data.split_file import images_of_run, move_run, split_from_file
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluation.label_errors import Doubt, write_doubts
+from vitkit.evaluation.label_errors import LabelError, write_label_errors
 from vitkit.system.progress import silent
 from vitkit.training.lineage import SplitImages
 from vitkit.training.run import write_start
@@ -49,9 +49,9 @@ class Work:
     def doubt(self, name: str, suggested: dict[str, str]) -> None:
         """What a run lists in label_errors.csv."""
         label = dict(labels_of(split_from_file(self.root / "runs" / name / "split.json")))
-        write_doubts(
+        write_label_errors(
             self.root / "runs" / name / "label_errors.csv",
-            [Doubt(path, label[path], other, 0.9, 0.1) for path, other in suggested.items()],
+            [LabelError(path, label[path], other, 0.9, 0.1) for path, other in suggested.items()],
         )
 
     def of_split(self, name: str, split: str, label: str = "red") -> list[str]:

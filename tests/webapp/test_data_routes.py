@@ -21,7 +21,7 @@ from vitkit.data import labels as label_file
 from vitkit.data.labels import Edit, add_edits, labels_so_far, undo_edits
 from vitkit.data.sources import read_source
 from vitkit.data.split_file import split_to_dict
-from vitkit.evaluation.label_errors import Doubt, write_doubts
+from vitkit.evaluation.label_errors import LabelError, write_label_errors
 from vitkit.system.files import write_json
 from vitkit.webapp.app import create_app
 from vitkit.webapp.photographs import Photographs
@@ -464,7 +464,9 @@ def doubtful(place: Workspace) -> None:
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text("")
     write_json(folder / "split.json", split_to_dict(replace(read_source(place.photographs), splits=("test",) * 12)))
-    write_doubts(folder / "label_errors.csv", [Doubt(f"blue/img{i}.png", "blue", "red", 0.9, 0.1) for i in (1, 2, 3)])
+    write_label_errors(
+        folder / "label_errors.csv", [LabelError(f"blue/img{i}.png", "blue", "red", 0.9, 0.1) for i in (1, 2, 3)]
+    )
 
 
 @pytest.mark.usefixtures("doubtful")

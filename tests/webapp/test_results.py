@@ -14,7 +14,7 @@ import pytest
 import runs
 from browser import browser, is_within, serious, served, watched
 from vitkit.data.labels import Edit, add_edits, labels_so_far
-from vitkit.evaluation.label_errors import Doubt, write_doubts
+from vitkit.evaluation.label_errors import LabelError, write_label_errors
 from vitkit.system.run_files import LABEL_ERRORS, PREDICTIONS
 from vitkit.training.run import train
 from vitkit.webapp.app import create_app
@@ -43,8 +43,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """The studio of these runs, with three labels to look at, whose label file is new."""
     monkeypatch.chdir(tmp_path)
-    doubts = [Doubt(f"red/img{i}.png", "red", "blue", 0.9 - i / 10, 0.25 * i) for i in (1, 2, 3)]
-    write_doubts(trained / "runs" / "first" / LABEL_ERRORS, doubts)
+    doubts = [LabelError(f"red/img{i}.png", "red", "blue", 0.9 - i / 10, 0.25 * i) for i in (1, 2, 3)]
+    write_label_errors(trained / "runs" / "first" / LABEL_ERRORS, doubts)
     return open_workspace(trained / "photos", runs=trained / "runs")
 
 

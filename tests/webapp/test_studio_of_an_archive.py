@@ -16,7 +16,7 @@ from vitkit.data.sources import read_source
 from vitkit.data.split_file import split_to_dict
 from vitkit.data.splits import split
 from vitkit.errors import VitkitError
-from vitkit.evaluation.label_errors import Doubt, write_doubts
+from vitkit.evaluation.label_errors import LabelError, write_label_errors
 from vitkit.system.files import write_json
 from vitkit.webapp.app import create_app
 from vitkit.webapp.results import decide, file_of, stamp_of, suspects_of
@@ -61,7 +61,7 @@ def test_doubtful_labels_of_a_run_of_an_archive_are_judged(place: Workspace) -> 
     run.mkdir(parents=True)
     (run / "recipe.toml").write_text("")
     write_json(run / "split.json", split_to_dict(split(table, (0.5, 0.25, 0.25), 0)))
-    write_doubts(run / "label_errors.csv", [Doubt("red/img1.png", "red", "blue", 0.9, 0.25)])
+    write_label_errors(run / "label_errors.csv", [LabelError("red/img1.png", "red", "blue", 0.9, 0.25)])
     assert open_workspace(run).photographs == place.photographs
     assert str(file_of(run, "red/img1.png")) == f"{place.photographs}/red/img1.png"
     assert suspects_of(place, run)["why_not"] == ""

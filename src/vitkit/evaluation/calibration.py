@@ -1,4 +1,4 @@
-"""Whether a confidence of 90 % is right nine times in ten, and how to make it so (Guo et al., arXiv 1706.04599)."""
+"""Measure how well confidences match accuracy, and correct them by a temperature (Guo et al., arXiv 1706.04599)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 Floats = npt.NDArray[np.floating[Any]]
 BINS = 15
 _RANGE, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)
-_PRIOR = 0.5  # standard deviation of ln T, and of the strength, before anything is seen: a few images are no certainty
+_PRIOR = 0.5  # prior standard deviation of ln T and of the strength: a few images must not make the fit certain
 _EXACT = {"xatol": 1e-6}
-_NUMBERS = 2**18  # of a table that are computed with at a time: as many as stay in a core's cache
+_NUMBERS = 2**18  # numbers of a table that are processed at a time, so that they stay in a core's cache
 
 
 def blocks(rows: int, width: int, numbers: int | None = None) -> Iterator[slice]:
-    """The rows of a table, a few at a time: what is computed of each row alone needs no second table."""
+    """Slice the rows of a table into blocks, so that row-wise computations need no second table of full size."""
     size = max(1, (numbers or _NUMBERS) // max(width, 1))
     return (slice(start, start + size) for start in range(0, rows, size))
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often a classifier is right, by its confidence, in bins of equal width.
+    """Accuracy as a function of confidence, in bins of equal width.
 
     Attributes:
-        counts: images in each bin, (bins,).
-        confidence: mean confidence in each bin, (bins,); 0 in an empty one.
-        accuracy: part of them that is right, (bins,); 0 in an empty one.
+        counts: number of images in each bin, (bins,).
+        confidence: mean confidence in each bin, (bins,); 0 in an empty bin.
+        accuracy: fraction of correct images in each bin, (bins,); 0 in an empty bin.
     """
 
     counts: npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ class Reliability:
 
     @classmethod
     def of(cls, probabilities: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], bins: int = BINS) -> Reliability:
-        """Of the most probable class of each image; `probabilities` (n, K), `labels` (n,)."""
+        """Bin the images by the probability of their most probable class; `probabilities` (n, K), `labels` (n,)."""
         confidence = probabilities.max(axis=1).astype(np.float64)
         return cls.of_confidence(confidence, probabilities.argmax(axis=1) == labels, bins)
 
@@ -49,43 +49,43 @@ class Reliability:
     def of_confidence(
         cls, confidence: npt.NDArray[np.float64], is_right: npt.NDArray[np.bool_], bins: int = BINS
     ) -> Reliability:
-        """Of n images, (n,) each."""
-        own = bin_of(confidence, bins)
-        counts = np.bincount(own, minlength=bins)
-        some = np.maximum(counts, 1)
+        """Bin n images by confidence; `confidence` and `is_right` are (n,)."""
+        bin_index = bin_of(confidence, bins)
+        counts = np.bincount(bin_index, minlength=bins)
+        divisor = np.maximum(counts, 1)
         return cls(
             counts,
-            np.bincount(own, confidence, minlength=bins) / some,
-            np.bincount(own, is_right, minlength=bins) / some,
+            np.bincount(bin_index, confidence, minlength=bins) / divisor,
+            np.bincount(bin_index, is_right, minlength=bins) / divisor,
         )
 
     @property
     def ece(self) -> float:
-        """Expected calibration error (eq. 3): the mean gap between confidence and accuracy, over images."""
+        """Expected calibration error (eq. 3): mean gap between confidence and accuracy, weighted by images."""
         return float((self.counts * np.abs(self.accuracy - self.confidence)).sum() / self.counts.sum())
 
 
 def confidence_at(probabilities: npt.NDArray[np.float32], power: float) -> npt.NDArray[np.float64]:
-    """The highest probability of each row of (n, K) at another temperature, (n,); `power`: the old one over the new."""
-    found = np.empty(len(probabilities))
-    for own in blocks(*probabilities.shape):
-        rows = np.maximum(probabilities[own].astype(np.float64), np.finfo(np.float32).tiny)
-        found[own] = 1 / ((rows / rows.max(axis=1, keepdims=True)) ** power).sum(axis=1)
-    return found
+    """Highest probability (n,) of each row of (n, K) at another temperature; `power` is old over new temperature."""
+    highest = np.empty(len(probabilities))
+    for rows in blocks(*probabilities.shape):
+        part = np.maximum(probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny)
+        highest[rows] = 1 / ((part / part.max(axis=1, keepdims=True)) ** power).sum(axis=1)
+    return highest
 
 
 def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray[np.int64]:
-    """The bin of each confidence, from 0; they are (low, high], as in the paper."""
+    """Bin index of each confidence, from 0; bins are half-open intervals (low, high], as in the paper."""
     return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What makes logits z into log-odds that hold: z / temperature + strength * shift.
+    """Parameters that turn logits z into calibrated log-odds: z / temperature + strength * shift.
 
     Attributes:
-        temperature: above 0.
-        strength: how much of a shift between the classes' shares in training and in the data is called for.
+        temperature: positive number that the logits are divided by.
+        strength: factor of the shift, which corrects for class frequencies that differ between training and the data.
     """
 
     temperature: float
@@ -93,34 +93,36 @@ class Calibration:
 
 
 def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> float:
-    """The temperature T > 0 that makes held-out probabilities right: softmax(logits / T) (sec. 4.2).
+    """Fit the temperature T > 0 that calibrates held-out probabilities: softmax(logits / T) (sec. 4.2).
 
-    The least log loss, with a weak prior that T is near 1: where every image is classified rightly the log loss alone
-    would make the classifier certain of everything.
+    Minimises the log loss with a weak prior that T is near 1. Without the prior, a classifier that makes no mistake on
+    these images would become certain of everything.
 
     Args:
         probabilities: (n, K), softmax of the logits at temperature 1.
-        labels: (n,) true classes.
+        labels: true classes, (n,).
     """
     logits = log_odds(probabilities, labels)
     return calibrate(logits, labels, np.zeros(logits.shape[1])).temperature
 
 
-def most_rise(after: npt.NDArray[np.float64], first: npt.NDArray[np.float64], draws: int = 400, seed: int = 0) -> float:
-    """How much chance alone makes the calibration error rise where the temperature is right, at most 39 times in 40.
+def most_rise(
+    after: npt.NDArray[np.float64], before: npt.NDArray[np.float64], draws: int = 400, seed: int = 0
+) -> float:
+    """97.5 % quantile of how much the calibration error rises by chance although the temperature is right.
 
     Args:
-        after: confidences at the temperature, (n,): whether an image is right is drawn by them.
-        first: the same at temperature 1.
-        draws: how often.
-        seed: of the draws.
+        after: confidences at the temperature, (n,); simulated images are correct with these probabilities.
+        before: confidences at temperature 1, (n,).
+        draws: number of simulations.
+        seed: seed of the simulations.
     """
     rng = np.random.default_rng(seed)
-    bins = bin_of(after), bin_of(first)
+    bins = bin_of(after), bin_of(before)
     rises = []
     for _ in range(draws):
         is_right = rng.random(len(after)) < after
-        gaps = [np.bincount(own, is_right - sure) for own, sure in zip(bins, (after, first), strict=True)]
+        gaps = [np.bincount(index, is_right - sure) for index, sure in zip(bins, (after, before), strict=True)]
         rises.append(float(np.abs(gaps[0]).sum() - np.abs(gaps[1]).sum()) / len(after))
     return float(np.quantile(rises, 0.975))
 
@@ -128,33 +130,33 @@ def most_rise(after: npt.NDArray[np.float64], first: npt.NDArray[np.float64], dr
 def calibrate(
     logits: Floats, labels: npt.NDArray[np.int64], shift: Floats, weights: Floats | None = None
 ) -> Calibration:
-    """Temperature and strength of the least log loss on held-out images, both with a weak prior that they are near 1.
+    """Fit temperature and strength by log loss on held-out images, both with a weak prior that they are near 1.
 
     Args:
         logits: (n, K).
-        labels: (n,) true classes; or (n, K), 1 where an image has a class: then each class is judged by itself.
-        shift: (K,); where it is the same for all classes of (n,) labels, nothing depends on the strength, which is 1.
-        weights: (n,) what each image counts; None for all alike.
+        labels: true classes (n,), or class indicators (n, K), in which case each class is a binary decision.
+        shift: (K,). If it is the same for all classes of labels (n,), the strength has no effect and is 1.
+        weights: weight of each image, (n,); None weights all equally.
     """
-    times = np.ones(len(labels)) if weights is None else weights
+    image_weights = np.ones(len(labels)) if weights is None else weights
     moves = np.ptp(shift) > 0 if labels.ndim == 1 else shift.any()
 
     def cost(log_t: float, strength: float) -> float:
         losses = np.empty(len(logits))
-        for own in blocks(*logits.shape):
-            losses[own] = _losses(logits[own] / np.exp(log_t) + strength * shift, labels[own])
-        return float(times @ losses + (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2)
+        for rows in blocks(*logits.shape):
+            losses[rows] = _losses(logits[rows] / np.exp(log_t) + strength * shift, labels[rows])
+        return float(image_weights @ losses + (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2)
 
     low, high = np.log(_RANGE)
     if not moves:
-        found = minimize_scalar(lambda own: cost(own, 1.0), bounds=(low, high), method="bounded", options=_EXACT)
-        return Calibration(float(np.exp(found.x)))
-    both = minimize(lambda own: cost(*own), (0.0, 1.0), bounds=((low, high), _STRENGTHS), method="L-BFGS-B")
+        best = minimize_scalar(lambda log_t: cost(log_t, 1.0), bounds=(low, high), method="bounded", options=_EXACT)
+        return Calibration(float(np.exp(best.x)))
+    both = minimize(lambda pair: cost(*pair), (0.0, 1.0), bounds=((low, high), _STRENGTHS), method="L-BFGS-B")
     return Calibration(float(np.exp(both.x[0])), float(both.x[1]))
 
 
 def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """(n, K) logits of these probabilities: of softmax, up to a constant a row; of sigmoid, where labels are (n, K)."""
+    """Logits (n, K) of probabilities: of softmax, up to a constant per row; of sigmoid if the labels are (n, K)."""
     exact = np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny)
     if labels.ndim == 1:
         return np.log(exact)
@@ -162,13 +164,12 @@ def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArra
 
 
 def to_probabilities(logits: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """(n, K) by softmax; or by sigmoid, where labels are (n, K)."""
-    found = softmax(logits, axis=1) if labels.ndim == 1 else expit(logits)
-    return np.asarray(found, dtype=np.float32)
+    """Probabilities (n, K) of logits, by softmax, or by sigmoid if the labels are (n, K)."""
+    return np.asarray(softmax(logits, axis=1) if labels.ndim == 1 else expit(logits), dtype=np.float32)
 
 
 def _losses(logits: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """(n,) the negative log-likelihood of each image's class, or of all its classes."""
+    """Negative log-likelihood (n,) of each image's class, or the sum over its class decisions."""
     if labels.ndim == 1:
         return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
     return -log_expit(np.where(labels == 1, logits, -logits)).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Held-out images as points on a page: images that the model sees alike lie together."""
+"""Lay out held-out images as points in the plane, so that images with similar features are close together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitkit.data.storage import Place
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 
-LaidOut: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]  # numbers of m images, and points (m, 2)
+LaidOut: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]  # indices of m images, and points (m, 2)
 
 MOST = 500  # images; more are neither legible nor quick
 _FEWEST, _COMPONENTS = 20, 50
@@ -25,18 +25,18 @@ _FEWEST, _COMPONENTS = 20, 50
 def embed(
     classifier: Classifier, evaluation: Evaluation, root: Place, progress: Callable[[int, int], None], seed: int = 0
 ) -> LaidOut | None:
-    """Some of the images of an evaluation, and where they are on the page.
+    """Choose some images of an evaluation and compute their points.
 
     Args:
-        classifier: whose features they are laid out by.
-        evaluation: of the images.
-        root: the folder, or storage, that its paths are relative to.
-        progress: told how many are done, of how many.
-        seed: of the choice and the layout.
+        classifier: classifier whose features determine the layout.
+        evaluation: evaluation of the images.
+        root: folder or storage that the paths are relative to.
+        progress: called with the number of images done and the total.
+        seed: seed of the choice of images and of t-SNE.
 
     Returns:
-        Numbers of m <= 500 images, (m,), and their points, (m, 2); None where there are too few to say
-        anything, or where images may have several classes.
+        Indices of m <= 500 images, (m,), and their points, (m, 2). None if there are too few images, or if images may
+        have several classes.
     """
     if isinstance(evaluation, MultiEvaluation):
         return None
@@ -44,9 +44,9 @@ def embed(
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:MOST])
     kept, features = [], []
     paths = (root / evaluation.paths[i] for i in chosen)
-    stream = classifier.embed(paths, precision=classifier.precision)  # a picture needs no more than answers do
+    stream = classifier.embed(paths, precision=classifier.precision)  # as for predictions
     for done, (i, (_, outcome)) in enumerate(zip(chosen.tolist(), stream, strict=True), start=1):
-        if not isinstance(outcome, str):  # it was readable a moment ago
+        if not isinstance(outcome, str):  # the file may have become unreadable
             kept.append(i)
             features.append(outcome)
         progress(done, len(chosen))
@@ -55,10 +55,10 @@ def embed(
 
 
 def lay_out(features: npt.NDArray[np.float32], seed: int = 0) -> npt.NDArray[np.float32] | None:
-    """(n, D) features to (n, 2) points, by t-SNE of their first 50 principal components (van der Maaten & Hinton 2008).
+    """Map features (n, D) to points (n, 2) by PCA to 50 components and t-SNE (van der Maaten & Hinton 2008).
 
     Returns:
-        None of fewer than 20 images, or where all are alike.
+        Points (n, 2), or None if there are fewer than 20 images or all features are alike.
     """
     n = len(features)
     if n < _FEWEST or not np.isfinite(features).all() or np.allclose(features, features[0]):
@@ -66,6 +66,6 @@ def lay_out(features: npt.NDArray[np.float32], seed: int = 0) -> npt.NDArray[np.
     reduced = PCA(min(_COMPONENTS, n - 1, features.shape[1]), random_state=seed).fit_transform(features)
     perplexity = min(30.0, (n - 1) / 3)
     tsne = TSNE(init="pca", perplexity=perplexity, random_state=seed)
-    with threadpool_limits(1):  # a step of so few points is short: threads would only wait for one another
+    with threadpool_limits(1):  # with so few points, more threads only wait for each other
         points: npt.NDArray[np.float32] = tsne.fit_transform(reduced)
     return points.astype(np.float32)

@@ -1,11 +1,11 @@
-"""Every figure that is told of an evaluation, with how far chance may have moved the main ones.
+"""All figures of an evaluation, as in evaluation.json, with confidence intervals for the main ones.
 
-What was chosen on the images that a figure is of: such a figure flatters.
+The figures exclude images that the weights had seen, because the weights were trained on them or chosen by them. They
+also say what was chosen on the evaluated images, since such figures flatter.
 
-Where classes differ much in size: what the same model comes to as the data come, and where every class counts alike.
-The two differ by the logarithms of the classes' shares alone, so one evaluation gives both.
-
-The figures of an evaluation without the pictures that the weights had seen: trained on, or been chosen by.
+For models with very unequal classes, accuracy and recall are given for two operating points: class frequencies as in
+training, and equal frequencies. The two differ only by the logarithms of the class frequencies, so one evaluation gives
+both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vitkit.text.cells import interval_text, listed
 
 
 def figures(evaluation: Evaluation) -> dict[str, Any]:
-    """All of them, in plain JSON types, `accuracy` first: evaluation.json, and what `vitkit eval --json` prints."""
+    """Compute all figures in plain JSON types, `accuracy` first, as in evaluation.json and `vitkit eval --json`."""
     rows: dict[str, dict[str, Any]] = {name: dict(row) for name, row in evaluation.per_class().items()}
     if isinstance(evaluation, MultiEvaluation):
         return {
@@ -46,12 +46,12 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     areas = rank_areas(evaluation)
     for name, row in rows.items():
         row |= areas[name]
-    found = [own["roc_auc"] for own in areas.values() if own["roc_auc"] is not None]
-    precisions = [own["average_precision"] for own in areas.values() if own["average_precision"] is not None]
+    roc_areas = [area["roc_auc"] for area in areas.values() if area["roc_auc"] is not None]
+    precisions = [area["average_precision"] for area in areas.values() if area["average_precision"] is not None]
     return {
         **evaluation.summary(),
         "chosen_on": list(evaluation.chosen),
-        "roc_auc": float(np.mean(found)) if found else None,
+        "roc_auc": float(np.mean(roc_areas)) if roc_areas else None,
         "average_precision": float(np.mean(precisions)),
         "temperature": evaluation.temperature,
         "ece_before_temperature": evaluation.untempered.ece,
@@ -66,29 +66,29 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _intervals(evaluation: Evaluation) -> dict[str, Any]:
-    found = {name: list(bounds) for name, bounds in intervals(evaluation).items()}
+    bounds = {name: list(ends) for name, ends in intervals(evaluation).items()}
     grouped = {"independent_groups": len(set(evaluation.groups))} if evaluation.groups else {}
-    return {"intervals_95": found, **grouped}
+    return {"intervals_95": bounds, **grouped}
 
 
 def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
-    """Areas under each class's ROC and precision-recall curves, one-vs-rest; None where there is no such curve."""
+    """Areas under the ROC and precision-recall curves of each class, one-vs-rest; None where there is no curve."""
     areas: dict[str, dict[str, float | None]]
     areas = {name: {"roc_auc": None, "average_precision": None} for name in evaluation.classes}
-    for i, own in evaluation.standings.items():
-        areas[evaluation.classes[i]] = {"roc_auc": own.roc_auc, "average_precision": own.average_precision}
+    for i, ranking in evaluation.rankings.items():
+        areas[evaluation.classes[i]] = {"roc_auc": ranking.roc_auc, "average_precision": ranking.average_precision}
     return areas
 
 
 class Rise(NamedTuple):
-    """How much larger the calibration error is than at temperature 1, and whether chance may have made it so."""
+    """Increase of the calibration error over temperature 1, and whether chance explains it."""
 
     by: float
     is_chance: bool
 
 
 def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise | None:
-    """Whether the calibration error of an evaluation, whose figures are known, is larger than at temperature 1."""
+    """Compare the calibration error with that at temperature 1; None unless it is larger."""
     if numbers["ece"] is None:
         return None
     by = numbers["ece"] - numbers["ece_before_temperature"]
@@ -98,44 +98,44 @@ def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise
 
 
 def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
-    """What a classifier of the same logits and another temperature would say."""
+    """Evaluation of a classifier with the same logits and another temperature."""
     probabilities = np.empty_like(evaluation.probabilities)
-    for own in blocks(*probabilities.shape):
-        logits = np.log(np.maximum(evaluation.probabilities[own].astype(np.float64), np.finfo(np.float32).tiny))
-        probabilities[own] = softmax(logits * (evaluation.temperature / temperature), axis=1)
+    for rows in blocks(*probabilities.shape):
+        logits = np.log(np.maximum(evaluation.probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny))
+        probabilities[rows] = softmax(logits * (evaluation.temperature / temperature), axis=1)
     return replace(evaluation, probabilities=probabilities, temperature=temperature)
 
 
-def asked_by_name(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """The templates of a model that knows its classes by their names alone; none of one that learned from photographs.
+def _zero_shot_templates(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Templates of a model that knows its classes by name alone; empty for a model that learned from photographs.
 
-    It is a classifier of class names, or what a run began as, where no epoch was better.
+    Such a model is a zero-shot classifier, or a run in which no epoch was better than its zero-shot start.
     """
     if "templates" in provenance:
         return tuple(provenance["templates"])
-    is_start = provenance.get("metrics", {}).get("epoch", 0) < 0  # epochs of training count from 0
+    is_start = provenance.get("metrics", {}).get("epoch", 0) < 0  # training epochs are numbered from 0
     return tuple(provenance["head"]["templates"]) if is_start else ()
 
 
 def by_name(provenance: Mapping[str, Any]) -> dict[str, list[str]]:
-    """`zero_shot` among the figures: the templates, where `asked_by_name` has some."""
-    templates = asked_by_name(provenance)
+    """Entry `zero_shot` of the figures: the templates, if the model knows its classes by name alone."""
+    templates = _zero_shot_templates(provenance)
     return {"zero_shot": list(templates)} if templates else {}
 
 
 def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """The same for a page."""
-    told = ", ".join(map(repr, asked_by_name(provenance)))
-    return {"zero-shot": f"by the class names alone, as {told}"} if told else {}
+    """Description of the templates for a page, if the model knows its classes by name alone."""
+    templates = ", ".join(map(repr, _zero_shot_templates(provenance)))
+    return {"zero-shot": f"by the class names alone, as {templates}"} if templates else {}
 
 
 def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
-    """What a run chose on the images of a split of its own, and by what; nothing but on validation images.
+    """What a run chose on the images of one of its splits, and by which figure; empty except for validation images.
 
     Args:
         split: train, val, test or all.
-        recipe: the fields of the run's recipe.
-        task: of the run.
+        recipe: fields of the run's recipe.
+        task: task of the run.
     """
     if split != "val":
         return ()
@@ -153,50 +153,50 @@ def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) 
     return tuple(chosen)
 
 
-BALANCE = "balance"  # where a model's provenance keeps what balanced training has given it
-UNEQUAL = 3  # times the images of the smallest class: with more, classes differ much in size
+BALANCE = "balance"  # key of the provenance with the result of balanced training
+UNEQUAL = 3  # ratio of the largest to the smallest class above which classes are very unequal
 SHARES = {"data": "as frequent as in training", "uniform": "all alike"}
 
 
 def differ_much(counts: Sequence[int]) -> bool:
-    """Whether the largest class has more than `UNEQUAL` times the images of the smallest that has any."""
+    """Whether the largest class has more than `UNEQUAL` times the images of the smallest non-empty class."""
     occurring = [count for count in counts if count]
     return bool(occurring) and max(occurring) > UNEQUAL * min(occurring)
 
 
-def operating_points(evaluation: Evaluation, standing: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Accuracy, balanced accuracy and each class's recall for both; None where there is little to choose.
+def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Accuracy, balanced accuracy and recall per class for both priors; None if they hardly differ.
 
     Args:
-        evaluation: of the model, for the prior that it was trained for.
-        standing: the model's `balance` in its provenance; None of a model that knows of no training images.
+        evaluation: evaluation of the model with its prior.
+        balance: entry `balance` of the model's provenance; None if the model has no record of its training images.
     """
-    if standing is None or isinstance(evaluation, MultiEvaluation):
+    if balance is None or isinstance(evaluation, MultiEvaluation):
         return None
-    counts, own = standing["counts"], standing["prior"]
+    counts, chosen = balance["counts"], balance["prior"]
     if not differ_much(counts) or len(counts) != evaluation.probabilities.shape[1]:
         return None
     points = {
-        prior: evaluation if prior == own else for_prior(evaluation, counts, prior) for prior in ("data", "uniform")
+        prior: evaluation if prior == chosen else for_prior(evaluation, counts, prior) for prior in ("data", "uniform")
     }
-    return {"chosen": own} | {name: _figures(point) for name, point in points.items()}
+    return {"chosen": chosen} | {name: _figures(point) for name, point in points.items()}
 
 
 def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["data", "uniform"]) -> Evaluation:
-    """What the same model says of the images for the other prior (Saerens et al. 2002, eq. 2.4).
+    """Predictions of the same model for the other class prior (Saerens et al. 2002, eq. 2.4).
 
     Args:
-        evaluation: for one of them.
-        counts: training images of each class.
-        prior: the one that is wanted.
+        evaluation: evaluation for one of the two priors.
+        counts: number of training images of each class.
+        prior: requested prior.
     """
     shares = np.log(np.maximum(counts, 1))
-    found = np.empty_like(evaluation.probabilities)
-    for own in blocks(*found.shape):
-        labels = evaluation.labels[own]
-        logits = log_odds(evaluation.probabilities[own], labels) + (shares if prior == "data" else -shares)
-        found[own] = to_probabilities(logits, labels)
-    return replace(evaluation, probabilities=found)
+    probabilities = np.empty_like(evaluation.probabilities)
+    for rows in blocks(*probabilities.shape):
+        labels = evaluation.labels[rows]
+        logits = log_odds(evaluation.probabilities[rows], labels) + (shares if prior == "data" else -shares)
+        probabilities[rows] = to_probabilities(logits, labels)
+    return replace(evaluation, probabilities=probabilities)
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:
@@ -221,30 +221,30 @@ def find_seen(
     split: str,
     progress: Progress,
     *,
-    is_own: bool,
+    is_of_run: bool,
 ) -> tuple[dict[str, str], str]:
-    """Which images of a split, or of `all`, the weights had seen: train or val by path; and why there may be more.
+    """Find the images of a split, or of `all`, that the weights had seen.
 
     Args:
-        record: of what the weights were trained on.
-        table: the images.
-        split: which of them are asked about.
-        progress: told what is being done, how many are done, of how many.
-        is_own: they are the run's own images; that validation images chose the weights then goes without saying.
+        record: record of the pictures that the weights were trained on.
+        table: images.
+        split: split to check, or `all`.
+        progress: called with a description, the number done and the total.
+        is_of_run: whether these are the run's images, so that validation images are known to have chosen the weights.
 
     Returns:
-        Role by path; and the doubt in words, empty where there is none.
+        Role (train or val) by path, and why there may be more such images; the reason is empty if there cannot be.
     """
     rows = table if split == "all" else table.of_split(split)
     rows, overlap = look_up(record, rows, progress)
-    seen = seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_own else "all")
+    seen = seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_of_run else "all")
     return seen, DOUBTS[overlap.looked_for]
 
 
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
-    """Those of the images whose role spoils the figures of a split."""
-    spoil = ("train",) if split == "val" else ("train", "val")
-    return {path: role for path, role in roles.items() if role is not None and role in spoil}
+    """Images whose role invalidates the figures of a split, with their role."""
+    invalid = ("train",) if split == "val" else ("train", "val")
+    return {path: role for path, role in roles.items() if role is not None and role in invalid}
 
 
 def all_figures(
@@ -254,31 +254,31 @@ def all_figures(
     about: Mapping[str, Any] | None = None,
     doubt: str = "",
 ) -> dict[str, Any]:
-    """Everything that evaluation.json holds: the figures of the images that count, what was seen, and the headline.
+    """Compute the content of evaluation.json: figures of the images that count, what was seen, and the headline.
 
     Args:
-        evaluation: of all images.
-        seen: role by path; None where there is no record, and so it cannot be known.
-        provenance: the model's, which tells what balancing gave it, and whether it knows its classes by name alone.
-        about: what else belongs to them: what computed the answers (`Classifier.computation`), and which of a run's
+        evaluation: evaluation of all images.
+        seen: role by path of images that the weights had seen; None if there is no record.
+        provenance: provenance of the model, which records balancing and zero-shot templates.
+        about: further entries: how the predictions were computed (`Classifier.computation`), and which of a run's
             images have changed (`Changes.to_dict`).
-        doubt: why the weights may have seen more of the images than is known; empty: they have not.
+        doubt: why the weights may have seen more images than is known; empty if they have not.
     """
-    counted = that_count(evaluation, seen)
+    counted = unseen_part(evaluation, seen)
     numbers = figures(evaluation) | _NO_FIGURES if counted is None else figures(counted)
     points = None if counted is None else operating_points(counted, provenance.get(BALANCE))
     numbers = {
         "accuracy": numbers["accuracy"],
         **(about or {}),
         **numbers,
-        **second_figure(evaluation, seen, doubt),
+        **_seen_figures(evaluation, seen, doubt),
         **({} if points is None else {"operating_points": points}),
         **by_name(provenance),
     }
     return {**numbers, "headline": headline_of(numbers).to_dict()}
 
 
-# What nobody can say of images all of which the weights had seen.
+# Figures that cannot be given if the weights had seen all images.
 _NO_FIGURES: dict[str, Any] = {
     **{name: None for task in TASKS for name in METRICS[task]},
     **dict.fromkeys(("roc_auc", "average_precision", "ece_before_temperature")),
@@ -287,44 +287,44 @@ _NO_FIGURES: dict[str, Any] = {
 }
 
 
-def that_count(evaluation: Evaluation, seen: Mapping[str, Any] | None) -> Evaluation | None:
-    """The evaluation of the images that figures may be of: those that the weights had not seen.
+def unseen_part(evaluation: Evaluation, seen: Mapping[str, Any] | None) -> Evaluation | None:
+    """Restrict an evaluation to the images that figures may be based on: those that the weights had not seen.
 
-    Of the training split all count: whoever asks for it asks about images that were seen.
+    All images of the training split count, since that split consists of images that were seen.
 
     Args:
-        evaluation: of all images.
-        seen: by path, those that the weights had seen; None where it cannot be known.
+        evaluation: evaluation of all images.
+        seen: images that the weights had seen, by path; None if unknown.
 
     Returns:
-        None where no image is left.
+        None if no image is left.
     """
     return evaluation if evaluation.split == "train" or not seen else without(evaluation, seen)
 
 
-def counted_in(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluation:
-    """The evaluation of the images that the figures are of; of all where none of them could count.
+def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluation:
+    """Restrict an evaluation to the images that its figures are based on, or keep all if no image counts.
 
     Args:
-        evaluation: of all images.
-        numbers: what `all_figures` made of it.
+        evaluation: evaluation of all images.
+        numbers: result of `all_figures` for it.
     """
     seen = numbers.get("seen") or {"paths": []}
-    return that_count(evaluation, dict.fromkeys(seen["paths"])) or evaluation
+    return unseen_part(evaluation, dict.fromkeys(seen["paths"])) or evaluation
 
 
-def second_figure(evaluation: Evaluation, seen: Mapping[str, str] | None, doubt: str = "") -> dict[str, Any]:
-    """`seen`, what was seen of the images; where that is some, the main figures `with_seen` and `without_seen` ones.
+def _seen_figures(evaluation: Evaluation, seen: Mapping[str, str] | None, doubt: str = "") -> dict[str, Any]:
+    """Entry `seen`; if some images were seen, also the main figures `with_seen` and `without_seen`.
 
     Args:
-        evaluation: of all images.
-        seen: role by path; None where there is no record, and so it cannot be known.
-        doubt: why there may be more of them.
+        evaluation: evaluation of all images.
+        seen: role by path; None if there is no record.
+        doubt: why there may be more such images.
     """
     if seen is None:
         return {"seen": None}
     roles = {path: seen[path] for path in evaluation.paths if path in seen}
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "images": len(roles),
         "trained_on": sum(role == "train" for role in roles.values()),
         "chosen_by": sum(role == "val" for role in roles.values()),
@@ -332,17 +332,17 @@ def second_figure(evaluation: Evaluation, seen: Mapping[str, str] | None, doubt:
         **({"doubt": doubt} if doubt else {}),
     }
     if not roles:
-        return {"seen": told}
+        return {"seen": summary}
     rest = without(evaluation, roles)
-    return {"seen": told, "with_seen": _main(evaluation), "without_seen": None if rest is None else _main(rest)}
+    return {"seen": summary, "with_seen": _main(evaluation), "without_seen": None if rest is None else _main(rest)}
 
 
 def _main(evaluation: Evaluation) -> dict[str, Any]:
-    return {**evaluation.summary(), "intervals_95": {name: list(own) for name, own in intervals(evaluation).items()}}
+    return {**evaluation.summary(), "intervals_95": {name: list(ends) for name, ends in intervals(evaluation).items()}}
 
 
 def without(evaluation: Evaluation, paths: Mapping[str, Any]) -> Evaluation | None:
-    """The evaluation of the other images; None where there are none."""
+    """Remove images from an evaluation; None if no image is left."""
     kept = [i for i, path in enumerate(evaluation.paths) if path not in paths]
     if not kept:
         return None
@@ -356,7 +356,7 @@ def without(evaluation: Evaluation, paths: Mapping[str, Any]) -> Evaluation | No
 
 
 def describe(numbers: Mapping[str, Any]) -> str | None:
-    """What `second_figure` found, as a sentence; None where there is nothing to tell."""
+    """Describe in a sentence which images the weights had seen; None if there are none."""
     seen = numbers.get("seen")
     if not seen or not seen["images"]:
         return None

@@ -1,7 +1,7 @@
-"""The headline figure of an evaluation, and what its reader must know before believing it.
+"""The headline figure of an evaluation, with what a reader must know before believing it.
 
-The terminal, evaluation.json, the report, `compare`, `lab`, the studio, the model card and the Python results all take
-the figure from `headline_of`, so that none of them shows a more flattering one. Nothing here loads numpy or torch.
+The terminal, evaluation.json, the report, `compare`, `lab`, the studio, the model card and the Python results all use
+`headline_of`, so that none of them shows a more flattering figure. This module loads neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Kind = Literal["seen", "trained_on", "proposed", "changed", "chosen_on", "zero_s
 
 @dataclass(frozen=True)
 class Caveat:
-    """Something that makes a figure say less than it seems to.
+    """A reason why a figure means less than it seems to.
 
     Attributes:
-        kind: `seen`, the weights had been trained on some of the images, or chosen by them, or may have been;
+        kind: `seen`, the weights had been or may have been trained on some of the images or chosen by them;
             `trained_on`, the figure is of training images; `proposed`, models proposed other labels for some of the
-            images, and the figure is of the labels before; `changed`, some of the run's images are no longer what they
-            were; `chosen_on`, something was chosen on these images; `zero_shot`, the answers come from the class names
-            alone; `precision`, they were not computed in float32.
-        text: the caveat in words, to stand in parentheses behind the figure.
+            images, and the figure uses the earlier labels; `changed`, some of the run's images have changed since;
+            `chosen_on`, something was chosen on these images; `zero_shot`, the predictions are based on class names
+            alone; `precision`, the predictions were not computed in float32.
+        text: the caveat in words, for use in parentheses after the figure.
     """
 
     kind: Kind
@@ -35,16 +35,16 @@ class Caveat:
 
 @dataclass(frozen=True)
 class Headline:
-    """The one figure to quote of a run or an evaluation.
+    """Main figure of a run or an evaluation.
 
     Attributes:
-        figure: `accuracy`, or `exact match` where an image may have several classes.
-        value: the figure, 0 to 1; None where the weights had seen every image, so that no figure can be given.
-        interval: its 95 % confidence interval; None where there is none.
-        images: the number of images that the figure is of.
-        split: the split that they belong to: train, val, test or all.
-        caveats: what the reader must know.
-        folds: the number of folds of a cross-validation, of which the figure is the mean; 0 without folds.
+        figure: `accuracy`, or `exact match` if an image may have several classes.
+        value: value of the figure, 0 to 1; None if the weights had seen every image, so that no figure can be given.
+        interval: 95 % confidence interval; None if there is none.
+        images: number of images that the figure is based on.
+        split: split that they belong to: train, val, test or all.
+        caveats: what a reader must know before believing the figure.
+        folds: number of folds if the figure is the mean of a cross-validation, else 0.
     """
 
     figure: str
@@ -86,32 +86,32 @@ class Headline:
 
 
 def headline_of(numbers: Mapping[str, Any]) -> Headline:
-    """The headline figure of an evaluation.
+    """Headline figure of an evaluation.
 
-    Images that the weights had seen never count, except for a figure of the training split, which is about them.
+    Images that the weights had seen never count, except for a figure of the training split, which consists of them.
 
     Args:
-        numbers: what evaluation.json holds, or folds.json.
+        numbers: content of evaluation.json or folds.json.
     """
     if isinstance(numbers["accuracy"], Mapping):
         return _of_folds(numbers)
-    own = counted_figures(numbers)
-    bounds = own.get("intervals_95", {})
+    counted = counted_figures(numbers)
+    bounds = counted.get("intervals_95", {})
     return Headline(
         figure="exact match" if numbers.get("task") == "multi" else "accuracy",
-        value=own.get("accuracy"),
+        value=counted.get("accuracy"),
         interval=tuple(bounds["accuracy"]) if "accuracy" in bounds else None,
-        images=own.get("images", 0),
+        images=counted.get("images", 0),
         split=numbers["split"],
         caveats=tuple(_caveats(numbers)),
     )
 
 
 def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The main figures of the images that count, with `intervals_95`; empty where the weights had seen every image.
+    """Main figures of the images that count, with `intervals_95`; empty if the weights had seen every image.
 
     Args:
-        numbers: what evaluation.json holds, of this version or of one whose main figures were of all images.
+        numbers: content of evaluation.json, including files of earlier versions, whose main figures are of all images.
     """
     if "folds" in numbers or _is_of_training(numbers) or not _seen(numbers):
         return numbers
@@ -119,10 +119,10 @@ def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def value_of(headline: Headline) -> float:
-    """The figure itself.
+    """Value of the headline figure.
 
     Raises:
-        VitkitError: the weights had seen every image.
+        VitkitError: the weights had seen every image, so there is no value.
     """
     if headline.value is None:
         raise VitkitError(headline.words)
@@ -130,7 +130,7 @@ def value_of(headline: Headline) -> float:
 
 
 def _of_folds(numbers: Mapping[str, Any]) -> Headline:
-    """The mean over the folds of a cross-validation, each of which has a headline of its own."""
+    """Headline of a cross-validation: the mean over its folds, with the caveats of every fold."""
     mean, folds = numbers["accuracy"]["mean"], [headline_of(fold) for fold in numbers["folds"]]
     if "interval_95" in numbers["accuracy"]:
         low, high = numbers["accuracy"]["interval_95"]
@@ -149,7 +149,7 @@ def _of_folds(numbers: Mapping[str, Any]) -> Headline:
 
 
 def _seen(numbers: Mapping[str, Any]) -> int:
-    """How many of the images the weights had seen, as far as that is known."""
+    """Number of images that are known to have been seen by the weights."""
     return int((numbers.get("seen") or {"images": 0})["images"])
 
 
@@ -158,7 +158,7 @@ def _is_of_training(numbers: Mapping[str, Any]) -> bool:
 
 
 def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
-    """Every caveat, the gravest first. A new kind is one more entry here and in `Kind`."""
+    """Yield every caveat, the most serious first. To add a kind, add an entry here and in `Kind`."""
     if _is_of_training(numbers):
         yield Caveat("trained_on", "training images: the figure says nothing about others")
     elif seen := _seen(numbers):
@@ -191,24 +191,24 @@ def _of_proposals(proposed: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
-    """What models proposed of the labels of the images, as a sentence; None where there is nothing to tell.
+    """Describe in a sentence which labels models proposed; None if they proposed none.
 
     Args:
-        numbers: what evaluation.json holds.
+        numbers: content of evaluation.json.
     """
-    told = numbers.get("proposed")
-    if not told:
+    proposed = numbers.get("proposed")
+    if not proposed:
         return None
     ways = [
-        f"{plural(told[key], 'label', 'labels')} {what}"
+        f"{plural(proposed[key], 'label', 'labels')} {what}"
         for key, what in (("changed", "changed"), ("labelled", "given where there was none"))
-        if told[key]
+        if proposed[key]
     ]
-    if told["left_out"]:
-        ways.append(f"{plural(told['left_out'], 'image', 'images')} left out")
+    if proposed["left_out"]:
+        ways.append(f"{plural(proposed['left_out'], 'image', 'images')} left out")
     images = {"test": "the test images", "val": "the validation images"}.get(numbers.get("split", ""), "the images")
-    what = f"{', '.join(ways)} among {images} because a model proposed it ({listed(told['by'])})"
-    if not told["has_labels_before"]:
+    what = f"{', '.join(ways)} among {images} because a model proposed it ({listed(proposed['by'])})"
+    if not proposed["has_labels_before"]:
         return f"{what}: no label is left that a model did not propose, so the figures say how far models agree"
     now = numbers["with_proposals"]
     figure = (
@@ -221,6 +221,6 @@ def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
 
 
 def images_in_words(count: int, split: str) -> str:
-    """Such as `359 test images` or `40 validation images`."""
+    """Number and kind of images, such as `359 test images` or `40 validation images`."""
     what = {"val": "validation ", "all": ""}.get(split, f"{split} ")
     return plural(count, f"{what}image", f"{what}images")

@@ -1,10 +1,10 @@
-"""How far chance may have moved the figures of an evaluation: 95 % confidence intervals that were simulated to cover.
+"""95 % confidence intervals for the figures of an evaluation; their coverage was checked by simulation.
 
-An interval is of what the figure would be on ever more images of the same kind. Its ends are found as Clopper and
-Pearson (1934) find those of a proportion: by adding one imagined image that is as bad, or as good, as can be, and
-taking a quantile of the figure when all images are weighted at random (Dirichlet weights: Rubin 1981; for means of
-bounded values Gaffke 2005). The quantile is that of the beta distribution with the same mean and variance, which for a
-proportion is exact. Where images come in groups, groups are weighted and a whole group is imagined.
+An interval is for the value that the figure would have on an unlimited number of images of the same kind. Its ends are
+computed as Clopper and Pearson (1934) do for a proportion: one imaginary image, as bad or as good as possible, is
+added, and a quantile is taken of the figure under random weights of all images (Dirichlet weights: Rubin 1981; for
+means of bounded values Gaffke 2005). The quantile is that of the beta distribution with the same mean and variance,
+which is exact for a proportion. If images come in groups, the groups are weighted and a whole imaginary group is added.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Ints = npt.NDArray[np.int64]
 Interval = tuple[float, float]
 TAIL = 0.025
 MOST_BRIER = 2.0
-_CONFIDENT = 0.9  # of the images are less confident than the one whose mistake is imagined for the log loss
-_SHARED = 1.4  # times as far as images by themselves, the figures of folds vary, which share training images
-_MOST = {"loss": np.inf, "brier": MOST_BRIER}  # of a figure; of others 1
+_CONFIDENT = 0.9  # quantile of confidence whose mistake is imagined for the log loss
+_SHARED = 1.4  # factor of margins: folds vary more than independent images, as they share training images
+_MOST = {"loss": np.inf, "brier": MOST_BRIER}  # highest value of a figure; 1 for all others
 
 
 @dataclass(frozen=True)
 class Units:
-    """What is independent of one another: images, or groups of them.
+    """Independent units of an evaluation: images, or groups of images.
 
     Attributes:
-        group: a number for each image, from 0, (n,).
-        count: of units.
-        imagined: images of the unit that is imagined: one, or those of the group that an image is in on average.
+        group: unit number of each image, from 0, (n,).
+        count: number of units.
+        imagined: number of images in the imaginary unit: one, or the average group size from the view of an image.
     """
 
     group: Ints
@@ -46,35 +46,35 @@ class Units:
 
     @classmethod
     def of(cls, images: int, groups: Ints | None) -> Units:
-        """Each image by itself where no groups are given."""
+        """Treat each image as a unit if no groups are passed."""
         if groups is None:
             return cls(np.arange(images), images, 1.0)
         _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         return cls(group, len(sizes), float((sizes**2).sum() / images))
 
     def variance(self, influence: Floats, imagined: float, least: float = 0.0) -> float:
-        """Of a figure under random weights.
+        """Variance of a figure under random weights of the units.
 
         Args:
-            influence: of each image on the figure, (n,).
-            imagined: that of the imagined unit.
-            least: a lower bound of the variance, apart from the imagined unit's.
+            influence: influence of each image on the figure, (n,).
+            imagined: influence of the imaginary unit.
+            least: lower bound of the variance without the imaginary unit.
         """
         total = max(float((np.bincount(self.group, influence) ** 2).sum()), least) + imagined**2
         return total * (self.count + 1) / (self.count + 2)
 
     def effect(self, is_right: npt.NDArray[np.bool_]) -> float:
-        """How many times the variance of independent images the number that is right has; 1 or more (Kish 1965)."""
+        """Variance of the number of correct images over that of independent ones: design effect (Kish 1965), >= 1."""
         residual = is_right - is_right.mean()
-        alone = float((residual**2).sum())
-        return max(float((np.bincount(self.group, residual) ** 2).sum()) / alone, 1.0) if alone else 1.0
+        independent = float((residual**2).sum())
+        return max(float((np.bincount(self.group, residual) ** 2).sum()) / independent, 1.0) if independent else 1.0
 
 
 def intervals(evaluation: Evaluation) -> dict[str, Interval]:
-    """95 % confidence intervals of the figures of an evaluation that have one (docs/guide/evaluation.md).
+    """95 % confidence intervals of the figures that have one (docs/guide/evaluation.md).
 
-    They are of what the figures would be on ever more such images (of the calibration error: on average over as many),
-    not of what another training would give.
+    They are for the figures on an unlimited number of such images (for the calibration error: on average over as many
+    images as these). They do not include what another training would change.
     """
     n = len(evaluation.labels)
     units = Units.of(n, np.array(evaluation.groups) if evaluation.groups else None)
@@ -85,96 +85,96 @@ def intervals(evaluation: Evaluation) -> dict[str, Interval]:
 def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     """95 % confidence intervals of the figures of a cross-validation, over all its images, each tested once.
 
-    They are of what trainings like these would give on average on ever more such images. Two things are added to what
-    the images bring. Where folds differ by more than their images explain, the rest is how far a training may differ
-    from another. And folds are not independent, since they share training images: no estimate knows by how much that
-    moves their mean (Bengio and Grandvalet 2004), so two fifths are added to every margin, which was simulated to be
-    enough (benchmarks/coverage.py).
+    They are for the average of such trainings on an unlimited number of such images. Two sources of variance are added
+    to that of the images. First, folds may differ by more than their images explain, because trainings differ. Second,
+    folds are not independent, since they share training images. No estimator knows how much this moves their mean
+    (Bengio and Grandvalet 2004), so every margin is increased by two fifths, which is enough according to simulations
+    (benchmarks/coverage.py).
 
     Args:
-        folds: the evaluation of each fold's images by the model that was not trained on them.
+        folds: evaluation of each fold's images by the model that was not trained on them.
     """
     whole = pooled(folds)
     task = whole.task.name
     rows = {metric.name: metric for metric in metrics_of(task, len(whole.classes))}
-    found, z = {}, float(ndtri(1 - TAIL))
+    bounds, z = {}, float(ndtri(1 - TAIL))
     for name, (low, high) in intervals(whole).items():
-        value, values = rows[name].of(whole), [rows[name].of(own) for own in folds]
+        value, values = rows[name].of(whole), [rows[name].of(fold) for fold in folds]
         if value is None:
-            found[name] = low, high
+            bounds[name] = low, high
             continue
         images = (high - low) / 2 / z
         between = 0.0 if None in values else float(np.var(np.array(values, dtype=np.float64), ddof=1)) / len(folds)
-        more = max(between - images**2, 0.0)
-        all_in_all = (_SHARED * images) ** 2 + more
-        quantile = float(stdtrit((len(folds) - 1) * (all_in_all / more) ** 2, 1 - TAIL)) if more else z
-        below, above = (np.hypot(_SHARED * own / z, more**0.5) * quantile for own in (value - low, high - value))
-        found[name] = max(float(value - below), 0.0), min(float(value + above), _MOST.get(name, 1.0))
-    return found
+        between_trainings = max(between - images**2, 0.0)
+        total = (_SHARED * images) ** 2 + between_trainings
+        quantile = (
+            float(stdtrit((len(folds) - 1) * (total / between_trainings) ** 2, 1 - TAIL)) if between_trainings else z
+        )
+        below, above = (
+            np.hypot(_SHARED * margin / z, between_trainings**0.5) * quantile for margin in (value - low, high - value)
+        )
+        bounds[name] = max(float(value - below), 0.0), min(float(value + above), _MOST.get(name, 1.0))
+    return bounds
 
 
 def accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Of `accuracy`; where an image may have several classes, of the exact match."""
+    """Interval of `accuracy`, which is the exact match if an image may have several classes."""
     is_right = evaluation.labels == evaluation.predicted
     return mean_interval((is_right if is_right.ndim == 1 else is_right.all(axis=1)).astype(np.float64), 1.0, units)
 
 
 def hamming_loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Of `hamming_loss`."""
+    """Interval of `hamming_loss`."""
     is_same = evaluation.labels == evaluation.predicted
     return mean_interval(1 - is_same.mean(axis=1), 1.0, units)
 
 
 def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Of `balanced_accuracy`."""
+    """Interval of `balanced_accuracy`."""
     return balanced_accuracy_interval(evaluation.labels, evaluation.predicted, units)
 
 
 def macro_f1_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Of `macro_f1`."""
+    """Interval of `macro_f1`."""
     return macro_f1_interval(evaluation.labels, evaluation.predicted, units)
 
 
-def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Of `loss`."""
-    return _loss_interval(evaluation.probabilities, evaluation.labels, units)
-
-
 def brier_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Of `brier`."""
+    """Interval of `brier`."""
     return mean_interval(evaluation.briers, MOST_BRIER, units)
 
 
 def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Of `ece`."""
+    """Interval of `ece`."""
     confidence = evaluation.probabilities.max(axis=1).astype(np.float64)
     return calibration_interval(confidence, evaluation.labels == evaluation.predicted, units)
 
 
 def top5_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Of `top5_accuracy`."""
+    """Interval of `top5_accuracy`."""
     return mean_interval(evaluation.is_among(5).astype(np.float64), 1.0, units)
 
 
-def _loss_interval(probabilities: npt.NDArray[np.float32], labels: Ints, units: Units) -> Interval:
-    """Of the mean log loss, which has no bound: the imagined image costs as much as the worst of these.
+def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Interval of `loss`, the mean log loss, which has no upper bound.
 
-    Or as much as a very confident one of these would cost if its second most probable class were the true one, if that
-    is more: where nothing is wrong, or only images that the model was unsure of, the worst of these says nothing of
-    what a confident mistake costs.
+    The imaginary image costs as much as the worst of these images, or, if that is more, as much as a very confident
+    image would cost if its second most probable class were the true one. Without the second rule, a model that makes no
+    mistakes, or makes them only when it is unsure, would hide what a confident mistake costs.
     """
+    probabilities, labels = evaluation.probabilities, evaluation.labels
     true = probabilities[np.arange(len(labels)), labels]
     second = true
     if probabilities.shape[1] > 1:
-        second = np.empty_like(true)  # the second most probable class's
+        second = np.empty_like(true)  # probability of the second most probable class
         for rows in blocks(*probabilities.shape):
             second[rows] = np.partition(probabilities[rows], -2, axis=1)[:, -2]
-    own, mistaken = (-np.log(np.maximum(p.astype(np.float64), np.finfo(np.float32).tiny)) for p in (true, second))
-    return mean_interval(own, max(float(own.max()), float(np.quantile(mistaken, _CONFIDENT))), units)
+    losses, mistaken = (-np.log(np.maximum(p.astype(np.float64), np.finfo(np.float32).tiny)) for p in (true, second))
+    return mean_interval(losses, max(float(losses.max()), float(np.quantile(mistaken, _CONFIDENT))), units)
 
 
 def mean_interval(values: Floats, most: float, units: Units) -> Interval:
-    """Of the mean of `values` (n,) from 0 to `most`; of 0 and 1 it is Clopper's and Pearson's."""
+    """Interval of the mean of `values` (n,), which lie from 0 to `most`; for 0 and 1 it is Clopper-Pearson's."""
     ends = []
     for extreme in (0.0, most):
         weight = len(values) + units.imagined
@@ -185,9 +185,9 @@ def mean_interval(values: Floats, most: float, units: Units) -> Interval:
 
 
 def balanced_accuracy_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
-    """Of the mean recall of the classes that occur; the imagined unit is of all of them in equal parts."""
-    own, label = np.unique(labels, return_inverse=True)
-    is_right, k = (labels == predicted).astype(np.float64), len(own)
+    """Interval of the mean recall of the classes that occur; the imaginary unit has equal parts of all of them."""
+    classes, label = np.unique(labels, return_inverse=True)
+    is_right, k = (labels == predicted).astype(np.float64), len(classes)
     part = units.imagined / k
     images, effect = np.bincount(label) + part, units.effect(labels == predicted)
     ends = []
@@ -202,27 +202,27 @@ def balanced_accuracy_interval(labels: Ints, predicted: Ints, units: Units) -> I
 
 
 def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
-    """Of the mean F1 of the classes that occur or are said; the imagined unit is of all of them in equal parts.
+    """Interval of the mean F1 of the classes that occur or are predicted; the imaginary unit has equal parts of all.
 
-    At the upper end a class that is said and never there is left out: more images might have shown it.
+    The upper end ignores classes that are predicted but do not occur, because more images might contain them.
     """
-    there = np.unique(labels)
-    either = np.union1d(there, predicted)
+    occurring = np.unique(labels)
+    either = np.union1d(occurring, predicted)
     return (
         _macro_f1_end(labels, predicted, either, units, is_upper=False),
-        _macro_f1_end(labels, predicted, there, units, is_upper=True),
+        _macro_f1_end(labels, predicted, occurring, units, is_upper=True),
     )
 
 
 def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *, is_upper: bool) -> float:
     k = len(classes)
     part = units.imagined / k
-    true, said = (_place(own, classes) for own in (labels, predicted))  # (n,), k where it is none of them
-    there, named, both = (np.bincount(own, minlength=k + 1)[:k] for own in (true, said, true[true == said]))
-    images = there + part
-    either = there + named + 2 * part
+    true, said = (_place(numbers, classes) for numbers in (labels, predicted))  # (n,), k for other classes
+    support, named, both = (np.bincount(places, minlength=k + 1)[:k] for places in (true, said, true[true == said]))
+    images = support + part
+    either = support + named + 2 * part
     f1 = 2 * (both + part * is_upper) / either
-    shares, weights = (np.append(own / either, 0.0) for own in (f1, np.ones(k)))  # an image counts in two classes
+    shares, weights = (np.append(parts / either, 0.0) for parts in (f1, np.ones(k)))  # an image counts in two classes
     influence = (2.0 * (true == said) * weights[true] - shares[true] - shares[said]) / k
     imagined = float((2 * part * (is_upper - f1) / either).sum()) / k
     mean = float(f1.mean())
@@ -231,36 +231,37 @@ def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *,
 
 
 def _place(labels: Ints, classes: Ints) -> Ints:
-    """Where each label is among sorted classes; their number where it is none of them, (n,)."""
+    """Position of each label in the sorted classes, (n,); their number for a label that is not among them."""
     place = np.searchsorted(classes, labels)
     return np.where(np.append(classes, -1)[place] == labels, place, len(classes))
 
 
 def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], units: Units) -> Interval:
-    """Of the calibration error that as many images as these give on average (`Reliability.ece`).
+    """Interval of the expected calibration error (`Reliability.ece`) of as many images as these.
 
-    With few images that is more than with many, since chance moves every bin: the binned error of n images is judged by
-    its expectation at n. Its spread is at most that of the images that are right in each bin, whose part is drawn
-    towards the bin's confidence by one imagined image; one more image is imagined to be moved from right to wrong.
+    With few images the expected error is larger than with many, since chance moves every bin; so the error of n images
+    is compared with its expectation at n. Its spread is at most that of the number of correct images in each bin, whose
+    fraction is drawn towards the bin's confidence by one imaginary image. In addition, one image is imagined to change
+    from right to wrong.
 
     Args:
-        confidence: of the most probable class, (n,).
-        is_right: whether that is the true one, (n,).
-        units: images, or groups of them.
+        confidence: probability of the most probable class, (n,).
+        is_right: whether that class is the true one, (n,).
+        units: images, or groups of images.
     """
-    n, own = len(confidence), bin_of(confidence)
-    images, right, sure = (np.bincount(own, value, BINS) for value in (np.ones(n), is_right, confidence))
-    error = float(np.abs(right - sure).sum()) / n
-    part = (right + sure / np.maximum(images, 1)) / (images + 1)
+    n, bins = len(confidence), bin_of(confidence)
+    images, right, confident = (np.bincount(bins, value, BINS) for value in (np.ones(n), is_right, confidence))
+    error = float(np.abs(right - confident).sum()) / n
+    part = (right + confident / np.maximum(images, 1)) / (images + 1)
     least = units.effect(is_right) * float((images * part * (1 - part)).sum()) / n**2
-    gap = (right - sure) / np.maximum(images, 1)
-    influence = (np.sign(gap)[own] * (is_right - confidence) - error) / n
+    gap = (right - confident) / np.maximum(images, 1)
+    influence = (np.sign(gap)[bins] * (is_right - confidence) - error) / n
     margin = float(ndtri(1 - TAIL)) * units.variance(influence, units.imagined / n, least) ** 0.5
     return max(error - margin, 0.0), min(error + margin, 1.0)
 
 
 def _quantile(mean: float, variance: float, most: float, *, is_upper: bool) -> float:
-    """The end of the interval, from a beta distribution on [0, most]."""
+    """End of the interval, from a beta distribution on [0, most]."""
     share = mean / most if most else 0.0
     if share <= 0 or share >= 1 or variance <= 0:
         return mean

@@ -1,6 +1,7 @@
-"""Regularised least squares on frozen features, in closed form: the paper's few-shot classifier (sec. 4.1).
+"""Linear models on frozen features.
 
-Logistic regression: the head that frozen features deserve.
+Logistic regression is fitted by L-BFGS. Regularised least squares is solved in closed form; it is the few-shot
+classifier of the paper (sec. 4.1).
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_STEPS = 200  # of L-BFGS, at most
+_STEPS = 200  # maximum number of L-BFGS iterations
 
 
 def regress(
     x: Tensor, y: Tensor, penalty: float, weight: Tensor, bias: Tensor, anchor: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Multinomial regression: least mean cross-entropy + penalty / 2 * |weight - anchor|^2, by L-BFGS.
+    """Fit a multinomial logistic regression: minimise mean cross-entropy + penalty / 2 * |weight - anchor|^2.
 
-    Of targets it is one binary regression a class, one-vs-rest.
+    For class indicators (n, K) this is one binary regression per class (one-vs-rest).
 
     Args:
         x: features, (n, D).
-        y: labels, (n,), or 0 and 1 of each class, (n, K).
-        penalty: on the weights; biases are free.
-        weight: (K, D), to begin with.
-        bias: (K,), to begin with.
-        anchor: (K, D), which the weights are to stay near; None: zeros.
+        y: labels (n,), or class indicators (n, K).
+        penalty: factor of the squared weights; biases are not penalised.
+        weight: initial weights, (K, D).
+        bias: initial biases, (K,).
+        anchor: weights that the penalty pulls towards, (K, D); None for zeros.
     """
     anchor = torch.zeros_like(weight) if anchor is None else anchor
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
@@ -38,9 +39,9 @@ def regress(
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        # Over the classes a sum, so that each has the penalty that it would have alone.
-        times = 1 if y.ndim == 1 else y.shape[1]
-        value = times * regression_loss(x @ weight.T + bias, y) + penalty / 2 * ((weight - anchor) ** 2).sum()
+        # The mean over classes becomes a sum, so that each class has the penalty that it would have alone.
+        classes = 1 if y.ndim == 1 else y.shape[1]
+        value = classes * regression_loss(x @ weight.T + bias, y) + penalty / 2 * ((weight - anchor) ** 2).sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
@@ -59,11 +60,11 @@ PENALTIES = tuple(10.0**power for power in range(-6, 7))
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """A linear map of features whose largest output is the class.
+    """A linear map of features; the largest output is the predicted class.
 
     Attributes:
         weight, bias: (K, D) and (K,).
-        penalty: on the squares of the weights; the biases are free.
+        penalty: factor of the squared weights; the biases are not penalised.
     """
 
     weight: Floats
@@ -71,22 +72,22 @@ class LeastSquares:
     penalty: float
 
     def scores(self, x: npt.NDArray[np.floating]) -> Floats:
-        """(n, D) -> (n, K)."""
+        """Outputs (n, K) of features (n, D)."""
         return np.asarray(x, np.float64) @ self.weight.T + self.bias
 
 
 def one_or_minus_one(labels: npt.NDArray[np.integer], classes: int) -> Floats:
-    """(n,) -> targets (n, K): 1 at the class, -1 at all others, as in the paper."""
+    """Targets (n, K) of labels (n,): 1 for the true class and -1 for all others, as in the paper."""
     return np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
 
 
 def least_squares(x: npt.NDArray[np.floating], targets: Floats, penalty: float) -> LeastSquares:
-    """The least sum of squared errors + penalty * |weight|^2.
+    """Minimise the sum of squared errors + penalty * |weight|^2.
 
     Args:
         x: features, (n, D).
         targets: (n, K).
-        penalty: above 0.
+        penalty: positive number.
     """
     return _fit(np.asarray(x, np.float64), targets, (penalty,))
 
@@ -94,10 +95,10 @@ def least_squares(x: npt.NDArray[np.floating], targets: Floats, penalty: float) 
 def choose_least_squares(
     x: npt.NDArray[np.floating], targets: Floats, penalties: Sequence[float] = PENALTIES
 ) -> LeastSquares:
-    """`least_squares` by the penalty that predicts each image best from the others; the greatest where several do.
+    """Fit `least_squares` with the penalty that predicts each image best from the others; the largest one in a tie.
 
-    What each would be predicted without itself follows from the fit to all (leave-one-out, in closed form), so no
-    image is kept back from the few there are. Penalties count for features whose mean square is 1.
+    The leave-one-out predictions follow in closed form from the fit to all images, so no image is held back from the
+    few there are. Penalties refer to features that are scaled to a mean square of 1.
     """
     features = np.asarray(x, np.float64)
     scale = max(float(((features - features.mean(axis=0)) ** 2).mean()), np.finfo(np.float64).tiny)
@@ -105,17 +106,17 @@ def choose_least_squares(
 
 
 def _fit(x: Floats, targets: Floats, penalties: Sequence[float]) -> LeastSquares:
-    """By one singular value decomposition of the centred features for all penalties."""
+    """Use one singular value decomposition of the centred features for all penalties."""
     n, mean, middle = len(x), x.mean(axis=0), targets.mean(axis=0)
     left, singular, right = np.linalg.svd(x - mean, full_matrices=False)  # (n, r), (r,), (r, D)
-    seen = left.T @ (targets - middle)  # (r, K)
+    projected = left.T @ (targets - middle)  # (r, K)
     best, least = penalties[0], np.inf
     for penalty in penalties if len(penalties) > 1 else ():
-        kept = singular**2 / (singular**2 + penalty)  # (r,)
-        residual = targets - middle - left @ (kept[:, None] * seen)  # (n, K)
-        leverage = (left**2 * kept).sum(axis=1) + 1 / n  # (n,)
+        shrinkage = singular**2 / (singular**2 + penalty)  # (r,)
+        residual = targets - middle - left @ (shrinkage[:, None] * projected)  # (n, K)
+        leverage = (left**2 * shrinkage).sum(axis=1) + 1 / n  # (n,)
         error = float(((residual / np.maximum(1 - leverage, 1e-12)[:, None]) ** 2).sum())
         if error < least * (1 - 1e-9):
             best, least = penalty, error
-    weight = (right.T @ ((singular / (singular**2 + best))[:, None] * seen)).T  # (K, D)
+    weight = (right.T @ ((singular / (singular**2 + best))[:, None] * projected)).T  # (K, D)
     return LeastSquares(weight, middle - weight @ mean, best)

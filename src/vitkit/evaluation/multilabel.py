@@ -1,4 +1,4 @@
-"""Where an image may have several classes, or none: what a classifier is worth, and where its thresholds should be."""
+"""Metrics of multi-label classifiers, whose images may have several classes or none, and the choice of thresholds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from vitkit.data.task import MULTI_LABEL, NO_THRESHOLD, Task
 from vitkit.evaluation import registry
-from vitkit.evaluation.metrics import Evaluation, mean_of_known, scores, standings
+from vitkit.evaluation.metrics import Evaluation, class_rankings, mean_of_known, scores
 from vitkit.text.cells import JOINT
 
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
@@ -21,12 +21,12 @@ Floats = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class MultiEvaluation(Evaluation):
-    """The outcome of a multi-label classifier on labelled images. What is said of single classes does not apply.
+    """Predictions of a multi-label classifier on labelled images. Members for single-label images do not apply.
 
     Attributes:
-        labels: 1 where an image has a class, else 0, (n, K).
+        labels: class indicators (n, K): 1 where an image has a class, else 0.
         probabilities: (n, K), each from 0 to 1.
-        thresholds: the probability from which on an image is said to have a class, (K,).
+        thresholds: lowest probability at which a class is predicted, (K,).
     """
 
     thresholds: tuple[float, ...] = ()
@@ -37,9 +37,11 @@ class MultiEvaluation(Evaluation):
 
     def with_classes(self, more: Sequence[str]) -> MultiEvaluation:
         widened = super().with_classes(more)
-        never_said = (1.0,) * len(more)
+        never_predicted = (1.0,) * len(more)
         return replace(
-            widened, labels=np.pad(self.labels, ((0, 0), (0, len(more)))), thresholds=(*self.thresholds, *never_said)
+            widened,
+            labels=np.pad(self.labels, ((0, 0), (0, len(more)))),
+            thresholds=(*self.thresholds, *never_predicted),
         )
 
     def label_row(self, numbers: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -47,21 +49,21 @@ class MultiEvaluation(Evaluation):
 
     @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:
-        """1 where an image is said to have a class, else 0, (n, K)."""
+        """1 where a class is predicted for an image, else 0, (n, K)."""
         return (self.probabilities >= np.array(self.thresholds)).astype(np.int64)
 
     def label_of(self, index: int) -> str:
-        """The names of an image's classes, joined by `;`."""
+        """Names of an image's true classes, joined by `;`."""
         return JOINT.join(self.classes[k] for k in np.flatnonzero(self.labels[index])) or JOINT
 
     @property
     def accuracy(self) -> float:
-        """Exact match: the part of the images whose every class is said, and no other."""
+        """Exact match: fraction of images for which exactly the true classes are predicted."""
         return float((self.predicted == self.labels).all(axis=1).mean())
 
     @property
     def balanced_accuracy(self) -> float:
-        """The mean of recall and its counterpart on images without the class, over the classes where both exist."""
+        """Mean of sensitivity and specificity, over the classes that some but not all images have."""
         hits = self.predicted == self.labels
         positives, images = self.labels.sum(axis=0), len(self.labels)
         both = (positives > 0) & (positives < images)
@@ -78,36 +80,36 @@ class MultiEvaluation(Evaluation):
 
     @property
     def hamming_loss(self) -> float:
-        """Part of all decisions, one an image and class, that are wrong."""
+        """Fraction of wrong decisions, with one decision per image and class."""
         return float((self.predicted != self.labels).mean())
 
     @property
     def loss(self) -> float:
-        """Mean negative log-likelihood of a decision, in nats."""
+        """Mean negative log-likelihood per decision, in nats."""
         true = np.where(self.labels == 1, self.probabilities, 1 - self.probabilities.astype(np.float64))
         return float(-np.log(np.maximum(true, np.finfo(np.float32).tiny)).mean())
 
     @property
     def mean_average_precision(self) -> float:
-        """mAP: the mean of the classes' average precision."""
+        """Mean of the classes' average precision (mAP)."""
         return mean_average_precision(self.labels, self.probabilities)
 
     @property
     def macro_f1(self) -> float:
-        """The mean F1 at the thresholds over the classes that are there or said: one that is only said has 0."""
+        """Mean F1 of the classes that occur or are predicted; a class that is only predicted has 0."""
         return mean_of_known(self.per_class(), "f1")
 
     @property
     def micro_f1(self) -> float:
-        """F1 of all decisions together; NaN where no image has a class and none is said to."""
+        """F1 of all decisions together; NaN if no class occurs and none is predicted."""
         either = int(self.predicted.sum() + self.labels.sum())
         return 2 * int((self.predicted & self.labels).sum()) / either if either else float("nan")
 
     def per_class(self) -> dict[str, dict[str, Any]]:
-        """Precision, recall, F1, support (images), threshold and average precision; None where one is undefined."""
-        support, said = self.labels.sum(axis=0), self.predicted.sum(axis=0)
-        precision, recall, f1 = scores((self.predicted & self.labels).sum(axis=0), said, support)
-        found = average_precisions(self.labels, self.probabilities)
+        """Precision, recall, F1, support (images), threshold and average precision per class; None where undefined."""
+        support, predicted = self.labels.sum(axis=0), self.predicted.sum(axis=0)
+        precision, recall, f1 = scores((self.predicted & self.labels).sum(axis=0), predicted, support)
+        average_precision = average_precisions(self.labels, self.probabilities)
         return {
             name: {
                 "precision": precision[i],
@@ -115,13 +117,13 @@ class MultiEvaluation(Evaluation):
                 "f1": f1[i],
                 "support": int(support[i]),
                 "threshold": self.thresholds[i],
-                "average_precision": _known(float(found[i])),
+                "average_precision": None if np.isnan(average_precision[i]) else float(average_precision[i]),
             }
             for i, name in enumerate(self.classes)
         }
 
     def summary(self) -> dict[str, Any]:
-        """The headline numbers, `accuracy` (the exact match) first."""
+        """Main figures, `accuracy` (the exact match) first."""
         return {
             **registry.summary(self, "multi"),
             "images": len(self.labels),
@@ -132,53 +134,55 @@ class MultiEvaluation(Evaluation):
 
 
 def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64]:
-    """(K,) the area under each class's steps of precision by recall; NaN for a class that no image has.
+    """Area (K,) under each class's step function of precision by recall; NaN for a class that no image has.
 
     Args:
-        labels: whether each image has each class, (n, K).
-        scores: anything that rises with the probability, (n, K).
+        labels: class indicators, (n, K).
+        scores: (n, K); a higher score stands for a higher probability.
     """
-    found = np.full(labels.shape[1], np.nan)
-    for i, own in standings(labels, scores):
-        found[i] = own.average_precision
-    return found
+    precisions = np.full(labels.shape[1], np.nan)
+    for i, ranking in class_rankings(labels, scores):
+        precisions[i] = ranking.average_precision
+    return precisions
 
 
 def mean_average_precision(labels: Labels, scores: Floats) -> float:
-    """Over the classes that an image has; NaN when there is none."""
-    found = average_precisions(labels, scores)
-    return float(found[~np.isnan(found)].mean()) if labels.any() else float("nan")
+    """Mean average precision over the classes that occur; NaN if there are none."""
+    precisions = average_precisions(labels, scores)
+    return float(precisions[~np.isnan(precisions)].mean()) if labels.any() else float("nan")
 
 
 def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
-    """(K,) the threshold with the best F1 of each class, midway between two probabilities that occur.
+    """Threshold (K,) with the best F1 of each class, halfway between two probabilities that occur.
 
-    Of several equally good the one nearest to 0.5; 0.5 for a class that no image has.
+    Of several equally good thresholds, the one nearest to 0.5 is chosen. A class that no image has gets 0.5.
 
     Args:
-        labels: whether each image has each class, (n, K).
+        labels: class indicators, (n, K).
         probabilities: (n, K).
     """
     return tuple(_best_threshold(*column) for column in zip(labels.T, probabilities.T, strict=True))
 
 
 def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> dict[str, float | None]:
-    """What depends on thresholds, where each image is judged by thresholds that it did not help to choose.
+    """Figures that depend on thresholds, with thresholds for each image that were chosen on other images.
 
     Args:
-        evaluation: of n images that the thresholds were chosen on.
-        folds: parts of them; the thresholds of each are chosen on the others.
-        seed: of the parts.
+        evaluation: evaluation of the n images that the thresholds were chosen on.
+        folds: number of folds; the thresholds of each fold are chosen on the others.
+        seed: seed of the random folds.
     """
-    part = np.random.default_rng(seed).permutation(len(evaluation.labels)) % folds
-    said = np.zeros_like(evaluation.labels)
-    for own in range(folds):
-        others = part != own
+    fold_of = np.random.default_rng(seed).permutation(len(evaluation.labels)) % folds
+    predicted = np.zeros_like(evaluation.labels)
+    for fold in range(folds):
+        others = fold_of != fold
         thresholds = best_thresholds(evaluation.labels[others], evaluation.probabilities[others])
-        said[~others] = evaluation.probabilities[~others] >= np.array(thresholds)
-    judged = replace(evaluation, probabilities=said.astype(np.float32), thresholds=(0.5,) * len(evaluation.classes))
+        predicted[~others] = evaluation.probabilities[~others] >= np.array(thresholds)
+    evaluated = replace(
+        evaluation, probabilities=predicted.astype(np.float32), thresholds=(0.5,) * len(evaluation.classes)
+    )
     keys = ("accuracy", "micro_f1", "macro_f1", "hamming_loss", "balanced_accuracy")
-    return {key: judged.summary()[key] for key in keys}
+    return {key: evaluated.summary()[key] for key in keys}
 
 
 def _best_threshold(labels: Labels, probabilities: Floats) -> float:
@@ -186,16 +190,11 @@ def _best_threshold(labels: Labels, probabilities: Floats) -> float:
         return NO_THRESHOLD
     order = np.argsort(-probabilities, kind="stable")
     values = np.append(probabilities[order].astype(np.float64), 0.0)
-    hits, named = np.cumsum(labels[order]), np.arange(1, len(labels) + 1)
-    f1 = 2 * hits / (named + labels.sum())
-    f1[values[:-1] == values[1:]] = -1  # equal probabilities are named together, or not at all
-    if values[-2] == 0:  # all are named by a threshold of 0
+    hits, predicted = np.cumsum(labels[order]), np.arange(1, len(labels) + 1)
+    f1 = 2 * hits / (predicted + labels.sum())
+    f1[values[:-1] == values[1:]] = -1  # images of equal probability are predicted together or not at all
+    if values[-2] == 0:  # a threshold of 0 predicts the class for all images
         f1[-1] = 2 * hits[-1] / (len(labels) + labels.sum())
     middles = (values[:-1] + values[1:]) / 2
     best = np.flatnonzero(f1 >= f1.max() - 1e-12)
     return float(middles[best[np.argmin(np.abs(middles[best] - 0.5))]])
-
-
-def _known(value: float) -> float | None:
-    """JSON has no NaN."""
-    return None if np.isnan(value) else value

@@ -1,6 +1,7 @@
-"""The figures of an evaluation, one row each: adding one is a function and a row. Nothing here loads numpy or torch.
+"""Registry of the figures of an evaluation, which needs neither numpy nor torch.
 
-What `vitkit eval` prints, evaluation.json and the pages follow from this table, in its order.
+To add a figure, write a function and add a row. The order of rows is the order in `vitkit eval`, evaluation.json and
+the pages.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from vitkit.text.fields import is_number, shown
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that says how good a classifier is.
+    """A figure of merit of a classifier.
 
     Attributes:
-        name: in evaluation.json, and where figures are printed.
-        title: on pages.
-        module: has the function of this name, (evaluation) -> float; empty: the evaluation has a property of this name.
-        interval: the function that tells how far chance may have moved it, (evaluation, units) -> (low, high), see
-            `intervals`; empty: none does.
-        interval_module: where that is.
-        tasks: of which evaluations it is a figure.
-        least_classes: of fewer it says nothing.
+        name: key in evaluation.json and in printed output.
+        title: name on pages.
+        module: module with a function of this name, (evaluation) -> float; if empty, the evaluation has a property of
+            this name.
+        interval: function that computes the confidence interval, (evaluation, units) -> (low, high), see `intervals`;
+            empty if there is none.
+        interval_module: module of that function.
+        tasks: tasks that the figure applies to.
+        least_classes: smallest number of classes for which the figure is meaningful.
     """
 
     name: str
@@ -42,7 +44,7 @@ class Metric:
     least_classes: int = 1
 
     def of(self, evaluation: object) -> float | None:
-        """The figure; None where it is undefined."""
+        """Compute the figure; None if it is undefined."""
         if self.module:
             compute: Callable[[object], float] = getattr(import_module(self.module), self.name)
             value = compute(evaluation)
@@ -51,7 +53,7 @@ class Metric:
         return None if isnan(value) else value
 
     def bounds(self, evaluation: object, units: object) -> tuple[float, float]:
-        """Its 95 % confidence interval."""
+        """Compute the 95 % confidence interval."""
         compute: Callable[..., tuple[float, float]] = getattr(import_module(self.interval_module), self.interval)
         return compute(evaluation, units)
 
@@ -60,10 +62,10 @@ METRICS: dict[TaskName, dict[str, Metric]] = {task: {} for task in TASKS}
 
 
 def register(metric: Metric) -> None:
-    """Add a row for each of its tasks.
+    """Add a figure to the table of each of its tasks.
 
     Raises:
-        ValueError: there is a figure of this name.
+        ValueError: a figure of this name exists.
     """
     for task in metric.tasks:
         if metric.name in METRICS[task]:
@@ -72,35 +74,35 @@ def register(metric: Metric) -> None:
 
 
 def metrics_of(task: TaskName, classes: int) -> list[Metric]:
-    """The figures of an evaluation of so many classes."""
+    """Figures that apply to a task and a number of classes."""
     return [metric for metric in METRICS[task].values() if classes >= metric.least_classes]
 
 
 def summary(evaluation: Any, task: TaskName) -> dict[str, float | None]:
-    """All of them, by name."""
+    """All figures of an evaluation, by name."""
     return {metric.name: metric.of(evaluation) for metric in metrics_of(task, len(evaluation.classes))}
 
 
 def read_figures(file: Path) -> dict[str, Any]:
-    """The figures in an evaluation.json, or a folds.json, of the types that they were written with.
+    """Read evaluation.json or folds.json and check the types of its values.
 
     Raises:
-        VitkitError: the file is damaged, or was edited to say something else; it is named.
-        OSError: it cannot be read.
+        VitkitError: the file is damaged or was edited so that it has values of other types.
+        OSError: the file cannot be read.
     """
-    found = read_json(file)
-    known = {name for rows in METRICS.values() for name in rows}
-    for name, value in found.items():
-        if name in known:
-            numbers = list(value.values()) if isinstance(value, dict) else [value]  # of folds: mean and interval
-            fits = bool(numbers) and all(own is None or is_number(own) or _is_pair(own) for own in numbers)
+    figures = read_json(file)
+    names = {name for rows in METRICS.values() for name in rows}
+    for name, value in figures.items():
+        if name in names:
+            numbers = list(value.values()) if isinstance(value, dict) else [value]  # folds have a mean and an interval
+            fits = bool(numbers) and all(number is None or is_number(number) or _is_pair(number) for number in numbers)
         else:
             fits = _FITS.get(name, lambda _: True)(value)
         if not fits:
-            raise VitkitError(f"{file} is damaged: {name} is {shown(value)}; vitkit eval writes it anew")
-    if found.get("accuracy") is None and not found.get("seen"):  # with none but seen images there is no figure
-        raise VitkitError(f"{file} is damaged: it has no accuracy; vitkit eval writes it anew")
-    return found
+            raise VitkitError(f"{file} is damaged: {name} is {shown(value)}; vitkit eval writes it again")
+    if figures.get("accuracy") is None and not figures.get("seen"):  # there is no accuracy if all images were seen
+        raise VitkitError(f"{file} is damaged: it has no accuracy; vitkit eval writes it again")
+    return figures
 
 
 def _is_seen(seen: dict[str, Any]) -> bool:
@@ -111,15 +113,16 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
 
 
-_FITS: dict[str, Callable[[Any], bool]] = {  # what is read again, beside the figures themselves
+_FITS: dict[str, Callable[[Any], bool]] = {  # checks of other keys that are read
     "images": lambda value: type(value) is int,
     "seen": lambda value: value is None or (isinstance(value, dict) and _is_seen(value)),
     **dict.fromkeys(("with_seen", "without_seen"), lambda value: value is None or isinstance(value, dict)),
     "split": lambda value: isinstance(value, str),
-    "chosen_on": lambda value: isinstance(value, list) and all(isinstance(own, str) for own in value),
+    "chosen_on": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
     "intervals_95": lambda value: isinstance(value, dict) and all(map(_is_pair, value.values())),
     "confused": lambda value: (
-        isinstance(value, list) and all(isinstance(own, dict) and {"true", "predicted"} <= own.keys() for own in value)
+        isinstance(value, list)
+        and all(isinstance(pair, dict) and {"true", "predicted"} <= pair.keys() for pair in value)
     ),
 }
 

@@ -27,8 +27,8 @@ from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.evaluation.embedding import LaidOut, embed
-from vitkit.evaluation.figures import by_name_in_words, counted_in
-from vitkit.evaluation.label_errors import Doubt
+from vitkit.evaluation.figures import by_name_in_words, counted_part
+from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.reporting import plots, report_data, sections
@@ -90,7 +90,7 @@ def write_report(
     findings: Sequence[str],
     pictures: Mapping[str, bytes],
     laid_out: LaidOut | None = None,
-    doubts: Sequence[Doubt] = (),
+    doubts: Sequence[LabelError] = (),
     recipe: str = "",
     explained: Sequence[Explained] = (),
     tried: sections.Tried | None = None,
@@ -155,7 +155,7 @@ def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
     figures = {
         CONFUSION: plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
         CONFIDENCE: plots.reliability(states),
-        "ROC and precision-recall": plots.ranking(evaluation.standings, labels, evaluation.probabilities, classes),
+        "ROC and precision-recall": plots.ranking(evaluation.rankings, labels, evaluation.probabilities, classes),
     }
     if laid_out is not None:
         chosen, points = laid_out
@@ -169,7 +169,7 @@ def _data(
     numbers: Mapping[str, Any],
     photographs: Photographs,
     laid_out: LaidOut | None,
-    doubts: Sequence[Doubt],
+    doubts: Sequence[LabelError],
 ) -> dict[str, Any]:
     """What the views are given."""
     shown = photographs.listed
@@ -222,7 +222,7 @@ def write_evaluation(
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_predictions(folder / PREDICTIONS, evaluation)
-    evaluation = counted_in(evaluation, numbers)
+    evaluation = counted_part(evaluation, numbers)
     laid_out = embed(classifier, evaluation, table.place, progress)
     pictures = draw(evaluation, laid_out)
     config, preprocess = classifier.model.config, classifier.preprocess

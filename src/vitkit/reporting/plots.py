@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from vitkit.evaluation.calibration import Reliability
-from vitkit.evaluation.metrics import Standing
+from vitkit.evaluation.metrics import ClassRanking
 from vitkit.system.files import replacing
 from vitkit.text.html import DPI, to_png
 
@@ -128,7 +128,7 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
 
 
 def ranking(
-    stand: Mapping[int, Standing],
+    by_class: Mapping[int, ClassRanking],
     labels: npt.NDArray[np.int64],
     probabilities: npt.NDArray[np.float32],
     classes: Sequence[str],
@@ -138,44 +138,42 @@ def ranking(
     Of more than 12 classes, only the five with the lowest average precision and the mean of all have a curve.
 
     Args:
-        stand: how the images of each class rank among all, for the classes that occur.
+        by_class: how the images of each class rank among all, for the classes that occur.
         labels: (n,) true classes.
         probabilities: (n, K).
         classes: the K names.
     """
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     roc, recall = figure.subplots(1, 2)
-    standings = {i: each for i, each in stand.items() if each.others}
-    precisions = {i: each.average_precision for i, each in standings.items()}
-    shown = (
-        list(standings) if len(standings) <= _MOST_LINES else sorted(standings, key=lambda i: precisions[i])[:_WORST]
-    )
+    rankings = {i: each for i, each in by_class.items() if each.others}
+    precisions = {i: each.average_precision for i, each in rankings.items()}
+    shown = list(rankings) if len(rankings) <= _MOST_LINES else sorted(rankings, key=lambda i: precisions[i])[:_WORST]
     for i, (colour, line) in zip(shown, STYLES, strict=False):
-        area = standings[i].roc_auc
+        area = rankings[i].roc_auc
         style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.6}
         roc.plot(*roc_curve(labels == i, probabilities[:, i])[:2], label=f"{in_legend(classes[i])} {area:.3f}", **style)
         precision, recalled, _ = precision_recall_curve(labels == i, probabilities[:, i])
         label = f"{in_legend(classes[i])} {precisions[i]:.3f}"
         recall.plot(recalled, precision, label=label, drawstyle="steps-post", **style)
-    if len(standings) > len(shown):
-        _draw_means(roc, recall, list(standings.values()))
+    if len(rankings) > len(shown):
+        _draw_means(roc, recall, list(rankings.values()))
     roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
     roc.set(title="ROC; area by class", xlabel="part of the other images taken", ylabel="part of the class's found")
     recall.set(title="Precision and recall; average precision", xlabel="recall", ylabel="precision")
     for axis in (roc, recall):
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         axis.grid(alpha=0.25)
-        if standings:  # images of one class alone have no curve
+        if rankings:  # images of one class alone have no curve
             axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
 
 
-def _draw_means(roc: Axes, recall: Axes, standings: Sequence[Standing]) -> None:
+def _draw_means(roc: Axes, recall: Axes, rankings: Sequence[ClassRanking]) -> None:
     """Plot the mean curves over classes."""
     grid = np.linspace(0, 1, 201)
-    label = f"mean of {len(standings)} classes"
-    heights = sum(each.true_rate(grid) for each in standings) / len(standings)
-    precisions = sum(each.best_precision(grid) for each in standings) / len(standings)
+    label = f"mean of {len(rankings)} classes"
+    heights = sum(each.true_rate(grid) for each in rankings) / len(rankings)
+    precisions = sum(each.best_precision(grid) for each in rankings) / len(rankings)
     roc.plot(grid, heights, color="black", linewidth=2.4, label=label)
     recall.plot(grid, precisions, color="black", linewidth=2.4, label=label)
 

@@ -18,7 +18,7 @@ from vitkit.data.storage import Place
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.embedding import LaidOut
-from vitkit.evaluation.label_errors import Doubt
+from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.reporting.gallery import Thumbnail, size, thumbnails
@@ -169,7 +169,7 @@ def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] |
 
 
 def doubts_data(
-    doubts: Sequence[Doubt], classes: Sequence[str], photographs: Mapping[str, str]
+    doubts: Sequence[LabelError], classes: Sequence[str], photographs: Mapping[str, str]
 ) -> dict[str, Any] | None:
     """Return the data of `Doubts` in `images.js`, with photographs by position; None without any."""
     doubts = doubts[:_MOST_DOUBTS]
@@ -248,7 +248,7 @@ class Photographs:
 
     @classmethod
     def of(
-        cls, evaluation: Evaluation, root: Place | None, doubts: Sequence[Doubt], laid_out: LaidOut | None
+        cls, evaluation: Evaluation, root: Place | None, doubts: Sequence[LabelError], laid_out: LaidOut | None
     ) -> Photographs:
         """Select the photographs of an evaluation and of suspected label errors."""
         shown = listed(evaluation)

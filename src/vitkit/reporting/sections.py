@@ -14,7 +14,7 @@ from typing import Any
 from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.figures import SHARES, calibration_rise
 from vitkit.evaluation.headline import headline_of
-from vitkit.evaluation.label_errors import Doubt
+from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.registry import METRICS
@@ -264,7 +264,7 @@ def explained(mistakes: Sequence[Explained], photographs: Photographs) -> list[s
     return pieces
 
 
-def doubted(doubts: Sequence[Doubt], photographs: Photographs) -> list[str]:
+def doubted(doubts: Sequence[LabelError], photographs: Photographs) -> list[str]:
     """Labels that are likely wrong."""
     if not doubts:
         return []
@@ -279,7 +279,7 @@ def doubted(doubts: Sequence[Doubt], photographs: Photographs) -> list[str]:
     return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
 
 
-def _doubt(own: Doubt) -> tuple[str, ...]:
+def _doubt(own: LabelError) -> tuple[str, ...]:
     return f"label: {own.label}", f"looks like: {own.suggested} (by {own.score:.2f})", own.path
 
 

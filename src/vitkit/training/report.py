@@ -33,9 +33,9 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.evaluator import evaluate_before, proposal_figures
-from vitkit.evaluation.figures import SHARES, all_figures, calibration_rise, chosen_on, describe, seen_of, that_count
+from vitkit.evaluation.figures import SHARES, all_figures, calibration_rise, chosen_on, describe, seen_of, unseen_part
 from vitkit.evaluation.headline import describe_proposals
-from vitkit.evaluation.label_errors import Doubt, from_features, in_words
+from vitkit.evaluation.label_errors import LabelError, from_features, in_words
 from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.explanation import can_explain
@@ -176,7 +176,7 @@ def report(
     table: ImageTable,
     say: Say,
     progress: Progress,
-    doubts: Sequence[Doubt] | None = None,
+    doubts: Sequence[LabelError] | None = None,
 ) -> Reported:
     """Calibrate and evaluate the model that was kept, and write all that is said of it into the run.
 
@@ -208,7 +208,7 @@ def report(
     for told in filter(None, (proposed, spoilt)):
         say(f"note: {told}")
     write_predictions(folder / PREDICTIONS, evaluation)
-    counted = that_count(evaluation, seen_before)
+    counted = unseen_part(evaluation, seen_before)
     evaluation = evaluation if counted is None else counted
     if seen is not None and numbers.get("ece") is not None:
         say(calibrated(numbers, seen, evaluation))
@@ -217,7 +217,7 @@ def report(
         if doubts:
             say(f"{label_errors.in_words(doubts)} (of held-out images, by the model itself)")
     numbers["label_errors"] = label_errors.summary(doubts)
-    label_errors.write_doubts(folder / LABEL_ERRORS, doubts)
+    label_errors.write_label_errors(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / METRICS)
     plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
     laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
@@ -361,7 +361,7 @@ MOST = 20_000  # images; more would take long, and memory
 
 def doubt_labels(
     run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: Look | None = None
-) -> list[Doubt] | None:
+) -> list[LabelError] | None:
     """The doubtful labels of all images of a run, the most doubtful first.
 
     The weights that the run began from are asked, not those that it ended with: these know the labels by heart. Where

@@ -51,10 +51,10 @@ from vitkit.evaluation.figures import (
     all_figures,
     by_name_in_words,
     chosen_on,
-    counted_in,
+    counted_part,
     describe,
     seen_of,
-    that_count,
+    unseen_part,
 )
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.intervals import Interval, fold_intervals
@@ -296,7 +296,7 @@ def _asked_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe, progr
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
     judged = evaluate_before(classifier, images, split, read_proposals(folder), partial(progress, "evaluating"))
     seen = (numbers.get("seen") or {"paths": ()})["paths"]
-    return that_count(grouped(judged.before, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
+    return unseen_part(grouped(judged.before, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
 
 
 def _unseen(folder: Path) -> str:
@@ -809,7 +809,7 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
     write_json(run.folder / EVALUATION, numbers)
     if (spoilt := describe(numbers)) is not None:
         run.say(f"note: {spoilt}")
-    _write_report_user_datasets(run, recipe, classifier, counted_in(evaluation, numbers), numbers)
+    _write_report_user_datasets(run, recipe, classifier, counted_part(evaluation, numbers), numbers)
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
     run.say(f"{headline_of(numbers).words}{loss}")
 

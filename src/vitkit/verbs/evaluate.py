@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vitkit.data.labels import Proposal
     from vitkit.data.split_file import Changes
     from vitkit.data.table import ImageTable
-    from vitkit.evaluation.evaluator import Judged
+    from vitkit.evaluation.evaluator import ProposalEvaluation
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.weights.preprocessing import PreprocessLike
 
@@ -42,11 +42,11 @@ _SHOWN = 10  # names of absent classes
 
 def findings_of(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
     """What the reader of the figures should know."""
-    from vitkit.evaluation.figures import counted_in, describe
+    from vitkit.evaluation.figures import counted_part, describe
     from vitkit.evaluation.headline import describe_proposals
 
     found = [describe_proposals(numbers), describe(numbers)]
-    return [*_absent(counted_in(outcome, numbers)), *filter(None, found)]
+    return [*_absent(counted_part(outcome, numbers)), *filter(None, found)]
 
 
 def _absent(outcome: Evaluation) -> list[str]:
@@ -295,7 +295,7 @@ def _ask(
     way: tuple[str, str, str, int, str],
     note: Say,
     progress: Progress,
-) -> tuple[Judged, Classifier]:
+) -> tuple[ProposalEvaluation, Classifier]:
     """The answers, and the classifier as it computed them: by backend, precision, plan, merging and device."""
     from vitkit.evaluation import metrics
     from vitkit.evaluation.evaluator import evaluate_before
@@ -325,7 +325,7 @@ def _proposals(
     return find_proposals(rows, read_digests(rows, progress), earlier)
 
 
-def _as_own(judged: Judged, classifier: Classifier, run: Path, table: ImageTable) -> Judged:
+def _as_own(judged: ProposalEvaluation, classifier: Classifier, run: Path, table: ImageTable) -> ProposalEvaluation:
     """The same with what a run knows of its own images: which belong together, and what was chosen on them."""
     from vitkit.data.split_file import groups_of_run
     from vitkit.data.task import task_of
@@ -347,11 +347,11 @@ def _seen(
 
     if classifier.pictures is None:
         return None, ""
-    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_own=is_own)
+    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_of_run=is_own)
 
 
 def _figures(
-    classifier: Classifier, judged: Judged, seen: dict[str, str] | None, doubt: str, changes: Changes | None
+    classifier: Classifier, judged: ProposalEvaluation, seen: dict[str, str] | None, doubt: str, changes: Changes | None
 ) -> dict[str, Any]:
     from vitkit.evaluation.evaluator import proposal_figures
     from vitkit.evaluation.figures import all_figures
