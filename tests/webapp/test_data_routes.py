@@ -362,7 +362,7 @@ def test_redo_gives_way_to_what_was_said_since(client: TestClient, theirs: TestC
     add_edits(place.labels, [Edit("blue/img1.png", "new", "blue")])  # by hand, or in another studio
     told = ask(client, "redo")
     assert said(told)[:3] == ["new", "old", "blue"]
-    assert told["news"] == ["done again, but 1 photograph has a newer label, which holds"]
+    assert told["news"] == ["redone, but 1 photograph has a newer label, which holds"]
     ask(theirs, "labels", version=version, images=[2], label="newer")
     answer = client.post("/api/data/redo")
     assert answer.status_code == 400 and "has a newer label" in answer.json()["error"]
