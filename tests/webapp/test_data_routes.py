@@ -376,7 +376,7 @@ def test_redo_does_not_overwrite_a_decision_of_the_results_tab(client: TestClien
     place.said.add([Edit("blue/img1.png", "blue", "blue")])  # kept, as Results writes it
     assert everything(client)["can_redo"] is False
     answer = client.post("/api/data/redo")  # of a page that was open before
-    assert answer.status_code == 400 and "something else was said since" in answer.json()["error"]
+    assert answer.status_code == 400 and "other labels were added since the undo" in answer.json()["error"]
     assert rows(place) == [("blue/img1.png", "blue")]
 
 
