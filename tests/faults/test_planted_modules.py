@@ -103,7 +103,7 @@ def test_one_function_starts_python() -> None:
     "program",
     [
         ("vitkit", "models"),
-        ("vitkit.webapp.runner", "queue"),
+        ("vitkit.webapp.jobs", "queue"),
         ("vitkit.data.doctor.scan",),
         ("vitkit.experiments.comparison_runs",),
     ],

@@ -207,7 +207,9 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
     file = photos / "val" / "red" / "val0.png"
     reason = "is not known: val_dataset gave tensors, and it has no attribute `transform`"
     with pytest.raises(VitkitError, match=reason):
-        vitkit.predict(run.folder, file)
+        vitkit.predict(run.folder, file, writer=lambda form, images: pytest.fail("the header was written"))
+    with pytest.raises(VitkitError, match=reason):
+        vitkit.embed(run.folder, file)
     with pytest.raises(VitkitError, match=reason):
         list(run.classifier.predict(Image.open(file)))
     with pytest.raises(VitkitError, match=reason):

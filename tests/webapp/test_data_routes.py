@@ -362,7 +362,7 @@ def test_redo_gives_way_to_what_was_said_since(client: TestClient, theirs: TestC
     add_edits(place.labels, [Edit("blue/img1.png", "new", "blue")])  # by hand, or in another studio
     told = ask(client, "redo")
     assert said(told)[:3] == ["new", "old", "blue"]
-    assert told["news"] == ["done again, but 1 photograph has a newer label, which holds"]
+    assert told["news"] == ["redone, but 1 photograph has a newer label, which holds"]
     ask(theirs, "labels", version=version, images=[2], label="newer")
     answer = client.post("/api/data/redo")
     assert answer.status_code == 400 and "has a newer label" in answer.json()["error"]
@@ -376,7 +376,7 @@ def test_redo_does_not_overwrite_a_decision_of_the_results_tab(client: TestClien
     place.said.add([Edit("blue/img1.png", "blue", "blue")])  # kept, as Results writes it
     assert everything(client)["can_redo"] is False
     answer = client.post("/api/data/redo")  # of a page that was open before
-    assert answer.status_code == 400 and "something else was said since" in answer.json()["error"]
+    assert answer.status_code == 400 and "other labels were added since the undo" in answer.json()["error"]
     assert rows(place) == [("blue/img1.png", "blue")]
 
 

@@ -177,7 +177,7 @@ def test_a_number_that_another_process_has_by_now_is_neither_waited_for_nor_stop
         jobs.folder.mkdir(parents=True)
         jobs.write(Job(1, "a-1", ("0",), "", {}, queued=1.0, started=2.0, process=other.pid, birth=began))
         jobs.add("a-2", ("0",), {})
-        with exclusive(jobs.own, jobs.own / "runner.lock"):
+        with exclusive(jobs.state_folder, jobs.state_folder / "runner.lock"):
             assert states(jobs) == {"a-1": "failed", "a-2": "queued"}
             with pytest.raises(VitkitError, match="does not run"):
                 jobs.stop("a-1")

@@ -24,7 +24,7 @@ from vitkit.system.stopping import birth_of
 from vitkit.webapp import jobs as module
 from vitkit.webapp.app import create_app
 from vitkit.webapp.jobs import Job, Jobs, command, work
-from vitkit.webapp.workspace import Workspace, open_workspace, own_folder
+from vitkit.webapp.workspace import Workspace, open_workspace, state_of_runs
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def test_what_the_studio_keeps_is_nobody_elses(place: Workspace, monkeypatch: py
     assert client_of(place).post("/api/train/start", json={"weights": "none"}).status_code == 200
     jobs = Jobs(place.runs)
     assert len(jobs.all()) == 1
-    assert not jobs.own.is_relative_to(place.runs) and not (place.runs / ".studio").exists()
+    assert not jobs.state_folder.is_relative_to(place.runs) and not (place.runs / ".studio").exists()
     monkeypatch.setenv("VITKIT_STATE", str(place.runs / "state"))
-    for folder in (state_folder(), own_folder(place.runs).parent):
+    for folder in (state_folder(), state_of_runs(place.runs).parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         folder.chmod(0o770)
         with pytest.raises(VitkitError, match="others may write"):
@@ -109,7 +109,7 @@ def test_no_record_stops_a_process_that_is_no_training_of_this_queue(
     sent: list[int] = []
     client, jobs = client_of(place), Jobs(place.runs)
     with (
-        exclusive(jobs.own, jobs.own / "runner.lock"),
+        exclusive(jobs.state_folder, jobs.state_folder / "runner.lock"),
         monkeypatch.context() as patch,
     ):  # as if they were just being begun
         patch.setattr(module.os, "kill", lambda process, number: number and sent.append(process))

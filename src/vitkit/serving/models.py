@@ -68,6 +68,7 @@ def open_models(
     for entry in named:
         name, source = split_name(entry)
         classifier = open_model(source, note, progress, device)
+        classifier.preprocess.check_known()
         if not classifier.classes:
             raise VitkitError(f"{source} has no head, so there are no classes to answer with: train one")
         classifier = classifier.use(backend, precision, None, say=note, device=device)

@@ -157,6 +157,7 @@ def embed(
         raise VitkitError("there is no image to embed: name some")
     with sole_out(out, force=force):
         classifier = open_model(model, notes, progress, device, preprocess)
+        classifier.preprocess.check_known()
         found = _embed(classifier, held or paths, what, batch_size, progress)
         named_so = None if given is None else tuple(given[path] for path in found.paths)
         if out is not None:

@@ -248,6 +248,7 @@ def evaluate(
         own = _of_run(folder, data, layout, data_root, progress)
         table = _table(own, data, labels, layout, notes, progress)
         classifier = opened(table)
+        classifier.preprocess.check_known()
         if own is not None and classes is None:
             _check_order(classifier, own)
         hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked

@@ -344,6 +344,8 @@ def explain(
     found: Explanations | Anatomy
     with sole_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
         classifier = open_model(model, notes, progress, device, preprocess)
+        if paths:
+            classifier.preprocess.check_known()
         if anatomy:
             found = draw_anatomy(classifier, paths, folder, progress)
         else:

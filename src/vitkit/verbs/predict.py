@@ -275,6 +275,7 @@ def predict(
     with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
         _check_free(out, may_exist=may_exist)
         classifier = open_named(model, classes, templates, notes, progress, one=one, preprocess=preprocess)
+        classifier.preprocess.check_known()
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
         form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)

@@ -202,7 +202,7 @@ class Photographs:
 
     def _empty(self) -> list[str]:
         try:
-            stored = from_json(read_text(self.workspace.own / _CLASSES))
+            stored = from_json(read_text(self.workspace.state_folder / _CLASSES))
             own = stored.get(str(self.workspace.labels), [])
             return [name for name in own if isinstance(name, str)]
         except (OSError, ValueError, AttributeError):
@@ -211,7 +211,7 @@ class Photographs:
     def _keep_empty(self, names: Sequence[str]) -> None:
         if list(names) == self._empty():
             return
-        file = self.workspace.own / _CLASSES
+        file = self.workspace.state_folder / _CLASSES
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             stored = dict(from_json(read_text(file)))

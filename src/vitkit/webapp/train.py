@@ -192,7 +192,7 @@ def router(workspace: Workspace) -> APIRouter:
         state = jobs.state(name, before)
         if state != "stopped" or not jobs.can_resume(name):
             raise VitkitError(f"{name} is {state}: only a training that was stopped goes on")
-        jobs.add(name, ("train", "--resume", str(folder)), {} if before is None else before.asked)
+        jobs.add(name, ("train", "--resume", str(folder)), {} if before is None else before.request)
         return {"run": name}
 
     return routes
@@ -255,7 +255,7 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
     figures = {"figures": found.get("figures", {}), "caveats": found.get("caveats", [])}
     own = {"name": name, "state": state, **figures, "why": why, "begun": begun}
     able = {"can_resume": jobs.can_resume(name), "can_stop": jobs.can_stop(job)}
-    return {**own, "asked": job.asked if job is not None else {}, **able}
+    return {**own, "asked": job.request if job is not None else {}, **able}
 
 
 def _time(file: Path) -> float:

@@ -1,9 +1,8 @@
-"""What a studio works on: photographs that are only read, and a place of its own for labels and runs.
+"""The files of a studio: photographs, which are only read, run folders, and the label file.
 
-The label file of a studio: what is said on its pages goes there, and what others write meanwhile is read. Two
-studios, and people with a spreadsheet, may work on one label file. Rows are appended, so nobody writes over the
-others; undo takes back what this studio has written, or has found when it began; redo gives way to what was said
-since.
+Labels from the page are appended to the label file. Other studios, and people with a spreadsheet, may edit the same
+file meanwhile, and nobody overwrites the rows of others. Undo removes rows that this studio wrote, or that were there
+when it started. Redo does not override newer labels.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from vitkit.text.cells import plural
 
 @dataclass(frozen=True)
 class _Step:
-    """What was undone.
+    """A step that was undone.
 
     Attributes:
-        rows: that were taken back.
-        last: of each picture that they name, the row that held after that.
+        rows: the rows that were removed.
+        last: for each picture in them, the row that was in effect after the removal.
     """
 
     rows: tuple[Edit, ...]
@@ -44,9 +43,9 @@ class Labels:
     """The label file of a workspace. Threads may share it.
 
     Args:
-        file: the label file, there or not yet.
+        file: the label file, which need not exist yet.
         root: the folder of photographs.
-        seen: where the studio keeps in mind which label files there have been.
+        seen: the file in which the studio lists the label files that it has seen.
     """
 
     def __init__(self, file: Path, root: Path, seen: Path) -> None:
@@ -54,45 +53,45 @@ class Labels:
         self._lock = threading.RLock()
         self._stamp: Any = ()
         self._known: LabelFile | None = None
-        self._own: dict[Edit, None] = {}
+        self._written: dict[Edit, None] = {}
         self._foreign: set[Edit] = set()
         self._undone: list[_Step] = []
         self._is_overtaken = False
         self._news: list[str] = []
 
     def read(self) -> LabelFile:
-        """The rows as they are now; only what was added is read.
+        """The current content. Only new rows are read from disk.
 
         Raises:
-            VitkitError: the file is damaged, or gone although there was one.
+            VitkitError: the file is damaged, or it existed before and is gone.
         """
         with self._lock:
             try:
-                found = self.file.stat()
-                stamp: Any = (found.st_mtime_ns, found.st_size, found.st_ino)
+                status = self.file.stat()
+                stamp: Any = (status.st_mtime_ns, status.st_size, status.st_ino)
             except FileNotFoundError:
                 stamp = None
             if self._known is None or stamp != self._stamp:
-                self._see()
+                self._check_there()
                 self._take(labels_so_far(self.file, self._known))
                 self._stamp = stamp
             assert self._known is not None
             return self._known
 
     def add(self, edits: Sequence[Edit]) -> None:
-        """Append rows. What was undone before is not done again after that."""
+        """Append rows. Steps that were undone before cannot be redone after that."""
         with self._lock:
             self.read()
             if edits:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
-                self._own |= dict.fromkeys(add_edits(self.file, edits))
+                self._written |= dict.fromkeys(add_edits(self.file, edits))
                 self._is_overtaken |= bool(self._undone)
                 self._undone.clear()
                 self.read()
 
     @property
     def can_undo(self) -> bool:
-        """Whether there is a row that undo would take back."""
+        """Whether there is a row that undo would remove."""
         known = self._known
         return known is not None and any(edit not in self._foreign for edit in reversed(known.edits))
 
@@ -102,13 +101,13 @@ class Labels:
         return bool(self._undone)
 
     def undo(self) -> None:
-        """Take the last step back, all that was said at one moment; steps of others stay."""
+        """Remove the rows of the last step. Rows that others have added since the studio started stay."""
         with self._lock:
             before = self.read()
             known = set(before.edits)
             taken = undo_edits(self.file, (known - self._foreign).__contains__, before)
             for edit in taken:
-                self._own.pop(edit, None)
+                self._written.pop(edit, None)
             self._known, self._stamp = labels_so_far(self.file, before), ()
             self._foreign |= set(self._known.edits) - known
             if taken:
@@ -121,16 +120,16 @@ class Labels:
                 self._is_overtaken = False
 
     def redo(self) -> None:
-        """Do again what was undone last, where nothing newer was said of the photographs.
+        """Repeat the step that was undone last, except for photographs that have newer labels.
 
         Raises:
-            VitkitError: something newer was said of all of them, or since.
+            VitkitError: all of its photographs have newer labels, or labels were added since the undo.
         """
         with self._lock:
             now = self.read()
             if not self._undone:
                 if self._is_overtaken:
-                    raise VitkitError("nothing is done again: something else was said since it was undone")
+                    raise VitkitError("nothing is redone: other labels were added since the undo")
                 return
             step = self._undone.pop()
             last = self._last(now, step.rows)
@@ -138,49 +137,49 @@ class Labels:
             newer = len({self._key(edit) for edit in step.rows}) - len({self._key(edit) for edit in rows})
             text = f"{_photographs(newer)} a newer label, which holds" if newer else ""
             if not rows:
-                raise VitkitError(f"nothing is done again: {text}")
+                raise VitkitError(f"nothing is redone: {text}")
             if text:
-                self._news.append(f"done again, but {text}")
-            self._own |= dict.fromkeys(add_edits(self.file, rows))
+                self._news.append(f"redone, but {text}")
+            self._written |= dict.fromkeys(add_edits(self.file, rows))
             self.read()
 
     def news(self) -> list[str]:
-        """What there is to tell since this was last asked."""
+        """Return the notes since the last call, and forget them."""
         with self._lock:
-            told, self._news = self._news, []
-            return told
+            news, self._news = self._news, []
+            return news
 
     def _key(self, edit: Edit) -> str:
         return os.path.normpath(self._root / edit.path.strip())
 
     def _last(self, file: LabelFile, rows: Sequence[Edit]) -> dict[str, Edit | None]:
-        """The last row of each picture that some rows name."""
-        found: dict[str, Edit | None] = dict.fromkeys(map(self._key, rows))
-        names = {edit.path for edit in rows} | {str(key) for key in found}
+        """The last row for each picture that `rows` name; None if there is none."""
+        last: dict[str, Edit | None] = dict.fromkeys(map(self._key, rows))
+        names = {edit.path for edit in rows} | {str(key) for key in last}
         for edit in file.edits:
-            if (edit.path in names or edit.path.strip() != edit.path) and self._key(edit) in found:
-                found[self._key(edit)] = edit
-        return found
+            if (edit.path in names or edit.path.strip() != edit.path) and self._key(edit) in last:
+                last[self._key(edit)] = edit
+        return last
 
     def _take(self, file: LabelFile) -> None:
-        """Note what is new in the file, and put back what somebody has written over."""
+        """Take over new content, and restore rows of this studio that somebody has overwritten."""
         before, self._known = self._known, file
         if before is None:
             return
         if file.edits[: len(before.edits)] == before.edits:
-            self._foreign |= {edit for edit in file.edits[len(before.edits) :] if edit not in self._own}
+            self._foreign |= {edit for edit in file.edits[len(before.edits) :] if edit not in self._written}
             return
         now, then = set(file.edits), set(before.edits)
-        new = now - then - self._own.keys()
+        new = now - then - self._written.keys()
         self._foreign = (self._foreign & now) | new
-        lost = [edit for edit in self._own if edit not in now]
+        lost = [edit for edit in self._written if edit not in now]
         for edit in lost:
-            del self._own[edit]
-        if lost and new:  # an older copy was saved with edits of its own; rows that are taken out alone stay out
-            taken = set(map(self._key, new))
-            back = [edit for edit in lost if self._key(edit) not in taken]
+            del self._written[edit]
+        if lost and new:  # somebody saved an edited older copy; rows that were only deleted stay deleted
+            relabelled = set(map(self._key, new))
+            back = [edit for edit in lost if self._key(edit) not in relabelled]
             if back:
-                self._own |= dict.fromkeys(add_edits(self.file, back))
+                self._written |= dict.fromkeys(add_edits(self.file, back))
                 self._known = labels_so_far(self.file)
             rows = plural(len(lost), "row that was written here was", "rows that were written here were")
             over = (
@@ -190,24 +189,24 @@ class Labels:
                 f"{rows} no longer in {self.file} after it was saved elsewhere; {len(back)} of them put back{over}"
             )
 
-    def _see(self) -> None:
-        """Keep in mind that there is a label file; where it goes, photographs must not pass for unlabelled.
+    def _check_there(self) -> None:
+        """Remember that the label file exists, and refuse to go on without it, as if no photograph had a label.
 
         Raises:
-            VitkitError: it is gone.
+            VitkitError: the file is gone.
         """
-        own = str(self.file)
+        path = str(self.file)
         try:
             seen = [name for name in from_json(read_text(self._seen)) if isinstance(name, str)]
         except (OSError, ValueError, TypeError):
             seen = []
         if self.file.exists():
-            if own not in seen:
+            if path not in seen:
                 self._seen.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self._seen, [*seen, own])
-        elif own in seen:
+                write_json(self._seen, [*seen, path])
+        elif path in seen:
             raise VitkitError(
-                f"the label file {own} is gone: bring it back, or delete {self._seen} to begin without any label"
+                f"the label file {path} is gone: bring it back, or delete {self._seen} to begin without any label"
             )
 
 
@@ -223,10 +222,10 @@ class Workspace:
 
     Attributes:
         photographs: the folder of photographs; nothing is ever written below it.
-        runs: the folder that holds the run folders.
-        labels: the label file, there or not yet.
-        weights: local files and models that were named beside those of the runs.
-        first_run: the run that was named in the place of a folder; empty: none was.
+        runs: the folder that contains the run folders.
+        labels: the label file, which need not exist yet.
+        weights: local files and models to offer in addition to those of the runs.
+        first_run: the run that the user named instead of a folder of photographs; empty if there is none.
     """
 
     photographs: Path
@@ -237,38 +236,38 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """The name of the folder of photographs."""
         return self.photographs.name or str(self.photographs)
 
     @cached_property
     def said(self) -> Labels:
-        """The label file as the studio follows it."""
-        return Labels(self.labels, self.photographs, self.own / "label-files.json")
+        """The label file."""
+        return Labels(self.labels, self.photographs, self.state_folder / "label-files.json")
 
     @property
-    def own(self) -> Path:
-        """The studio's own folder: the queue and what it has said, and nothing that a run needs."""
-        return own_folder(self.runs)
+    def state_folder(self) -> Path:
+        """The folder for the queue and other state of the studio. No run needs anything in it."""
+        return state_of_runs(self.runs)
 
     def run_folder(self, name: str) -> Path:
-        """The folder of a run by its name, as the browser gives it.
+        """The folder of a run, by a name from the browser.
 
         Raises:
-            VitkitError: there is none of this name among the runs.
+            VitkitError: there is no run of this name.
         """
-        if name not in self.run_names():  # a name that is in the list leads nowhere else
+        if name not in self.run_names():  # a name in this list cannot lead out of the folder
             raise VitkitError(f"there is no run {name!r} in {self.runs}")
         return self.runs / name
 
     def run_names(self) -> list[str]:
-        """The runs that are there, the newest first."""
+        """List the names of the runs, the newest first."""
         if not self.runs.is_dir():
             return []
-        found = [own for own in self.runs.iterdir() if (own / RECIPE).is_file() and not own.name.startswith(".")]
-        return [own.name for own in sorted(found, key=lambda own: (own / RECIPE).stat().st_mtime, reverse=True)]
+        runs = [run for run in self.runs.iterdir() if (run / RECIPE).is_file() and not run.name.startswith(".")]
+        return [run.name for run in sorted(runs, key=lambda run: (run / RECIPE).stat().st_mtime, reverse=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """What the page says of it."""
+        """Return what the page shows of the workspace."""
         return {
             "name": self.name,
             "photographs": str(self.photographs),
@@ -278,11 +277,11 @@ class Workspace:
         }
 
 
-def own_folder(runs: Path) -> Path:
-    """What this user's studio keeps of a folder of runs: never in there, where it could come from somebody else.
+def state_of_runs(runs: Path) -> Path:
+    """The folder for this user's state about a folder of runs. It lies elsewhere: runs may come from somebody else.
 
     Raises:
-        VitkitError: others may write where it is kept.
+        VitkitError: other users may write to that folder.
     """
     place = os.path.realpath(runs)
     digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
@@ -295,32 +294,33 @@ def open_workspace(
     labels: str | Path | None = None,
     weights: tuple[str, ...] = (),
 ) -> Workspace:
-    """The workspace of a folder of photographs, or of a run.
+    """Open the workspace of a folder of photographs, or of a run.
 
     Args:
-        source: a folder or archive of photographs, or a run folder, whose photographs are taken; None: the newest run
-            in `runs`.
-        runs: where run folders are and come; by default that of the run, else `runs`.
-        labels: the label file; by default `labels/NAME.csv`.
-        weights: local files or models to begin from, beside those of the runs.
+        source: a folder or archive of photographs, or a run folder, which stands for the photographs of the run. The
+            default is the newest run in `runs`.
+        runs: the folder of existing and new run folders. The default is the parent of the run, or else `runs`.
+        labels: the label file. The default is `labels/NAME.csv`.
+        weights: local files or models to start from, in addition to those of the runs.
 
     Raises:
-        VitkitError: there is no such folder, or the studio's own places would lie among the photographs.
+        VitkitError: there is no such folder, or runs or labels would lie among the photographs.
     """
     folder = Path("runs" if runs is None else runs)
     if source is None:
         source = _newest_run(folder)
-    given, first_run = Path(source), ""
-    if not given.exists():
+    folder_or_run, first_run = Path(source), ""
+    if not folder_or_run.exists():
         raise VitkitError(f"no such folder: {source}; name a folder of photographs, or a run")
-    if not given.is_dir() and storage_at(given) is None:
+    if not folder_or_run.is_dir() and storage_at(folder_or_run) is None:
         raise VitkitError(f"{source} is a file; name a folder of photographs, a .zip or .tar of one, or a run")
-    if (given / RECIPE).is_file():
-        folder = given.resolve().parent if runs is None else folder
-        if given.resolve().parent != folder.resolve():
+    if (folder_or_run / RECIPE).is_file():
+        run = folder_or_run.resolve()
+        folder = run.parent if runs is None else folder
+        if run.parent != folder.resolve():
             raise VitkitError(f"the run {source} does not lie in --runs {folder}: leave --runs out")
-        first_run, given = given.resolve().name, _photographs_of(given)
-    photographs = given.resolve()
+        first_run, folder_or_run = run.name, _photographs_of(folder_or_run)
+    photographs = folder_or_run.resolve()
     file = Path(labels) if labels is not None else Path("labels", f"{photographs.name or 'photographs'}.csv")
     _check(photographs, folder, file)
     return Workspace(photographs, _absolute(folder), _absolute(file), weights, first_run)
@@ -337,7 +337,7 @@ def _photographs_of(run: Path) -> Path:
     """The folder of photographs that a run was trained on.
 
     Raises:
-        VitkitError: it is not there any more, or was no folder.
+        VitkitError: it is gone, or the run was not trained on a folder.
     """
     if not (run / SPLIT).is_file():
         raise VitkitError(f"{run} does not say what it was trained on: it has no {SPLIT}; name the photographs")
