@@ -27,7 +27,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -37,9 +37,6 @@ from torch import Tensor
 from vitkit.data.seen import from_text
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.files import from_json
-
-if TYPE_CHECKING:
-    from vitkit.weights.layout import Piece
 
 _PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.", "teacher.")
 
@@ -79,19 +76,21 @@ class Checkpoint:
 
 
 def readers(
-    tensors: Mapping[str, StoredTensor], pieces: Mapping[str, Piece] | None = None
+    tensors: Mapping[str, StoredTensor],
+    parts: Mapping[str, tuple[Sequence[str], Callable[..., Tensor] | None]] | None = None,
 ) -> dict[str, Callable[[], Tensor]]:
-    """Return a function for each piece that reads its tensors from the file and joins them.
+    """Return a function for each tensor that reads its parts from the file and joins them.
 
     The functions return float32 or integer numbers in new memory, because the file may change.
 
     Args:
         tensors: the tensors of the checkpoint.
-        pieces: the pieces by the name of the resulting tensor; None for each tensor under its own name.
+        parts: the names of the parts and the function that joins them (None for a single part), by the name of the
+            resulting tensor; None for each tensor of the checkpoint under its own name.
     """
-    if pieces is None:
+    if parts is None:
         return {name: _reader((tensor,), None) for name, tensor in tensors.items()}
-    return {name: _reader([tensors[part] for part in piece.theirs], piece.join) for name, piece in pieces.items()}
+    return {name: _reader([tensors[part] for part in names], join) for name, (names, join) in parts.items()}
 
 
 def _reader(stored: Sequence[StoredTensor], join: Callable[..., Tensor] | None) -> Callable[[], Tensor]:

@@ -342,10 +342,11 @@ def read_foreign(
         pixels, as_of = _customary(layout, is_tutorials=named.is_beside)
         assumed["preprocess"] = f"{describe(pixels)}, {as_of}"
     fits = [name for name in account.expected if name not in account.unfit]
+    parts = {name: (layout.pieces[name].theirs, layout.pieces[name].join) for name in fits}
     return SourceWeights(
         format=layout.format,
         config=config,
-        read=readers(checkpoint.tensors, {name: layout.pieces[name] for name in fits}) | _fresh(config, account.unfit),
+        read=readers(checkpoint.tensors, parts) | _fresh(config, account.unfit),
         pixels=pixels,
         classes=unique(named.classes),
         pixel_size=pixel_size,
