@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitkit import Classifier, Preprocess, VisionTransformer
 from vitkit.profiling.speed import Contender
-from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.export import write
 from vitkit.weights.formats.torchvision import recognise
 
@@ -81,7 +81,8 @@ def torchvision_module(setting: Setting) -> nn.Module:
         c.image_size[0], c.patch_size[0], c.layers, c.heads, c.hidden_size, c.mlp_size, num_classes=c.num_classes
     )
     own = {
-        name: Stored(tuple(tensor.shape), tensor.dtype, tensor.clone) for name, tensor in theirs.state_dict().items()
+        name: StoredTensor(tuple(tensor.shape), tensor.dtype, tensor.clone)
+        for name, tensor in theirs.state_dict().items()
     }
     layout = recognise(Checkpoint(path=setting.folder, tensors=own))
     assert layout is not None

@@ -34,7 +34,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
-from vitkit.weights.checkpoint import Checkpoint, Stored, read_checkpoint
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint
 from vitkit.weights.formats.export import write
 from vitkit.weights.origin import SourceWeights, read_foreign
 
@@ -143,17 +143,17 @@ def options(name: str) -> dict[str, Any]:
     return {} if name in NPZ else foreign.make(name).options
 
 
-def understand(tensors: dict[str, Stored], name: str) -> SourceWeights:
+def understand(tensors: dict[str, StoredTensor], name: str) -> SourceWeights:
     whole = dataclasses.replace(checkpoint(name), tensors=tensors)
     given = {} if name in HF else options(name)
     return read_foreign(whole, None, given, allow_partial=False, image_size=None, grid=None, patch_size=None)
 
 
-def of_shape(*shape: int) -> Stored:
-    return Stored(shape, torch.float32, lambda: torch.zeros(shape))
+def of_shape(*shape: int) -> StoredTensor:
+    return StoredTensor(shape, torch.float32, lambda: torch.zeros(shape))
 
 
-def changes(tensors: dict[str, Stored], name: str) -> Iterator[tuple[str, dict[str, Stored]]]:
+def changes(tensors: dict[str, StoredTensor], name: str) -> Iterator[tuple[str, dict[str, StoredTensor]]]:
     """Every way to spoil one tensor."""
     shape = tensors[name].shape
     rest = {other: tensor for other, tensor in tensors.items() if other != name}
@@ -198,7 +198,7 @@ def test_every_whole_fixture_is_understood(fixture: str) -> None:
     assert not origin.left_over
 
 
-def assert_named(fixture: str, tensor: str, change: str, spoilt: dict[str, Stored]) -> None:
+def assert_named(fixture: str, tensor: str, change: str, spoilt: dict[str, StoredTensor]) -> None:
     if is_undecidable(fixture, tensor, change):
         return
     with pytest.raises(VitkitError) as caught:
@@ -273,7 +273,7 @@ def test_a_file_without_its_whole_head_has_none_and_says_so(fixture: str) -> Non
 
 def test_whole_numbers_are_no_weights() -> None:
     tensors = dict(checkpoint("timm token").tensors)
-    tensors["norm.bias"] = Stored((32,), torch.int64, lambda: torch.zeros(32, dtype=torch.int64))
+    tensors["norm.bias"] = StoredTensor((32,), torch.int64, lambda: torch.zeros(32, dtype=torch.int64))
     with pytest.raises(VitkitError, match=r"norm\.bias"):
         understand(tensors, "timm token")
 

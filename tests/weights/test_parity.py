@@ -25,7 +25,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import IMAGENET_MEAN, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
-from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.export import write
 from vitkit.weights.origin import read_foreign
 
@@ -491,7 +491,7 @@ def shapes_alone(state: dict[str, Tensor], config: dict[str, Any] | None = None)
     def read() -> Tensor:
         raise AssertionError("the numbers are not needed")
 
-    stored = {name: Stored(tuple(tensor.shape), torch.float32, read) for name, tensor in state.items()}
+    stored = {name: StoredTensor(tuple(tensor.shape), torch.float32, read) for name, tensor in state.items()}
     return Checkpoint(path=Path("huge"), tensors=stored, config=config)
 
 

@@ -173,13 +173,13 @@ def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
     if any(part is None for part in parts):
         return None
     try:
-        return piece.join(*(torch.empty(part.shape, device="meta") for part in parts if part is not None)).shape
+        return piece.joined(*(torch.empty(part.shape, device="meta") for part in parts if part is not None)).shape
     except (RuntimeError, IndexError):
         return None
 
 
 def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
-    tensor = piece.join(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
+    tensor = piece.joined(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
     if not tensor.isfinite().all():
         raise VitkitError(f"{checkpoint.path}: {' + '.join(piece.theirs)} holds numbers that are NaN or infinite")
     return tensor

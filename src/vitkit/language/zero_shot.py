@@ -31,7 +31,7 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.names import alike, bare, unseen_in
 from vitkit.weights.catalog import imagenet_synsets
 from vitkit.weights.checkpoint import read_checkpoint
-from vitkit.weights.loading import Look, Plan, locate, look
+from vitkit.weights.loading import LoadPlan, WeightsSource, locate, look
 from vitkit.weights.meaning import split_timm
 
 # CLIP, arXiv 2103.00020, sec. 3.1.4; SigLIP's is the one that its published examples use.
@@ -105,7 +105,7 @@ def read_images_and_words(source: str | Path, progress: Progress = silent, **ove
     return build_images_and_words(weights, weights.plan(0, **overrides))
 
 
-def build_images_and_words(weights: Look, plan: Plan) -> ImagesAndWords:
+def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndWords:
     """Build both encoders from weights that have been looked at.
 
     Args:
@@ -254,14 +254,14 @@ def _checked(classes: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def look_for_words(weights: Look) -> TextEncoderInfo | None:
+def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
     """Describe the text encoder beside an image encoder without reading numbers; None if there is none.
 
     Raises:
         VitkitError: the weights are one half of a model of images and texts.
     """
     path, checkpoint = weights.path, weights.checkpoint
-    is_image_encoder = weights.meant is not None or weights.description is not None
+    is_image_encoder = weights.meaning is not None or weights.description is not None
     if is_image_encoder or path is None or checkpoint is None or is_model_folder(path.parent):
         return None
     info = inspect_text_encoder(checkpoint)
@@ -271,7 +271,7 @@ def look_for_words(weights: Look) -> TextEncoderInfo | None:
     return info
 
 
-def check_tokenizer(weights: Look, info: TextEncoderInfo) -> None:
+def check_tokenizer(weights: WeightsSource, info: TextEncoderInfo) -> None:
     """Refuse weights whose tokenizer is missing or unreadable; `info` is what `look_for_words` returned for them.
 
     Raises:

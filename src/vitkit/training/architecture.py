@@ -19,7 +19,7 @@ from vitkit.model.network_config import Config, NetworkConfig, is_network_name, 
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.system.progress import Progress
 from vitkit.training.recipe import Recipe, in_words
-from vitkit.weights.loading import Look, Plan, look
+from vitkit.weights.loading import LoadPlan, WeightsSource, look
 
 # Fields of a recipe that only a Vision Transformer heeds, and the value at which they do nothing.
 OF_VIT: dict[str, Any] = {
@@ -139,7 +139,7 @@ def network_of_file(recipe: Recipe) -> str | None:
     return recipe.model if is_network_name(recipe.model) and recipe.weights not in ("auto", "none") else None
 
 
-def look_at_weights(recipe: Recipe, progress: Progress) -> Look:
+def look_at_weights(recipe: Recipe, progress: Progress) -> WeightsSource:
     """Look at the weights that a recipe starts from, once: all that is made of them is made of this.
 
     Raises:
@@ -150,7 +150,7 @@ def look_at_weights(recipe: Recipe, progress: Progress) -> Look:
     return look(weights_of(recipe), use="training", network=network_of_file(recipe), progress=progress)
 
 
-def plan_of(recipe: Recipe, num_classes: int, weights: Look) -> tuple[Config, Plan]:
+def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[Config, LoadPlan]:
     """The configuration of a model that starts from these weights, and the plan of reading them without their head.
 
     Raises:
@@ -174,7 +174,7 @@ def plan_of(recipe: Recipe, num_classes: int, weights: Look) -> tuple[Config, Pl
     return (_named(config, recipe, weights) if recipe.head_from == "names" else config), plan
 
 
-def _named(config: ViTConfig, recipe: Recipe, weights: Look) -> ViTConfig:
+def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConfig:
     """With what the head of class names reads: the vector of length 1 that images share with texts."""
     found = look_for_words(weights)
     if found is None:

@@ -68,7 +68,7 @@ from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
 from vitkit.training.select_weights import Selection
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
 from vitkit.weights import load
-from vitkit.weights.loading import Look, look
+from vitkit.weights.loading import WeightsSource, look
 
 
 def settle_and_open(
@@ -360,7 +360,7 @@ MOST = 20_000  # images; more would take long, and memory
 
 
 def doubt_labels(
-    run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: Look | None = None
+    run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: WeightsSource | None = None
 ) -> list[LabelError] | None:
     """The doubtful labels of all images of a run, the most doubtful first.
 
@@ -437,7 +437,9 @@ def _features(
     return features
 
 
-def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress, weights: Look | None = None) -> str | None:
+def unspoilt_weights(
+    recipe: Recipe, table: ImageTable, progress: Progress, weights: WeightsSource | None = None
+) -> str | None:
     """The last weights that the run began from, directly or through other runs, and that had seen none of its images.
 
     Weights without a record, as published ones are, count as such.

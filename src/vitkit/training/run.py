@@ -128,7 +128,7 @@ from vitkit.training.start import (
 )
 from vitkit.training.teacher import Teacher, teacher_of_run
 from vitkit.weights import load
-from vitkit.weights.loading import Look
+from vitkit.weights.loading import WeightsSource
 from vitkit.weights.preprocessing import describe as described
 from vitkit.weights.preprocessing import preprocess_of
 
@@ -188,7 +188,7 @@ def before_training(
 
 
 def _conclude(
-    run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: Look | None
+    run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: WeightsSource | None
 ) -> Evaluation | None:
     """Settle what the trained model's confidences are worth, evaluate it and write the report."""
 

@@ -80,11 +80,11 @@ from vitkit.training.lineage import (
 )
 from vitkit.training.recipe import Recipe, Request, without_places
 from vitkit.training.teacher import load_teacher
-from vitkit.weights.loading import Look, Plan
+from vitkit.weights.loading import LoadPlan, WeightsSource
 
 
 def choose_head_start(
-    recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, weights: Look | None
+    recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, weights: WeightsSource | None
 ) -> tuple[Recipe, list[str]]:
     """The recipe with what its head begins as, and why, where the weights have a text encoder.
 
@@ -168,8 +168,8 @@ class Blueprint:
     recipe: Recipe
     config: Config
     preprocess: Preprocess
-    weights: Look | None = None
-    plan: Plan | None = None
+    weights: WeightsSource | None = None
+    plan: LoadPlan | None = None
 
     @property
     def pictures(self) -> bytes | None:
@@ -177,7 +177,9 @@ class Blueprint:
         return None if self.plan is None else self.plan.pictures
 
 
-def blueprint_of(recipe: Recipe, classes: Sequence[str], progress: Progress, weights: Look | None = None) -> Blueprint:
+def blueprint_of(
+    recipe: Recipe, classes: Sequence[str], progress: Progress, weights: WeightsSource | None = None
+) -> Blueprint:
     """The model that a recipe asks for.
 
     Args:

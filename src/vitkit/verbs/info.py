@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitkit.data.preprocess import Preprocess
     from vitkit.model.load_report import LoadReport
     from vitkit.profiling.model_info import ModelInfo
-    from vitkit.weights.loading import Plan
+    from vitkit.weights.loading import LoadPlan
     from vitkit.weights.preprocessing import PreprocessLike
 
 
@@ -142,7 +142,7 @@ def info(
     return Info(name, describe(plan.config), _origin(plan, plan.report), shapes)
 
 
-def _inspect(source: str, **options: Any) -> Plan:
+def _inspect(source: str, **options: Any) -> LoadPlan:
     if is_exported(source) and Path(source).is_file():
         raise VitkitError(f"{source} is an exported file: take the model folder that it was made from")
     from vitkit.weights import inspect
@@ -154,7 +154,7 @@ def _inspect(source: str, **options: Any) -> Plan:
     return inspect(source, **options)
 
 
-def _origin(known: Plan | Classifier, report: LoadReport | None) -> Origin:
+def _origin(known: LoadPlan | Classifier, report: LoadReport | None) -> Origin:
     return Origin(known.classes, known.preprocess, known.temperature, dict(known.provenance), report)
 
 

@@ -1,9 +1,9 @@
-"""Loading any published Vision Transformer, exactly, or saying why not.
+"""Load any published Vision Transformer exactly, or report why it cannot be loaded.
 
-A checkpoint's names and shapes are read first (`read`). Its layout is recognised (`formats`, one module a publisher),
-its configuration inferred (`infer`) and every tensor accounted for (`match`); it is fitted to what was asked for
-(`adapt`, `plan`); only then are the numbers read, once, into a model that was never initialised. Names are imported
-when first used.
+Open `loading.py` first. It reads a checkpoint's names and shapes (`checkpoint.py`), recognises its layout (`formats/`,
+one module a publisher), infers the configuration (`infer.py`), accounts for every tensor (`layout.py`) and adapts them
+to the requested size and classes (`adapt.py`). Only then are the numbers read, once, into a model that was never
+initialised. `catalog.py` lists the published weights, and `download.py` fetches them.
 """
 
 from __future__ import annotations

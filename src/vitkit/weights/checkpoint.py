@@ -42,7 +42,7 @@ _PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.", "teacher.")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in a file: its shape and type are known, its numbers are read on demand."""
 
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class Checkpoint:
     """
 
     path: Path
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     wrappers: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
     preprocessor: Mapping[str, Any] | None = None
@@ -75,14 +75,25 @@ class Checkpoint:
     pictures: bytes | None = None
 
 
-def reader(stored: Sequence[Stored], join: Callable[..., Tensor] | None = None) -> Callable[[], Tensor]:
-    """Read float32 numbers, or whole ones, into new memory: the file may change.
+def readers(
+    tensors: Mapping[str, StoredTensor],
+    parts: Mapping[str, tuple[Sequence[str], Callable[..., Tensor] | None]] | None = None,
+) -> dict[str, Callable[[], Tensor]]:
+    """Return a function for each tensor that reads its parts from the file and joins them.
+
+    The functions return float32 or integer numbers in new memory, because the file may change.
 
     Args:
-        stored: the parts of one tensor.
-        join: makes one tensor of the parts; None: there is one part.
+        tensors: the tensors of the checkpoint.
+        parts: the names of the parts and the function that joins them (None for a single part), by the name of the
+            resulting tensor; None for each tensor of the checkpoint under its own name.
     """
+    if parts is None:
+        return {name: _reader((tensor,), None) for name, tensor in tensors.items()}
+    return {name: _reader([tensors[part] for part in names], join) for name, (names, join) in parts.items()}
 
+
+def _reader(stored: Sequence[StoredTensor], join: Callable[..., Tensor] | None) -> Callable[[], Tensor]:
     def read() -> Tensor:
         parts = [tensor.read() for tensor in stored]
         joined = parts[0] if join is None else join(*parts)
@@ -91,11 +102,6 @@ def reader(stored: Sequence[Stored], join: Callable[..., Tensor] | None = None) 
         return ours.clone() if ours.untyped_storage().data_ptr() in addresses else ours
 
     return read
-
-
-def readers(tensors: Mapping[str, Stored]) -> dict[str, Callable[[], Tensor]]:
-    """A `reader` for each of these tensors."""
-    return {name: reader((tensor,)) for name, tensor in tensors.items()}
 
 
 def read_all(read: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
@@ -118,9 +124,9 @@ def noted(checkpoint: Checkpoint) -> dict[str, Any]:
     return {**note, "classes": tuple(said["classes"])} if "classes" in said else note
 
 
-def without_prefixes(tensors: Mapping[str, Stored], path: Path) -> dict[str, Stored]:
+def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
     """Names without what wrappers put before them (data parallel, compiled, a model within a model)."""
-    bare: dict[str, Stored] = {}
+    bare: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         stripped = name
         while prefix := next((prefix for prefix in _PREFIXES if stripped.startswith(prefix)), None):
@@ -187,7 +193,7 @@ def _of_comment(comment: bytes) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in content.items()} if isinstance(content, dict) else {}
 
 
-def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Stored:
+def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> StoredTensor:
     with archive.open(member) as stream:
         shape, fortran, dtype = _npy_header(stream)
         begin = stream.tell()
@@ -203,7 +209,7 @@ def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> St
             _fill(stream, array.reshape(-1).view(np.uint8).data, path)
         return _as_tensor(array.T if fortran else array)
 
-    return Stored(shape, _torch_dtype(dtype), read)
+    return StoredTensor(shape, _torch_dtype(dtype), read)
 
 
 def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -266,10 +272,10 @@ def read_safetensors(path: Path) -> Checkpoint:
     )
 
 
-def _of_safetensors(file: Any, name: str) -> Stored:
+def _of_safetensors(file: Any, name: str) -> StoredTensor:
     view = file.get_slice(name)
     dtype = _SAFE_TYPES.get(view.get_dtype(), torch.int64)
-    return Stored(tuple(view.get_shape()), dtype, lambda: file.get_tensor(name))
+    return StoredTensor(tuple(view.get_shape()), dtype, lambda: file.get_tensor(name))
 
 
 # The weights of a training checkpoint, in the order in which they are preferred: averaged ones first, teachers before
@@ -313,9 +319,9 @@ def read_torch(path: Path) -> Checkpoint:
     )
 
 
-def _of_torch(tensor: Tensor) -> Stored:
+def _of_torch(tensor: Tensor) -> StoredTensor:
     is_plain = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
-    return Stored(tuple(tensor.shape), tensor.dtype if is_plain else torch.int64, tensor.detach)
+    return StoredTensor(tuple(tensor.shape), tensor.dtype if is_plain else torch.int64, tensor.detach)
 
 
 def _unwrap(
@@ -357,7 +363,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _read_folder(folder: Path) -> Checkpoint:
     files = _weight_files(folder)
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in files:
         part = _read_file(file)
         tensors |= part.tensors

@@ -69,7 +69,7 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
             raise VitkitError(f"{given.theirs(name)} is missing")
     kernel = shapes["patch_embed.proj.weight"]
     _check_kernel(kernel, given)
-    layers = depth_of(m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name)))
+    layers = depth_of({m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))})
     hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and _ENCODER_NORM.match(name))
     if not layers or not hidden_size:
         raise VitkitError("there are no Transformer blocks")

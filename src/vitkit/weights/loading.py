@@ -1,8 +1,7 @@
-"""From a path or a published name to a classifier.
+"""Load a classifier from a path or a published name, and create models by name.
 
-A checkpoint that has been understood, fitted to what was asked for, and not yet been read.
-
-A model by its name, with published weights or without.
+`load` works in three steps: `look` finds the source and reads its names and shapes, `WeightsSource.plan` adapts them to
+the requested size and classes, and `LoadPlan.build` reads the numbers into a model.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ from vitkit.weights.catalog import HUB, Entry, find, find_published, is_hub_id, 
 from vitkit.weights.checkpoint import Checkpoint, read_all, read_checkpoint
 from vitkit.weights.meaning import TIMM, Meaning, Use, meaning_of, split_timm
 from vitkit.weights.networks import published_size, read_network
-from vitkit.weights.origin import SourceWeights, read_foreign, read_own, shapes_of
+from vitkit.weights.origin import SourceWeights, read_foreign, read_model_folder, shapes_of
 from vitkit.weights.preprocessing import PreprocessLike, describe, leaves_open, settings_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A checkpoint that has been understood, and not yet been read.
+class LoadPlan:
+    """A plan for loading a checkpoint whose numbers have not been read yet.
 
     Attributes:
-        config: of the model that will be built.
-        classes, preprocess, temperature, thresholds, provenance, pictures: of the classifier.
-        report: what will become of every tensor.
+        config: the configuration of the model that will be built.
+        classes, preprocess, temperature, thresholds, provenance, pictures: fields of the future `Classifier`.
+        report: the outcome for every tensor.
+        read: a function for each tensor of the model that reads its numbers.
     """
 
     config: Config
@@ -58,10 +58,10 @@ class Plan:
     pictures: bytes | None = None
 
     def tensors(self) -> tuple[dict[str, Tensor], LoadReport]:
-        """The numbers by name, and the report with what they say about the checkpoint.
+        """Read all tensors, and return them by name, with the report extended by warnings about their numbers.
 
         Raises:
-            VitkitError: a number is NaN or infinite; its tensor is named.
+            VitkitError: a number is NaN or infinite; the message names its tensor.
         """
         tensors = read_all(self.read)
         for name, tensor in tensors.items():
@@ -72,7 +72,7 @@ class Plan:
         """Read the numbers into a model that was never initialised.
 
         Raises:
-            VitkitError: a number is NaN or infinite; its tensor is named.
+            VitkitError: a number is NaN or infinite; the message names its tensor.
         """
         tensors, report = self.tensors()
         return Classifier(
@@ -87,10 +87,10 @@ class Plan:
         )
 
     def _report_zeros(self, tensors: Mapping[str, Tensor]) -> LoadReport:
-        """The report with a warning of weights that hold nothing but zeros, as those of a file with holes do.
+        """Return the report with a warning for weights that are all zeros, as in a file with holes.
 
-        A head of zeros is one that was never trained, as in some files of ImageNet-21k; biases may well be zeros. What
-        vitkit saves has a checksum instead.
+        A head of zeros was never trained, as in some ImageNet-21k files, and gets a note instead. Biases may well be
+        zeros. Files saved by vitkit are protected by a checksum and are not searched.
         """
         report = self.report
         if report.format == "vitkit":
@@ -107,9 +107,9 @@ class Plan:
         return dataclasses.replace(report, warnings=(*report.warnings, f"{warning}; expect wrong answers"))
 
     def _check_finite(self, name: str, tensor: Tensor) -> None:
-        """Refuse a tensor whose numbers are not all finite."""
+        """Raise an error if a tensor holds NaN or infinite numbers."""
         low, high = torch.aminmax(tensor) if tensor.numel() else (tensor.sum(), tensor.sum())
-        if low.isfinite() and high.isfinite():  # NaN comes through as both
+        if low.isfinite() and high.isfinite():  # both are NaN if any number is
             return
         spoiled = int((~tensor.isfinite()).sum())
         theirs = self.report.renamed.get(name, name)
@@ -123,19 +123,19 @@ _MAY_BE_ZEROS = ("bias", "running_mean", "num_batches_tracked")
 
 
 def _has_zeros(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor is all zeros; of q, k and v in one, any of the three."""
+    """Return whether a tensor is all zeros; for fused q, k and v, whether one of the three is."""
     parts = tensor.chunk(3) if name.endswith("attn.qkv.weight") else (tensor,)
     return tensor.is_floating_point() and not all(part.any() for part in parts)
 
 
 def target_of(source: Config, num_classes: int | None, size: Pair | None, changes: Mapping[str, Any]) -> Config:
-    """The source's configuration with what was asked for."""
+    """Return the source's configuration with the requested classes, size and other changes."""
     fields: dict[str, Any] = {}
     if size is not None:
         fields["image_size"] = size
     if isinstance(source, NetworkConfig):
-        asked = {} if num_classes is None else {"num_classes": num_classes}
-        return source.replace(**fields, **asked, **changes)
+        heads = {} if num_classes is None else {"num_classes": num_classes}
+        return source.replace(**fields, **heads, **changes)
     if changes.get("patch_size") is not None:
         fields["patch_size"] = changes["patch_size"]
         if size is None:  # the grid stays
@@ -153,7 +153,7 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
 
 
 def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
-    """Whether the representation layer is to be kept, by either of its two names; None: nobody says."""
+    """Return whether the caller keeps the representation layer, under either name of the option; None if unset."""
     has_logits: bool | None = changes.get("has_logits")
     if "representation_size" not in changes:
         return has_logits
@@ -168,7 +168,8 @@ def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
 
 def make_plan(
     name: str, origin: SourceWeights, target: Config, classes: Sequence[str] | None, preprocess: PreprocessLike | None
-) -> Plan:
+) -> LoadPlan:
+    """Adapt the weights of a source to the target configuration, and report what becomes of every tensor."""
     shapes = shapes_of(target)
     adapted = _adapt(origin, target, shapes)
     if classes is None:
@@ -189,7 +190,7 @@ def make_plan(
         assumed={key: text for key, text in origin.assumed.items() if key != "classes" or not adapted.replaced},
         notes=origin.notes,
     )
-    plan = Plan(
+    plan = LoadPlan(
         config=target,
         classes=tuple(classes),
         preprocess=_preprocess(origin.pixels, target),
@@ -203,19 +204,19 @@ def make_plan(
     return plan if preprocess is None else _with_preprocess(plan, preprocess)
 
 
-def _with_preprocess(plan: Plan, named: PreprocessLike) -> Plan:
-    """The plan with the preprocessing that somebody names in the place of its own.
+def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
+    """Return the plan with the requested preprocessing instead of its own.
 
-    What was assumed of it is settled by that, or is still assumed of the rest. What training wrote down is no
-    assumption, so that another is worth a warning.
+    The request replaces what the report assumed about the preprocessing; settings that it leaves open stay assumed.
+    Overriding the preprocessing that vitkit recorded in training is reported as a warning.
     """
-    settings = settings_of(named, plan.preprocess)
+    settings = settings_of(requested, plan.preprocess)
     preprocess = dataclasses.replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
     if (open_text := assumed.pop("preprocess", None)) is not None and leaves_open(settings):
         assumed["preprocess"] = f"{open_text}; but for {', '.join(settings)}, as was said"
     if "mean" in settings:
-        assumed.pop("family", None)  # of which the pixels differ alone
+        assumed.pop("family", None)  # the families differ in their preprocessing alone
     if plan.report.format == "vitkit" and preprocess != plan.preprocess and not plan.preprocess.unknown:
         theirs = describe(plan.preprocess.to_dict())
         warnings += (f"images are read otherwise than in its training, which had {theirs}: expect other answers",)
@@ -240,7 +241,7 @@ def _preprocess(pixels: Mapping[str, Any], config: Config) -> Preprocess:
     return Preprocess(size=config.image_size, **fields)
 
 
-_BY_TARGET = ("patch_size", "has_logits", "representation_size")  # which the weights are fitted to
+_BY_TARGET = ("patch_size", "has_logits", "representation_size")  # options that weights are adapted to
 
 
 @check_arguments
@@ -258,40 +259,41 @@ def load(
     progress: Progress = silent,
     **overrides: Any,
 ) -> Classifier:
-    """A classifier from a model folder, from a published checkpoint of any layout, or from a name in the catalog.
+    """Load a classifier from a model folder, from a published checkpoint of any layout, or by a published name.
 
     Args:
         source: a model folder or run folder; a `.npz`, `.pth`, `.bin` or `.safetensors` file; a Hugging Face folder;
-            a name of `weights.catalog`, MODEL.TAG; a bare model name, which means what `use` says; `timm:` ahead of
-            either, for timm's pixels; a hub id such as `facebook/dinov2-small`, or `hf:` before it
-            where a folder has the owner's name; `torchvision:resnet18` or `timm:NAME`, that library's network as it
-            publishes it, or NAME@FILE of its weights in a file.
-        num_classes: another number than the checkpoint's gives a new head, all zeros (as the paper's for fine-tuning),
-            and leaves out the representation layer; 0 gives no head; None keeps what there is.
-        image_size: pixels; None is the size that the weights are published for. Learned positions are resized under the
-            convention of the source (`position_resize`). With as many patches as the checkpoint has positions it
-            settles a grid that is not square.
-        classes: names in the order of the logits; their number is `num_classes`.
-        preprocess: in place of the one that belongs to the weights, or is assumed of them: a `Preprocess`; whose it
-            is: google, augreg, deit, torchvision or dinov2, or timm for published weights that timm has under the same
-            name; settings such as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as text or as a
-            mapping; or a file that has them (`weights.preprocessing.preprocess_of`).
-        grid: (rows, columns) of the checkpoint's positions, where it is not clear.
-        allow_partial: load what fits, and report the rest.
-        use: what a bare model name such as `vit_tiny_patch16_224` means: for `answers` the ImageNet-1k classifier, for
-            `training` the backbone that fine-tunes best. The report says which.
-        network: `torchvision:NAME` or `timm:NAME`, of which `source` is a file of weights.
-        progress: told of a download: what, bytes done, bytes in all.
-        overrides: fields of `ViTConfig` that tensors cannot tell (`heads`, `gelu`, `norm_eps`, `classifier`, ...),
+            a published name MODEL.TAG (`weights.catalog`); a bare model name, whose meaning depends on `use`; either of
+            these after `timm:`, for timm's preprocessing; a hub id such as `facebook/dinov2-small`, or `hf:` and the id
+            if a folder has the owner's name; `torchvision:resnet18` or `timm:NAME` for a network as that library
+            publishes it, or NAME@FILE for such a network with the weights of a file.
+        num_classes: the number of classes. A number other than the checkpoint's gives a new head of zeros (as in the
+            paper's fine-tuning) and removes the representation layer; 0 removes the head; None keeps the head.
+        image_size: the image size in pixels; None means the size that the weights are published for. Learned positions
+            are resized by the convention of their source (`position_resize`). A size with as many patches as the
+            checkpoint has positions also determines a grid that is not square.
+        classes: the class names in the order of the logits; their number is `num_classes`.
+        preprocess: the preprocessing to use instead of the one that belongs to the weights or is assumed for them: a
+            `Preprocess`; the name of an owner (google, augreg, deit, torchvision, dinov2, or timm for published weights
+            that timm has under the same name); settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as text or as a mapping; or a file with such
+            settings (`weights.preprocessing.preprocess_of`).
+        grid: (rows, columns) of the checkpoint's positions, if they are ambiguous.
+        allow_partial: load the tensors that fit, and report the others.
+        use: the meaning of a bare model name such as `vit_tiny_patch16_224`: the ImageNet-1k classifier for `answers`,
+            the backbone that fine-tunes best for `training`. The report names the weights that were chosen.
+        network: `torchvision:NAME` or `timm:NAME`, if `source` is a file with weights of that network.
+        progress: called during a download with a description, the bytes done and the bytes in all.
+        overrides: fields of `ViTConfig` that tensors cannot determine (`heads`, `gelu`, `norm_eps`, `classifier`, ...),
             another `patch_size` (FlexiViT's resize), rates for training (`drop_path`, ...), or `has_logits` (also
-            said as `representation_size`): whether the representation layer is kept, beside a new head too.
+            spelled `representation_size`), which keeps or removes the representation layer, with a new head too.
 
     Returns:
         The classifier, in eval mode, with its `report`.
 
     Raises:
-        VitkitError: there is no such thing, it is damaged, it is no Vision Transformer that vitkit knows, or a tensor
-            is missing, left over or of the wrong shape; the message names it.
+        VitkitError: the source does not exist, is damaged, is no Vision Transformer that vitkit knows, or a tensor is
+            missing, left over or of the wrong shape; the message names it.
     """
     return inspect(
         source,
@@ -322,8 +324,8 @@ def inspect(
     network: str | None = None,
     progress: Progress = silent,
     **overrides: Any,
-) -> Plan:
-    """What `load` would do, with the same arguments, without reading the numbers."""
+) -> LoadPlan:
+    """Return what `load` would do with the same arguments, without reading the numbers."""
     return look(source, use=use, network=network, progress=progress).plan(
         num_classes,
         image_size,
@@ -336,19 +338,19 @@ def inspect(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Look:
-    """A source of weights that has been looked at once, of which any number of plans can be made.
+class WeightsSource:
+    """A source of weights that was opened once, and from which any number of plans can be made.
 
     Attributes:
-        source: as the caller names it, without the network of a file.
-        path: the file or the folder; None of what another library publishes.
-        checkpoint: names and shapes; None of networks of another library.
-        description: what a model folder says of itself; None of everything else.
-        network: the network of another library that it is, or is a file of weights of.
-        entry: of the catalog, for published weights.
-        meant: which of a model's published weights a bare name stands for.
-        is_timms: whether timm's pixels are to be read.
-        progress: receives the steps of a download.
+        source: the source as the caller named it, without the network of a file.
+        path: the file or folder; None for a network that another library publishes.
+        checkpoint: names and shapes; None for networks of another library.
+        description: the content of a model folder's `model.json`; None for any other source.
+        network: the name of another library's network, if the weights belong to one.
+        entry: the catalog's entry, for published weights.
+        meaning: the published weights that a bare model name stands for.
+        is_timms: whether timm's preprocessing was requested.
+        progress: called with the steps of a download.
     """
 
     source: str
@@ -357,7 +359,7 @@ class Look:
     description: Mapping[str, Any] | None = None
     network: str | None = None
     entry: Entry | None = None
-    meant: Meaning | None = None
+    meaning: Meaning | None = None
     is_timms: bool = False
     progress: Progress = silent
 
@@ -371,8 +373,8 @@ class Look:
         grid: Pair | None = None,
         allow_partial: bool = False,
         **overrides: Any,
-    ) -> Plan:
-        """Fit the weights to what is asked for, as `load` does with the same arguments.
+    ) -> LoadPlan:
+        """Adapt the weights to the request, as `load` does with the same arguments.
 
         Raises:
             VitkitError: as `load`.
@@ -389,7 +391,7 @@ class Look:
             size = size or config.image_size
         elif self.description is not None:
             assert self.path is not None and self.checkpoint is not None
-            origin = read_own(self.path, self.description, self.checkpoint, overrides)
+            origin = read_model_folder(self.path, self.description, self.checkpoint, overrides)
         else:
             assert self.checkpoint is not None
             fitted = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}
@@ -397,69 +399,69 @@ class Look:
         preprocess = "timm" if self.is_timms and preprocess is None else preprocess
         if isinstance(preprocess, str) and preprocess == "timm" and self.entry is not None:
             preprocess = _pixels_of_timm(self.entry)
-        if self.meant is not None:
-            origin = replace(origin, assumed={"weights": self.meant.says, **origin.assumed})
+        if self.meaning is not None:
+            origin = replace(origin, assumed={"weights": self.meaning.says, **origin.assumed})
         if size is None and "patch_size" not in changes:
-            size = origin.pixel_size if self.meant is None else self.meant.size
+            size = origin.pixel_size if self.meaning is None else self.meaning.size
         target = target_of(origin.config, num_classes, size, changes)
         if classes is None and target.num_classes == origin.config.num_classes:
             classes = origin.classes
         return make_plan(self.source, origin, target, classes, preprocess)
 
 
-def look(source: str | Path, *, use: Use = "answers", network: str | None = None, progress: Progress = silent) -> Look:
-    """Look at a source of weights: find it, downloading it if need be, and read its names and shapes.
+def look(
+    source: str | Path, *, use: Use = "answers", network: str | None = None, progress: Progress = silent
+) -> WeightsSource:
+    """Find a source of weights, download it if necessary, and read its names and shapes.
 
-    Args:
-        source: as of `load`.
-        use: as of `load`.
-        network: as of `load`.
-        progress: as of `load`.
+    The arguments are those of `load`.
 
     Raises:
-        VitkitError: there is no such thing, or it is damaged.
+        VitkitError: the source does not exist or is damaged.
     """
     if network is None:
         source, network = _named_file(str(source))
     name = _network_of(str(source), network)
     if name is not None:
         path = None if network is None else Path(source)
-        return Look(source=str(source), path=path, network=name, progress=progress)
+        return WeightsSource(source=str(source), path=path, network=name, progress=progress)
     bare, is_timms = split_timm(str(source))
-    meant = meaning_of(bare, use)
-    path, entry = locate(bare if meant is None else meant.entry.name, progress)
+    meaning = meaning_of(bare, use)
+    path, entry = locate(bare if meaning is None else meaning.entry.name, progress)
     if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
-        path = path.parent  # the weights alone would lose their classes and pixels
+        path = path.parent  # the weights file alone has neither classes nor preprocessing
     if model_folder.is_model_folder(path):
         description = model_folder.read_description(path)
-        return Look(
+        return WeightsSource(
             source=str(source),
             path=path,
             checkpoint=read_checkpoint(path / model_folder.WEIGHTS),
             description=description,
             entry=entry,
-            meant=meant,
+            meaning=meaning,
             is_timms=is_timms,
         )
     checkpoint = read_checkpoint(path)
-    return Look(source=str(source), path=path, checkpoint=checkpoint, entry=entry, meant=meant, is_timms=is_timms)
+    return WeightsSource(
+        source=str(source), path=path, checkpoint=checkpoint, entry=entry, meaning=meaning, is_timms=is_timms
+    )
 
 
 def _pixels_of_timm(entry: Entry) -> dict[str, Any]:
-    """What timm reads where it has published weights under the same name."""
+    """Return timm's preprocessing of the published weights that timm has under the same name."""
     if entry.timm is None:
         raise VitkitError(f"timm has no weights of the name {entry.name}, so it has no pixels for them")
     return {name: value for name, value in asdict(entry.timm).items() if name != "size"}
 
 
 def _named_file(source: str) -> tuple[str, str | None]:
-    """`torchvision:resnet18@FILE` as the file and whose weights it holds; anything else as it is."""
+    """Split `torchvision:resnet18@FILE` into the file and its network; return any other source unchanged."""
     name, at, file = source.partition("@")
     return (file, name) if at and file and not Path(source).exists() and split_network(name) else (source, None)
 
 
 def _network_of(source: str, network: str | None) -> str | None:
-    """The network of another library that a source is, or is a file of weights of; None of everything else."""
+    """Return the name of the other library's network that a source's weights belong to; None for any other source."""
     name = source if network is None else network
     path = Path(source)
     if split_network(name) is None or find(name.removeprefix(TIMM)) is not None:
@@ -467,12 +469,12 @@ def _network_of(source: str, network: str | None) -> str | None:
     if network is None and path.exists():
         return None
     if network is not None and any(map(model_folder.is_model_folder, (path, path.parent))):
-        return None  # which says itself what it is
+        return None  # a model folder names its network itself
     return name
 
 
 def _network_config(name: str, size: Pair | None, overrides: Mapping[str, Any], *, is_published: bool) -> NetworkConfig:
-    """The configuration of another library's network, for images of this size or of the size it is published for."""
+    """Return the configuration of another library's network, by default for the size that it is published for."""
     config = config_of(name, **overrides)
     assert isinstance(config, NetworkConfig)
     size = size or (published_size(config) if is_published else None)
@@ -480,40 +482,39 @@ def _network_config(name: str, size: Pair | None, overrides: Mapping[str, Any], 
 
 
 def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:
-    """Where the weights of a path or published name are; those of a name are downloaded unless they are in the cache.
+    """Return the path of the weights and their catalog entry; download published weights that are not in the cache.
 
     Raises:
-        VitkitError: it is neither, or it cannot be had.
+        VitkitError: the source is neither a path nor a published name, or it cannot be downloaded.
     """
     path = Path(source)
     if path.exists():
         return path, None
-    from vitkit.weights import download as hub
+    from vitkit.weights import download
 
     if str(source).startswith(HUB):
         repository = str(source).removeprefix(HUB)
-        return hub.fetch_hub(repository, progress), find(repository)
+        return download.fetch_hub(repository, progress), find(repository)
     entry = find_published(str(source))
     if entry is not None:
         return fetch(entry, progress), entry
     if is_hub_id(str(source)):
-        return hub.fetch_hub(str(source), progress), None
+        return download.fetch_hub(str(source), progress), None
     raise VitkitError(missing(str(source)))
 
 
 def fetch(entry: Entry, progress: Progress = silent) -> Path:
-    """The file, or the folder, of published weights; downloaded unless it is in the cache.
+    """Return the file or folder of published weights; download it unless it is in the cache.
 
     Raises:
-        VitkitError: as `download.fetch_url` and `hub.fetch_hub`.
+        VitkitError: as `download.fetch_url` and `download.fetch_hub`.
     """
     from vitkit.weights import download
-    from vitkit.weights import download as hub
 
     if entry.url is not None:
         return download.fetch_url(entry.url, entry.sha256, progress)
     assert entry.hub is not None
-    return hub.fetch_hub(entry.hub, progress)
+    return download.fetch_hub(entry.hub, progress)
 
 
 @check_arguments
@@ -525,22 +526,22 @@ def create_model(
     progress: Progress = silent,
     **overrides: Any,
 ) -> Model:
-    """A model of a known name, e.g. `create_model("vit_base_patch16_224", num_classes=5)`.
+    """Create a model by name, e.g. `create_model("vit_base_patch16_224", num_classes=5)`.
 
     Args:
-        name: one of `list_models()`, or any other size, patch and resolution in the same grammar; with `pretrained`
-            whatever `load` takes. `torchvision:resnet18` or `timm:NAME` is that library's own network.
-        num_classes: length of the logits; None keeps the name's own (1000; 21,843 for `_in21k`), 0 is no head. A new
-            head on published weights is all zeros (paper, sec. 3.2).
-        pretrained: with the published weights that the name means for an answer, or with `num_classes` for training;
-            they are downloaded once.
-        progress: told of a download: what, bytes done, bytes in all.
+        name: one of `list_models()`, or another size, patch and resolution in the same grammar; with `pretrained`, any
+            source that `load` takes. `torchvision:resnet18` or `timm:NAME` is a network of that library.
+        num_classes: the number of classes; None keeps that of the name (1000, or 21,843 for `_in21k`), and 0 removes
+            the head. A new head on published weights is all zeros (paper, sec. 3.2).
+        pretrained: load published weights: the ImageNet-1k classifier, or with `num_classes` the backbone that
+            fine-tunes best. They are downloaded once.
+        progress: called during a download with a description, the bytes done and the bytes in all.
         overrides: fields of `ViTConfig`, the aliases of `config.override`, and the spellings of timm and of the
             widespread scripts (`img_size`, `in_chans`, `embed_dim`, `depth`, `drop_path_rate`, `in_c`, ...).
 
     Raises:
-        VitkitError: the name or an option is unknown (close ones are suggested), or a value cannot be built; the
-            weights cannot be had, or an option would change their shapes.
+        VitkitError: the name or an option is unknown (close ones are suggested), a model of these values cannot be
+            built, the weights cannot be downloaded, or an option would change their shapes.
     """
     options = dict(overrides) if is_network_name(name) else canonical(overrides)
     if not pretrained:

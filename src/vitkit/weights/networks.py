@@ -21,7 +21,7 @@ from vitkit.text.cells import listed
 from vitkit.weights import download
 from vitkit.weights import download as hub
 from vitkit.weights.catalog import class_names, unique
-from vitkit.weights.checkpoint import Checkpoint, Stored, read_checkpoint, readers
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint, readers
 from vitkit.weights.origin import SourceWeights, shapes_of
 from vitkit.weights.preprocessing import describe
 
@@ -137,7 +137,7 @@ def _fetch(config: NetworkConfig, progress: Progress) -> Path:
     return hub.fetch_hub(own.hf_hub_id, progress)
 
 
-def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, Stored], path: Path) -> NetworkConfig:
+def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor], path: Path) -> NetworkConfig:
     """With as many classes as the head in the file has."""
     head = f"{anatomy_of(config).head}.weight"
     if head not in tensors:
@@ -145,7 +145,7 @@ def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, Stored], path:
     return config.replace(num_classes=tensors[head].shape[0])
 
 
-def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, Stored], counters: set[str]) -> None:
+def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, StoredTensor], counters: set[str]) -> None:
     """Hold every tensor of both sides against the other.
 
     Raises:

@@ -1,8 +1,6 @@
-"""The weights of a source as they are: their configuration, and their tensors under our names.
+"""Read the weights of a source as they are: their configuration, and their tensors under our names.
 
-Every tensor of both sides held against the other: nothing loads by half unnoticed.
-
-Which published family a checkpoint that cannot be loaded is of: told by names that no other family has.
+A checkpoint that cannot be loaded is identified by names that no other published family has, for the error message.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ from vitkit.text.cells import listed
 from vitkit.text.fields import is_number
 from vitkit.text.names import check_names
 from vitkit.weights.catalog import Entry, class_names, names_beside, unique
-from vitkit.weights.checkpoint import Checkpoint, Stored, reader, readers
+from vitkit.weights.checkpoint import Checkpoint, readers
 from vitkit.weights.formats.registry import readable
 from vitkit.weights.formats.timm import TUTORIALS
 from vitkit.weights.infer import Given, Inferred, infer, namesakes
-from vitkit.weights.layout import Layout
+from vitkit.weights.layout import Layout, account_for
 from vitkit.weights.preprocessing import describe
 
 
@@ -45,81 +43,6 @@ def shapes_of(config: Config) -> Mapping[str, torch.Size]:
         return {name: torch.Size(shape) for name, shape in network.shapes_of(config).items()}
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
-
-
-def joined_shape(layout: Layout, name: str, stored: Sequence[Stored | None]) -> torch.Size | None:
-    """The shape of one of our tensors, or None where the checkpoint lacks a part or its parts do not join."""
-    if any(tensor is None for tensor in stored):
-        return None
-    try:
-        return layout.pieces[name].join(*(torch.empty(t.shape, device="meta") for t in stored if t is not None)).shape
-    except (RuntimeError, IndexError):
-        return None
-
-
-@dataclasses.dataclass
-class Account:
-    """Every tensor of both sides: what is expected, and what is wrong with it, by the checkpoint's names."""
-
-    expected: Mapping[str, torch.Size]
-    used: set[str]
-    missing: list[str]
-    left_over: list[str]
-    misshapen: dict[str, str]
-    unfit: list[str]
-
-    @property
-    def is_clean(self) -> bool:
-        return not (self.missing or self.left_over or self.misshapen)
-
-    def describe(self) -> str:
-        parts = [("missing", self.missing), ("left over", self.left_over)]
-        parts.append(("of another shape", [f"{name} ({why})" for name, why in self.misshapen.items()]))
-        return "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts if names)
-
-
-def account_for(checkpoint: Checkpoint, layout: Layout, config: ViTConfig) -> Account:
-    account = Account(shapes_of(config), set(), [], [], {}, [])
-    for name, shape in account.expected.items():
-        theirs = layout.theirs(name)
-        account.used.update(theirs)
-        absent = [part for part in theirs if part not in checkpoint.tensors]
-        account.missing += [part for part in absent if part not in account.missing]
-        wrong = {} if absent else _wrong_shapes(checkpoint, layout, name, shape, config)
-        account.misshapen |= wrong
-        if absent or wrong:
-            account.unfit.append(name)
-    known = account.used | set(layout.dropped)
-    account.left_over = [name for name in checkpoint.tensors if name not in known]
-    return account
-
-
-def _wrong_shapes(
-    checkpoint: Checkpoint, layout: Layout, name: str, shape: torch.Size, config: ViTConfig
-) -> dict[str, str]:
-    if name not in layout.pieces:
-        return {}
-    piece = layout.pieces[name]
-    stored = [checkpoint.tensors[part] for part in piece.theirs]
-    parts = piece.split(torch.empty(shape, device="meta"), config)
-    wrong = {
-        theirs: f"expected {tuple(part.shape)}, not {tensor.shape}"
-        for theirs, tensor, part in zip(piece.theirs, stored, parts, strict=False)
-        if part is not None and _squeezed(part.shape) != _squeezed(tensor.shape)
-    }
-    integers = {
-        t: "expected plain floats" for t, s in zip(piece.theirs, stored, strict=True) if not s.dtype.is_floating_point
-    }
-    if not wrong and joined_shape(layout, name, stored) != shape:
-        wrong = {
-            theirs: f"expected {tuple(shape)}, not {tensor.shape}"
-            for theirs, tensor in zip(piece.theirs, stored, strict=True)
-        }
-    return wrong | integers
-
-
-def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(side for side in shape if side != 1)
 
 
 class Family(NamedTuple):
@@ -260,7 +183,7 @@ class SourceWeights:
 _FREE = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
 
 
-def read_own(
+def read_model_folder(
     folder: Path, description: Mapping[str, Any], checkpoint: Checkpoint, overrides: Mapping[str, Any]
 ) -> SourceWeights:
     refused = [name for name in overrides if name not in _FREE]
@@ -399,7 +322,7 @@ def read_foreign(
     except VitkitError as error:
         raise _by_family(checkpoint, error) from error
     config = inferred.config
-    account = account_for(checkpoint, layout, config)
+    account = account_for(checkpoint.tensors, layout, config, shapes_of(config))
     if not account.is_clean and not allow_partial:
         misfit = VitkitError(f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}")
         raise _by_family(checkpoint, misfit)
@@ -419,10 +342,11 @@ def read_foreign(
         pixels, as_of = _customary(layout, is_tutorials=named.is_beside)
         assumed["preprocess"] = f"{describe(pixels)}, {as_of}"
     fits = [name for name in account.expected if name not in account.unfit]
+    parts = {name: (layout.pieces[name].theirs, layout.pieces[name].join) for name in fits}
     return SourceWeights(
         format=layout.format,
         config=config,
-        read={name: _reader(checkpoint, layout, name) for name in fits} | _fresh(config, account.unfit),
+        read=readers(checkpoint.tensors, parts) | _fresh(config, account.unfit),
         pixels=pixels,
         classes=unique(named.classes),
         pixel_size=pixel_size,
@@ -485,12 +409,7 @@ def _infer(
     grid: Pair | None,
     known: tuple[bool, bool],
 ) -> Inferred:
-    shapes = {}
-    for name, piece in layout.pieces.items():
-        stored = [checkpoint.tensors.get(theirs) for theirs in piece.theirs]
-        shape = joined_shape(layout, name, stored)
-        if shape is not None and not set(piece.theirs) & set(layout.dropped):
-            shapes[name] = shape
+    shapes = layout.shapes(checkpoint.tensors)
     given = Given(
         fields={**layout.fields, **overrides},
         theirs=lambda name: " + ".join(layout.theirs(name)),
@@ -516,11 +435,6 @@ def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
     """The same refusal, or where the checkpoint is of a family that vitkit does not know, that family's name."""
     family = family_of(checkpoint)
     return error if family is None else VitkitError(f"{checkpoint.path}: this is {family}; it is not supported yet")
-
-
-def _reader(checkpoint: Checkpoint, layout: Layout, name: str) -> Callable[[], Tensor]:
-    piece = layout.pieces[name]
-    return reader([checkpoint.tensors[theirs] for theirs in piece.theirs], piece.join)
 
 
 def _fresh(config: ViTConfig, names: Sequence[str]) -> dict[str, Callable[[], Tensor]]:

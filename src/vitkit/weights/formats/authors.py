@@ -17,7 +17,7 @@ from torch import Tensor
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import timm_eva as eva
 from vitkit.weights.formats.huggingface_others import BASE, PIXELS, SIDE, SIZE_ASSUMED
 from vitkit.weights.layout import Layout, Piece, folded_positions, joined, same, with_axes
@@ -96,7 +96,7 @@ def _base_of(checkpoint: Checkpoint) -> float:
     return base
 
 
-def _dinov3_pieces(names: Mapping[str, Stored], dropped: Mapping[str, str]) -> dict[str, Piece]:
+def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]) -> dict[str, Piece]:
     found = [match for name in names if (match := _BLOCK.fullmatch(name))]
     blocks, parts = ({match[group]: None for match in found} for group in (1, 2))
     pieces = {name: same(name) for name in names if not name.startswith("blocks.") and name not in dropped}

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitkit.classifier import Classifier
 from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
-from vitkit.weights.checkpoint import Checkpoint, Stored, noted, tuck_in
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor, noted, tuck_in
 from vitkit.weights.formats.export import ours_of, refuse, said, tensors_under
 from vitkit.weights.layout import Layout, Piece, depth_of, numbered, same
 
@@ -209,16 +209,17 @@ def _slice(piece: Piece, layer: int, depth: int) -> Piece:
     """big_vision may stack all blocks along the first axis. It is read, not written: the split tells the shape."""
 
     def split(ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
-        return tuple(part if part is None else part.expand(depth, *part.shape) for part in piece.split(ours, config))
+        parts = piece.parts_of(ours, config)
+        return tuple(part if part is None else part.expand(depth, *part.shape) for part in parts)
 
-    return Piece(piece.theirs, lambda *stacks: piece.join(*(stack[layer] for stack in stacks)), split)
+    return Piece(piece.theirs, lambda *stacks: piece.joined(*(stack[layer] for stack in stacks)), split)
 
 
 def _depth(names: Iterable[str]) -> int:
     return depth_of(match[1] for name in names if (match := re.match(r"Transformer/encoderblock_(\d+)/", name)))
 
 
-def _stacked_depth(tensors: Mapping[str, Stored]) -> int:
+def _stacked_depth(tensors: Mapping[str, StoredTensor]) -> int:
     lengths = [t.shape[0] for name, t in tensors.items() if name.startswith(_BIG_VISION) and t.shape]
     depth = max(set(lengths), key=lengths.count)
     return numbered(str(depth - 1)) + 1 if depth else 0
@@ -230,7 +231,7 @@ def _stages(names: Iterable[str]) -> list[int]:
     return [max(unit for s, unit in found if s == stage) for stage in sorted({s for s, _ in found})]
 
 
-def _heads(tensors: Mapping[str, Stored]) -> int | None:
+def _heads(tensors: Mapping[str, StoredTensor]) -> int | None:
     """The second last axis of the query, key and value kernels; the most common, should one be damaged."""
     heads = [
         tensor.shape[-2]

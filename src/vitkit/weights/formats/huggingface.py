@@ -21,7 +21,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.export import Files, one, ours_of, refuse, tensors_under, write_folder
 from vitkit.weights.formats.huggingface_described import (
     ACTIVATIONS,
@@ -136,7 +136,7 @@ def _prefix(names: Iterable[str], of_blocks: str | None) -> str:
     return f"{prefix}." if prefix else ""
 
 
-def _is_ijepa(tensors: Mapping[str, Stored]) -> bool:
+def _is_ijepa(tensors: Mapping[str, StoredTensor]) -> bool:
     """Without prefixes: positions for a square of patches, and no class token."""
     positions = tensors.get("embeddings.position_embeddings")
     if positions is None or len(positions.shape) != 3 or "embeddings.cls_token" in tensors:
@@ -145,7 +145,7 @@ def _is_ijepa(tensors: Mapping[str, Stored]) -> bool:
     return is_plain and math.isqrt(positions.shape[1]) ** 2 == positions.shape[1]
 
 
-def _family(names: Mapping[str, Stored], config: Mapping[str, Any], prefix: str) -> str:
+def _family(names: Mapping[str, StoredTensor], config: Mapping[str, Any], prefix: str) -> str:
     written = config.get("model_type")
     if written is not None:
         if written not in _CUSTOMARY:

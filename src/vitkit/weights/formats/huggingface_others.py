@@ -13,7 +13,7 @@ from typing import Any
 
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
-from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.huggingface_described import activation, cropped, labels, or_usual, pixels, sides
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, without_keys
 
@@ -74,7 +74,7 @@ def _shared(prefix: str) -> tuple[str, str]:
     return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
 
 
-def _fields(names: Mapping[str, Stored], prefix: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str, Any]) -> dict[str, Any]:
     is_shared = any(name in names for name in _shared(prefix)) or config.get("use_shared_relative_position_bias")
     tables = [own.shape for name, own in names.items() if name.endswith(_TABLE) and len(own.shape) == 2]
     is_relative = bool(tables or is_shared or config.get("use_relative_position_bias"))
@@ -99,7 +99,7 @@ def _fields(names: Mapping[str, Stored], prefix: str, config: Mapping[str, Any])
     }
 
 
-def _size_of_table(names: Mapping[str, Stored]) -> tuple[int, int] | None:
+def _size_of_table(names: Mapping[str, StoredTensor]) -> tuple[int, int] | None:
     """(height, width) in pixels of the square grid that a table is of."""
     rows = [own.shape[0] for name, own in names.items() if name.endswith(_TABLE) and own.shape]
     kernel = next((own.shape for name, own in names.items() if name.endswith("patch_embeddings.projection.weight")), ())
@@ -108,7 +108,7 @@ def _size_of_table(names: Mapping[str, Stored]) -> tuple[int, int] | None:
 
 
 def _pieces(
-    prefix: str, layers: str, depth: int, names: Mapping[str, Stored], fields: Mapping[str, Any]
+    prefix: str, layers: str, depth: int, names: Mapping[str, StoredTensor], fields: Mapping[str, Any]
 ) -> dict[str, Piece]:
     embeddings = f"{prefix}embeddings"
     is_last = f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names  # else the norm is the head's
@@ -207,7 +207,7 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def _dropped(names: Mapping[str, Stored]) -> dict[str, str]:
+def _dropped(names: Mapping[str, StoredTensor]) -> dict[str, str]:
     reasons = {"embeddings.mask_token": "trained to predict masked patches"}
     if 0 in names[_REGISTERS].shape:
         reasons[_REGISTERS] = "there are none"
@@ -215,7 +215,7 @@ def _dropped(names: Mapping[str, Stored]) -> dict[str, str]:
 
 
 def _pieces_huggingface_dinov3(
-    layers: str, depth: int, names: Mapping[str, Stored], *, is_gated: bool
+    layers: str, depth: int, names: Mapping[str, StoredTensor], *, is_gated: bool
 ) -> dict[str, Piece]:
     biases = {part for part in "qkv" if any(name.endswith(f".attention.{part}_proj.bias") for name in names)}
     if biases not in (set(), {*"qv"}, {*"qkv"}):

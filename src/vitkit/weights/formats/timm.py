@@ -83,7 +83,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 def _pieces(names: Collection[str], variant: Mapping[str, Any]) -> dict[str, Piece]:
     """Every tensor under our name, where a variant of the blocks has no names of its own."""
-    pieces = {_our_name(name): same(name) for name in names}
+    pieces = {_our_name(name): Piece((name,)) for name in names}
     for handler in handlers_of(ViTConfig(**variant), TIMM):
         renamed = handler.read(names)
         theirs = {name for parts, _ in renamed.values() for name in parts}

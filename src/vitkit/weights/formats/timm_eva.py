@@ -22,12 +22,12 @@ from torch import Tensor
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.timm import FIELDS, beside, written
 from vitkit.weights.layout import Layout, Piece, joined, same, without_keys
 
 MLP_PARTS = ("mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias")
-Names = Mapping[str, Stored]
+Names = Mapping[str, StoredTensor]
 _CROP = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0}
 _CLIP = {**_CROP, "crop_pct": 0.9, "mean": CLIP_MEAN, "std": CLIP_STD}
 _HALF = {**_CROP, "mean": HALF, "std": HALF}
@@ -353,7 +353,7 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def _family_naflex(names: Mapping[str, Stored], architecture: str) -> NaFlexFamily:
+def _family_naflex(names: Mapping[str, StoredTensor], architecture: str) -> NaFlexFamily:
     """By how it ends."""
     plain = {"class_token": False, "prefix_positions": False}
     if any(name.startswith("attn_pool.") for name in names):
@@ -370,7 +370,7 @@ def _family_naflex(names: Mapping[str, Stored], architecture: str) -> NaFlexFami
     )
 
 
-def _radio(names: Mapping[str, Stored], architecture: str) -> dict[str, Any]:
+def _radio(names: Mapping[str, StoredTensor], architecture: str) -> dict[str, Any]:
     shape = names[f"{_AHEAD}reg_token"].shape if f"{_AHEAD}reg_token" in names else ()
     registers, size = shape[-2:] if len(shape) == 3 else (0, 0)
     is_aligned = architecture in _ALIGNED if architecture else (registers, size) in _ALIGNED.values()
@@ -380,7 +380,7 @@ def _radio(names: Mapping[str, Stored], architecture: str) -> dict[str, Any]:
 # --- Tensors under our names ----------------------------------------------------------------------------------
 
 
-def _pieces(names: Mapping[str, Stored], checkpoint: Checkpoint) -> dict[str, Piece]:
+def _pieces(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> dict[str, Piece]:
     pieces = {name.removeprefix(_AHEAD): same(name) for name in names if name not in _AXES}
     pieces["patch_embed.proj.weight"] = _kernel(f"{_AHEAD}proj.weight", _patch(names, checkpoint))
     pieces["patch_embed.proj.bias"] = same(f"{_AHEAD}proj.bias")
@@ -403,7 +403,7 @@ def _kernel(name: str, side: int) -> Piece:
     return Piece((name,), lambda rows: rows.unflatten(1, (side, side, _CHANNELS)).permute(0, 3, 1, 2), split)
 
 
-def _patch(names: Mapping[str, Stored], checkpoint: Checkpoint) -> int:
+def _patch(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> int:
     shape = names[f"{_AHEAD}proj.weight"].shape
     side = math.isqrt(shape[1] // _CHANNELS) if len(shape) == 2 else 0
     if not side or _CHANNELS * side * side != shape[1]:
@@ -414,7 +414,7 @@ def _patch(names: Mapping[str, Stored], checkpoint: Checkpoint) -> int:
     return side
 
 
-def _trained_size(names: Mapping[str, Stored], checkpoint: Checkpoint) -> tuple[int, int] | None:
+def _trained_size(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> tuple[int, int] | None:
     """(height, width) in pixels of the grid that has positions."""
     side = _patch(names, checkpoint)
     if _TABLE in names and len(names[_TABLE].shape) == 4:

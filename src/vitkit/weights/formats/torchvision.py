@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.layout import Layout, Piece, depth_of, pair, same
 
 FIELDS: dict[str, Any] = {
@@ -67,7 +67,7 @@ def _pieces(depth: int, mlp: tuple[str, str]) -> dict[str, Piece]:
     return pieces
 
 
-def _customary(tensors: Mapping[str, Stored], last_layer: int) -> dict[str, Any]:
+def _customary(tensors: Mapping[str, StoredTensor], last_layer: int) -> dict[str, Any]:
     """As torchvision publishes them: the models above 224 px are SWAG's, which see the whole picture."""
     positions, kernel = (
         tensors[n].shape if n in tensors else () for n in ("encoder.pos_embedding", "conv_proj.weight")
