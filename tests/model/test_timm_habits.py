@@ -125,7 +125,7 @@ def test_the_spellings_of_others_are_understood(theirs: dict[str, Any], ours: di
         ({"embed_layer": object}, "embed_layer is not taken"),
         ({"global_pool": "prr"}, "global_pool must be one of token, avg, map"),
         ({"patch_drop_rate": 0.5}, "--patch-dropout"),
-        ({"depth": 2, "layers": 3}, "both say what layers is"),
+        ({"depth": 2, "layers": 3}, "both set layers"),
         ({"embed_dimension": 2}, "unknown model option 'embed_dimension'"),
     ],
 )

@@ -22,7 +22,7 @@ from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
 from vitkit.inference.backends.optimized import prepare
 from vitkit.inference.backends.token_merging import merge
-from vitkit.model.layers import Computing
+from vitkit.model.vit import VisionTransformer
 from vitkit.weights import inspect
 
 SIDE = 64
@@ -298,7 +298,7 @@ def test_exported_files_pass_their_gate(tmp_path: Path, name: str, kind: str) ->
 @pytest.mark.parametrize("name", some(ROTARY, QUICK))
 def test_what_needs_each_patch_in_its_place_is_refused(tmp_path: Path, name: str) -> None:
     model = loaded(name, tmp_path).model
-    assert isinstance(model, Computing)
+    assert isinstance(model, VisionTransformer)
     with pytest.raises(VitkitError, match=r"positions act in every layer|pool 'map'"):
         merge(model, 2)
     for to, end in (("timm", ".safetensors"), ("npz", ".npz")):

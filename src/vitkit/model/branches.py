@@ -1,8 +1,9 @@
-"""A block as two residual branches: which parts each has, and in which order they are computed.
+"""A description of an encoder block as two residual branches: their parts, and the order of their operations.
 
-What computes a block by itself (optimised layers, graphs for other runtimes, token merging) takes parts and order from
-here. A part that this description lacks is refused, since it would be left out of the answers; so is a field's value
-that they do not compute (`variants`). `vit.Block` is the same block written out as in the paper.
+Code that computes blocks in its own way (optimised layers, graphs for other runtimes, token merging) takes the parts
+and the order from `branches` and `in_order`. A block with a part that is not described here is refused, because the
+part would silently be left out. `variants` refuses values of fields in the same way. `vit.Block` is the same block,
+written as in the paper.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _PARTS: dict[type[nn.Module], Set[str]] = {
 
 @dataclass(frozen=True)
 class Branch:
-    """What is added to the sum that runs through the layers.
+    """One residual branch of a block.
 
     Attributes:
-        norm: of the branch's input; in post-norm order of the sum instead.
-        mix: between tokens (`Attention`, or what stands in its place) or within each (`MLP`).
-        scale: `LayerScale`, or an identity.
-        order: see `in_order`.
+        norm: the norm of the branch's input, or of the sum in post-norm order.
+        mix: the layer that mixes tokens (`Attention` or a replacement) or the features of each token (`MLP`).
+        scale: a `LayerScale` or an identity.
+        order: the order of norm, layer and sum; see `in_order`.
     """
 
     norm: Norm
@@ -50,21 +51,21 @@ class Branch:
 
 
 def branches(block: nn.Module) -> tuple[Branch, Branch]:
-    """The branches in the order in which they are computed: the one that mixes tokens, then the MLP.
+    """Return the branches of a block in the order of their computation: attention, then the MLP.
 
     Raises:
-        VitkitError: the block has a part that this description lacks.
+        VitkitError: the block has a part that is not described here.
     """
     _refuse_other_parts(block)
     parts: Any = block
     mixing = Branch(parts.norm1, parts.attn, parts.ls1, parts.order)
-    if parts.order == "beside":  # one norm and one LayerScale for both
+    if parts.order == "beside":  # both share one norm and one LayerScale
         return replace(mixing, order="pre"), replace(mixing, mix=parts.mlp)
     return mixing, Branch(parts.norm2, parts.mlp, parts.ls2, parts.order)
 
 
 def reads_normalised(order: str) -> bool:
-    """Whether a branch reads what its norm gives, so that the norm's affine part can be left to its first layer."""
+    """Return whether a branch reads normalised tokens, so that its first layer can absorb the norm's affine part."""
     return order in ("pre", "beside")
 
 
@@ -76,17 +77,19 @@ def in_order(
     plus: Callable[[T, T], T],
     before: T | None = None,
 ) -> T:
-    """One branch: eqs. 2 and 3, or another order of its norm.
+    """Compute one branch in its order: eqs. 2 and 3 for "pre".
 
     Args:
-        order: `ViTConfig.norm`: what the branch reads is normalised ("pre"); or the sum, as in the original Transformer
-            (arXiv 1706.03762, sec. 3.1); or what the branch gives (arXiv 2111.09883, sec. 3.2). A branch "beside" the
-            one before it reads the same tokens, normalised (arXiv 2302.05442, sec. 2).
-        x: the tokens, as whoever computes them has them.
+        order: `ViTConfig.norm`. "pre" normalises the input of the branch, "post" the sum (the original Transformer,
+            arXiv 1706.03762, sec. 3.1), and "res-post" the output of the branch (arXiv 2111.09883, sec. 3.2). "beside"
+            is a branch in parallel to the previous one, which reads the same normalised tokens (arXiv 2302.05442,
+            sec. 2).
+        x: the tokens, in the representation of the caller.
         norm: normalises tokens.
-        add: of what the branch reads and of the sum so far, the sum with the branch's output; the output alone of None.
-        plus: of the sum so far and of the branch's output, the sum.
-        before: what the branch before this one has read, for an order of "beside".
+        add: called with the input of the branch and the sum so far; returns their new sum, or only the output of the
+            branch if the sum is None.
+        plus: adds the sum so far and the output of a branch.
+        before: the tokens that the previous branch read, for "beside".
     """
     if order == "beside":
         assert before is not None
@@ -97,9 +100,9 @@ def in_order(
 
 
 def _refuse_other_parts(module: nn.Module, where: str = "block") -> None:
-    """A parametrised layer is of a class of its own, and computes as the layer does."""
+    # A parametrised layer has a new class without a `forward`; it computes as its base class does.
     kind = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
-    parts: Set[str] | None = _PARTS.get(kind, vars(kind).get("PARTS"))  # variants name their parts themselves
+    parts: Set[str] | None = _PARTS.get(kind, vars(kind).get("PARTS"))  # variants list their parts in PARTS
     if parts is None:
         raise VitkitError(f"only the model itself can compute its {where}, a {type(module).__name__}")
     for name, part in module.named_children():

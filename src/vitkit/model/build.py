@@ -1,4 +1,8 @@
-"""From a configuration, or a name, to a model: a Vision Transformer of ours, or a network of another library."""
+"""Create models from names or configurations: Vision Transformers, or networks of other libraries.
+
+`config_of` turns a name into a configuration, `build` a configuration into a model with initial weights, `filled` a
+configuration and weights into a model.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
-from vitkit.model.network import Network, anatomy_of, check_rates, own_size
+from vitkit.model.network import Network, anatomy_of, check_rates, native_size
 from vitkit.model.network_config import Config, NetworkConfig, split_network
 from vitkit.model.vit import VisionTransformer
 
@@ -19,36 +23,37 @@ Model = VisionTransformer | Network
 
 
 def config_of(name: str, num_classes: int | None = None, **overrides: Any) -> Config:
-    """The configuration that a name stands for, `vit_tiny_patch16_224` or `torchvision:resnet18`.
+    """Return the configuration of a name such as `vit_tiny_patch16_224` or `torchvision:resnet18`.
 
     Raises:
-        VitkitError: the name or an override is unknown, or cannot be built.
+        VitkitError: the name or an override is unknown, or no model can be built with it.
     """
-    found = split_network(name)
-    if found is None:
+    network = split_network(name)
+    if network is None:
         return config_for(name.removeprefix("timm:"), num_classes, **overrides)
-    config = NetworkConfig(library=found[0], name=found[1])
+    config = NetworkConfig(library=network[0], name=network[1])
     if "image_size" not in overrides:
-        overrides["image_size"] = own_size(config)
+        overrides["image_size"] = native_size(config)
     if num_classes is not None:
         overrides["num_classes"] = num_classes
     return config.replace(**overrides)
 
 
 def build(config: Config) -> Model:
-    """The model of a configuration, with weights drawn from torch's generator.
+    """Create the model of a configuration, with weights drawn from torch's generator.
 
     Raises:
-        VitkitError: another library has no such network or is not installed, or it does not take the image size.
+        VitkitError: the other library has no such network or is not installed, or the network does not accept the image
+            size.
     """
     return VisionTransformer(config) if isinstance(config, ViTConfig) else Network(config)
 
 
 def check_buildable(config: Config) -> None:
-    """Refuse what `build` would refuse, without weights.
+    """Check that `build` accepts a configuration, without creating weights.
 
     Raises:
-        VitkitError: as `build`.
+        VitkitError: `build` would raise it.
     """
     if isinstance(config, NetworkConfig):
         anatomy_of(config)
@@ -56,30 +61,31 @@ def check_buildable(config: Config) -> None:
 
 
 def stored_weights(model: Model) -> dict[str, Tensor]:
-    """What is saved of a model: of a network its library's own state dict, of ours our own."""
-    own = model if isinstance(model, VisionTransformer) else model.network
-    weights: dict[str, Tensor] = own.state_dict()
+    """Return the weights of a model as they are saved; those of a network have the names of its library."""
+    module = model if isinstance(model, VisionTransformer) else model.network
+    weights: dict[str, Tensor] = module.state_dict()
     return weights
 
 
 def filled(config: Config, weights: Mapping[str, Tensor]) -> Model:
-    """A model of these weights, which are what `stored_weights` gives of one such."""
+    """Create a model with these weights, which have the names that `stored_weights` returns."""
     if isinstance(config, ViTConfig):
         with torch.device("meta"):
             model = VisionTransformer(config)
-        model.load_state_dict({name: _in_row_order(own) for name, own in weights.items()}, assign=True)
+        model.load_state_dict({name: _in_row_order(weight) for name, weight in weights.items()}, assign=True)
         model.rebuild_tables()
         return model
-    with torch.random.fork_rng():  # of its initial weights, which are replaced; not all networks can be without
+    with torch.random.fork_rng():  # not all networks can be built without initial weights, which are replaced here
         network = Network(config)
     network.network.load_state_dict(weights)
     return network
 
 
 def _in_row_order(weight: Tensor) -> Tensor:
-    """The tensor with the strides of a new one of its shape, as some files have not; an axis of length one too.
+    """Return the tensor with the strides of a new tensor of its shape, even along axes of length one.
 
-    Gradients have such strides, and the optimiser's one kernel on GPUs wants weights and gradients alike.
+    Tensors from some files have other strides. Gradients have these, and the fused optimiser on GPUs requires that
+    weights and gradients agree.
     """
     if weight.stride() == torch.empty(weight.shape, device="meta").stride():
         return weight
@@ -87,14 +93,14 @@ def _in_row_order(weight: Tensor) -> Tensor:
 
 
 def vit_of(model: object, what: str) -> VisionTransformer:
-    """The model, if it is a Vision Transformer.
+    """Return a model if it is a Vision Transformer.
 
     Args:
-        model: any.
-        what: needs one, for the message.
+        model: any model.
+        what: the operation that requires a Vision Transformer, for the message.
 
     Raises:
-        VitkitError: it is another library's network.
+        VitkitError: it is a network of another library.
     """
     if isinstance(model, VisionTransformer):
         return model

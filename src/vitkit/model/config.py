@@ -1,10 +1,7 @@
-"""What a Vision Transformer is made of: one frozen dataclass with every architectural choice, checked when made.
+"""`ViTConfig`: every architectural choice of a Vision Transformer in one frozen dataclass.
 
-Nothing here imports torch. The names that stand for configurations are in `names.py`.
-
-What the fields of a configuration may be, alone and beside the others.
-
-What other libraries call the same options, and what to say where they mean something else.
+Its values are checked when it is created. `override` changes fields, also by the names that other libraries use for
+them. Nothing here imports torch. The names that stand for configurations are in `names.py`.
 """
 
 from __future__ import annotations
@@ -21,13 +18,15 @@ from vitkit.text.fields import as_typed, hints_of, is_number, settle_types
 
 Pair = tuple[int, int]
 RELATIVE = ("relative", "relative_bias", "relative_mlp")  # positions that act inside attention
-
-
-MAX_LAYERS, MAX_SIZE, MAX_SIDE = 1000, 2**24, 2**20  # what claims more is damaged
+MAX_LAYERS, MAX_SIZE, MAX_SIDE = 1000, 2**24, 2**20  # larger values mean that a file is damaged
 
 
 def as_pair(value: Any, name: str) -> Pair:
-    """One number or (height, width), as (height, width)."""
+    """Return (height, width) for one number or a pair; `name` is for the message.
+
+    Raises:
+        VitkitError: it is neither.
+    """
     pair = (value, value) if isinstance(value, int) else value
     if not (
         isinstance(pair, (tuple, list)) and len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)
@@ -36,7 +35,7 @@ def as_pair(value: Any, name: str) -> Pair:
     return pair[0], pair[1]
 
 
-def check_values(config: Any) -> None:
+def _check_values(config: ViTConfig) -> None:
     for name in ("in_channels", "layers", "hidden_size", "heads", "mlp_size", "relative_size"):
         if getattr(config, name) < 1:
             raise VitkitError(f"{name} must be at least 1, not {getattr(config, name)}")
@@ -63,8 +62,8 @@ def check_values(config: Any) -> None:
     _check_norms(config)
 
 
-def _check_extent(config: Any) -> None:
-    """Refuse sizes that no model has, before anything is made of them."""
+def _check_extent(config: ViTConfig) -> None:
+    """Refuse sizes that no model has, before anything is allocated."""
     if config.layers > MAX_LAYERS:
         raise VitkitError(f"layers must be at most {MAX_LAYERS}, not {config.layers}")
     sizes = ("in_channels", "hidden_size", "heads", "mlp_size", "num_classes", "registers", "representation_size")
@@ -77,7 +76,7 @@ def _check_extent(config: Any) -> None:
         raise VitkitError(f"stem must have at most {MAX_LAYERS} units in a stage, not {max(config.stem or ())}")
 
 
-def _check_patches(config: Any) -> None:
+def _check_patches(config: ViTConfig) -> None:
     if config.stem is not None and (len(config.stem) > 4 or not all(units > 0 for units in config.stem)):
         raise VitkitError(f"stem must be the units of at most 4 stages, each at least 1, not {config.stem}")
     if not all(0 <= layer < config.layers for layer in config.conv_layers):
@@ -98,7 +97,7 @@ def _check_patches(config: Any) -> None:
         raise VitkitError(f"{whole} is not divisible by patch_size {_times(config.patch_size)}")
 
 
-def _check_tokens(config: Any) -> None:
+def _check_tokens(config: ViTConfig) -> None:
     if config.pool in ("token", "token+gap") and not config.class_token:
         raise VitkitError(f"pool {config.pool!r} needs class_token=True: it reads the class token")
     if config.distill_head and not config.distill_token:
@@ -122,7 +121,7 @@ def _check_tokens(config: Any) -> None:
         raise VitkitError("fc_norm normalises one vector: it cannot be combined with distill_head or token+gap")
 
 
-def _check_positions(config: Any) -> None:
+def _check_positions(config: ViTConfig) -> None:
     for position, divisor in (("learned_2d", 2), ("sincos_1d", 2), ("sincos_2d", 4)):
         if config.position == position and config.hidden_size % divisor:
             raise VitkitError(
@@ -138,7 +137,7 @@ def _check_positions(config: Any) -> None:
         raise VitkitError(f"prefix_positions=False has no meaning with position {config.position!r}")
 
 
-def _check_rotary(config: Any) -> None:
+def _check_rotary(config: ViTConfig) -> None:
     if config.rotary == "none":
         return
     if config.head_size % 4:
@@ -155,7 +154,7 @@ def _check_rotary(config: Any) -> None:
         raise VitkitError("rotary cannot be combined with conv_layers or projection 'conv'")
 
 
-def _check_attention(config: Any) -> None:
+def _check_attention(config: ViTConfig) -> None:
     if config.attention == "softmax":
         return
     if config.head_size % 2:
@@ -168,7 +167,7 @@ def _check_attention(config: Any) -> None:
         )
 
 
-def _check_norms(config: Any) -> None:
+def _check_norms(config: ViTConfig) -> None:
     if config.parallel != "none" and config.norm != "pre":
         raise VitkitError(f"parallel {config.parallel!r} has one norm ahead of both branches: norm must be 'pre'")
     if config.fc_norm and config.norm == "post":
@@ -187,7 +186,7 @@ def _times(pair: Pair) -> str:
     return f"{pair[0]}x{pair[1]}"
 
 
-_SAME = {  # timm's words, and those of the scripts that are handed around
+_SAME = {  # the names of timm and of common training scripts
     "img_size": "image_size",
     "in_chans": "in_channels",
     "in_c": "in_channels",
@@ -216,24 +215,26 @@ _REFUSED = {
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options by the names of `ViTConfig`'s fields; a name that is unknown here stays as it is.
+    """Translate options to the names of `ViTConfig`'s fields. A name that is unknown here stays as it is.
 
-    `drop_ratio` is dropout in all places, as in the scripts that call it so. timm's `drop_rate` is dropout before the
-    head, which no Vision Transformer here has: only 0 is understood.
+    `drop_ratio` sets all dropout rates, as in the scripts that use this name. timm's `drop_rate` is dropout before the
+    head, which no Vision Transformer here has, so only 0 is accepted.
 
     Raises:
-        VitkitError: a class is given where a word says what is meant; or an option is given in two spellings.
+        VitkitError: an option that takes a class in timm has a counterpart of another kind here, or two options set the
+            same field.
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in options.items():
-        for field, meant in _meaning(name, value).items():
-            if field in found:
-                raise VitkitError(f"{name} and another option both say what {field} is: give one of them")
-            found[field] = meant
-    return found
+        for field, field_value in _translate(name, value).items():
+            if field in fields:
+                raise VitkitError(f"{name} and another option both set {field}: give one of them")
+            fields[field] = field_value
+    return fields
 
 
-def _meaning(name: str, value: Any) -> dict[str, Any]:
+def _translate(name: str, value: Any) -> dict[str, Any]:
+    """Return the fields that one option sets."""
     if name in _REFUSED:
         if value is None or (name.endswith("_rate") and value == 0):
             return {}
@@ -270,15 +271,15 @@ IMAGENET_1K = 1000
 class ViTConfig:
     """Every architectural choice of a Vision Transformer. Sizes are in pixels or features.
 
-    The defaults are ViT-B/16 at 224 px. `image_size` and `patch_size` take one number or (height, width).
-    `replace` changes fields and keeps the proportions that hang together, such as the MLP's ratio.
+    The defaults are those of ViT-B/16 at 224 pixels. `image_size` and `patch_size` take one number or (height, width).
+    `replace` changes fields and adjusts those that depend on them, such as the size of the MLP.
 
     Raises:
-        VitkitError: a field has a value that cannot be built; the message names the field.
+        VitkitError: no model can be built with the value of a field; the message names the field.
     """
 
     image_size: Pair = (224, 224)
-    patch_size: Pair = (16, 16)  # with a stem: on its feature map
+    patch_size: Pair = (16, 16)  # with a stem, in pixels of its feature map
     in_channels: int = 3
     num_classes: int = IMAGENET_1K  # 0: no head, the model returns features
     layers: int = 12
@@ -287,48 +288,50 @@ class ViTConfig:
     mlp_size: int = 3072
     mlp_kind: Literal["mlp", "swiglu", "conv"] = "mlp"  # arXiv 2002.05202 (DINOv2 giant); 2103.11816 sec. 3.2
     attention: Literal["softmax", "differential"] = "softmax"  # "differential": arXiv 2410.05258
-    # MLP and attention side by side (ViT-22B, arXiv 2302.05442, sec. 2); "fused": with one bias for what both give
+    # MLP and attention in parallel (ViT-22B, arXiv 2302.05442, sec. 2); "fused": with one bias for the sum of both
     parallel: Literal["none", "separate", "fused"] = "none"
     projection: Literal["linear", "conv"] = "linear"  # of q, k, v; "conv": arXiv 2103.15808, sec. 3.2
     conv_layers: tuple[int, ...] = ()  # layers that mix by convolution instead of attention
-    stem: tuple[int, ...] | None = None  # sec. 3.1, hybrids: units of each ResNet stage; (): the root alone
-    stem_kind: StemKind = "reference"  # whose weight standardisation and eps
-    class_token: bool | None = None  # None: as the pool needs; mean-pooled models may keep an unread one
+    stem: tuple[int, ...] | None = None  # sec. 3.1, hybrids: units of each ResNet stage; (): only the root
+    stem_kind: StemKind = "reference"  # the implementation that defines weight standardisation and eps
+    class_token: bool | None = None  # None: if the pool reads it; mean-pooled models may have one that is not read
     # sec. 3.1; app. D.3; DINOv2's linear probe; a query's attention to all tokens (arXiv 2106.04560, sec. 2.2)
     pool: Literal["token", "gap", "token+gap", "map"] = "token"
-    pool_heads: int | None = None  # of pool "map"; None: as the layers have
+    pool_heads: int | None = None  # of pool "map"; None: as many as the layers have
     pool_mlp_size: int | None = None
     distill_token: bool = False  # DeiT, arXiv 2012.12877, sec. 4
     distill_head: bool = False
     registers: int = 0  # arXiv 2309.16588
     representation_size: int | None = None  # sec. 3.1: Linear and tanh before the head, for pre-training
-    # "unit": Linear without a bias and length 1 instead, for cosines in the head (CLIP, arXiv 2103.00020, fig. 3)
+    # "unit": Linear without bias, then scaled to length 1, for cosines in the head (CLIP, arXiv 2103.00020, fig. 3)
     representation: Literal["tanh", "unit"] = "tanh"
-    # app. D.4, Table 8; a bias for each offset (BEiT, arXiv 2106.08254), or an MLP of it (arXiv 2111.09883, sec. 3.3)
+    # app. D.4, Table 8; "relative_bias": a bias for each offset (BEiT, arXiv 2106.08254); "relative_mlp": the bias is
+    # an MLP of the offset (arXiv 2111.09883, sec. 3.3)
     position: Position = "learned_1d"
-    relative_size: int = 128  # of `relative_mlp`'s hidden layer
-    position_at: PositionAt = "input"  # relative ones act inside attention: every_layer or shared
-    position_resize: PositionResize = "reference"  # whose interpolation fits learned positions to another image size
+    relative_size: int = 128  # hidden size of the MLP of "relative_mlp"
+    position_at: PositionAt = "input"  # relative positions act inside attention: every_layer or shared
+    position_resize: PositionResize = "reference"  # the library whose interpolation fits positions to other image sizes
     rotary: Rotary = "none"  # EVA-02, arXiv 2303.11331; arXiv 2403.13298, sec. 3.2; DINOv3, arXiv 2508.10104
-    rotary_base: float = 10_000.0  # by which frequencies fall from one pair of features to the last
-    rotary_grid: Pair | None = None  # the grid that patches are counted on, whatever their number; None: their own
-    rotary_offset: int = 0  # of the first patch; Perception Encoder, arXiv 2504.13181, counts its class token
-    prefix_positions: bool = True  # False: class token and registers get none (DeiT III, arXiv 2204.07118)
-    # eqs. 2-3; the original Transformer's order; of each branch's result (Swin V2, arXiv 2111.09883, sec. 3.2)
+    rotary_base: float = 10_000.0  # the ratio of the largest to the smallest frequency
+    rotary_grid: Pair | None = None  # the grid to which patch positions are stretched; None: the grid of the patches
+    rotary_offset: int = 0  # number of the first patch; Perception Encoder, arXiv 2504.13181, counts its class token
+    prefix_positions: bool = True  # False: class token and registers have none (DeiT III, arXiv 2204.07118)
+    # "pre": eqs. 2-3; "post": the original Transformer; "res-post": norm of each branch's output (Swin V2, arXiv
+    # 2111.09883, sec. 3.2)
     norm: Literal["pre", "post", "res-post"] = "pre"
-    norm_kind: Literal["layer", "rms"] = "layer"  # "rms": no mean is taken off, nothing added (arXiv 1910.07467)
+    norm_kind: Literal["layer", "rms"] = "layer"  # "rms": neither subtracts a mean nor adds a bias (arXiv 1910.07467)
     norm_eps: float = 1e-6
     patch_norm: bool = False
     patch_bias: bool = True  # of E in eq. 1; CLIP has none
-    embed_norm: bool = False  # normalise the tokens ahead of the first layer (CLIP, arXiv 2103.00020, sec. 2.4)
-    last_norm: bool = True  # of eq. 4; Perception Encoder's dense models, arXiv 2504.13181, have none
-    attention_norm: bool = False  # of the joined heads, ahead of their projection (sub-LN, arXiv 2210.06423)
-    mlp_norm: bool = False  # of what the MLP's second layer reads (sub-LN, arXiv 2210.06423; EVA-02)
+    embed_norm: bool = False  # normalise the tokens before the first layer (CLIP, arXiv 2103.00020, sec. 2.4)
+    last_norm: bool = True  # LN of eq. 4; Perception Encoder's dense models, arXiv 2504.13181, have none
+    attention_norm: bool = False  # normalise the joined heads before their projection (sub-LN, arXiv 2210.06423)
+    mlp_norm: bool = False  # normalise the input of the MLP's second layer (sub-LN, arXiv 2210.06423; EVA-02)
     fc_norm: bool = False  # normalise after pooling instead of before (BEiT, arXiv 2106.08254; MAE's fine-tuning)
     layer_scale: float | None = None  # its initial value; arXiv 2103.17239, sec. 2
     gelu: Literal["erf", "tanh", "quick"] = "erf"  # "quick": x sigmoid(1.702 x), arXiv 1606.08415, sec. 2
     qkv_bias: bool = True
-    proj_bias: bool = True  # of attention's projection and the MLP; AIMv2, arXiv 2411.14402, has none
+    proj_bias: bool = True  # of the attention's projection and the MLP; AIMv2, arXiv 2411.14402, has none
     qk_scale: float | None = None  # None: 1 / sqrt(head size), app. A eq. 6
     dropout: float = 0.0  # after the attention's projection and in the MLP (app. B.1)
     attention_dropout: float = 0.0
@@ -344,80 +347,80 @@ class ViTConfig:
         settle_types(self)
         if self.class_token is None:
             object.__setattr__(self, "class_token", reads_token(self.pool))
-        check_values(self)
+        _check_values(self)
 
     @property
     def stem_stride(self) -> int:
-        """By how much the stem divides the image's sides; 1 without one."""
+        """The factor by which the stem reduces the sides of the image; 1 without a stem."""
         return stride_of(self.stem)
 
     @property
     def grid(self) -> Pair:
-        """Patches down and across: (h, w)."""
+        """The number of rows and columns of patches: (h, w)."""
         height, width = (-(-side // self.stem_stride) for side in self.image_size)  # SAME padding rounds up
         return height // self.patch_size[0], width // self.patch_size[1]
 
     @property
     def patches(self) -> int:
-        """N of eq. 1."""
+        """The number of patches, N of eq. 1."""
         return self.grid[0] * self.grid[1]
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens ahead of the patches: class token, distillation token, registers."""
+        """The number of tokens that precede the patches: class token, distillation token, registers."""
         return int(bool(self.class_token)) + int(self.distill_token) + self.registers
 
     @property
     def tokens(self) -> int:
-        """Length of the sequence: prefix tokens and patches."""
+        """The length of the sequence: prefix tokens and patches."""
         return self.prefix_tokens + self.patches
 
     @property
     def positioned_prefix(self) -> int:
-        """Prefix tokens that have a position of their own."""
+        """The number of prefix tokens that have a position."""
         return self.prefix_tokens if self.prefix_positions else 0
 
     @property
     def positions_in_layers(self) -> bool:
-        """Whether positions act in every layer, which needs each patch in its place, and not on the input alone."""
+        """Whether positions act in every layer, which requires that each patch keeps its place in the sequence."""
         is_added_there = self.position != "none" and self.position_at != "input"
         return self.position in RELATIVE or self.rotary != "none" or is_added_there
 
     @property
     def head_size(self) -> int:
-        """D_h of app. A."""
+        """The number of features of a head, D_h of app. A."""
         return self.hidden_size // self.heads
 
     @property
     def tokens_read(self) -> int | None:
-        """How many of the first tokens the head reads; None where it reads all."""
+        """The number of first tokens that the head reads; None if it reads all tokens."""
         return 1 + self.distill_head if self.pool == "token" else None
 
     @property
     def in_words(self) -> str:
-        """Its extent, for pages."""
+        """A short description of the size, for reports."""
         return f"{self.layers} layers, {self.heads} heads"
 
     @property
     def feature_size(self) -> int:
-        """Length of the vector that the classification head reads."""
+        """The length of the vector that the classification head reads."""
         pooled = 2 * self.hidden_size if self.pool == "token+gap" else self.hidden_size
         return self.representation_size or pooled
 
     def replace(self, **overrides: Any) -> ViTConfig:
-        """A copy with fields changed, by the same rules as `create_model`'s overrides."""
+        """Return a copy with other values of some fields; see `override`."""
         return override(self, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `from_dict` turns them back into an equal configuration."""
+        """Return the fields in plain JSON types, which `from_dict` reads."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ViTConfig:
-        """The configuration that `to_dict` wrote.
+        """Create the configuration from the fields that `to_dict` returned.
 
         Raises:
-            VitkitError: a field is unknown or its value cannot be built.
+            VitkitError: a field is unknown, or no model can be built with its value.
         """
         if not isinstance(fields, dict):
             raise VitkitError(f"the configuration must be an object, not {fields!r:.80}")
@@ -426,16 +429,16 @@ class ViTConfig:
 
 
 def reads_token(pool: str) -> bool:
-    """Whether the head reads the class token itself."""
+    """Return whether the head reads the class token."""
     return pool in ("token", "token+gap")
 
 
 def stride_of(stem: tuple[int, ...] | None) -> int:
-    """By how much a stem of these stages divides the image's sides: root and pooling by 4, each further stage by 2."""
+    """Return the factor by which a stem reduces the image's sides: root and pooling 4, each stage after the first 2."""
     return 1 if stem is None else 4 * 2 ** max(len(stem) - 1, 0)
 
 
-# Overrides that are not fields: the names other libraries use, and what each means in fields.
+# Overrides by names of other libraries that are no fields, and the fields that each of them sets.
 _ALIASES = {
     "mlp_ratio": ("mlp_size",),
     "distilled": ("distill_token", "distill_head"),
@@ -444,26 +447,27 @@ _ALIASES = {
 
 
 def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
-    """`config` with fields changed. A new `hidden_size` keeps the MLP's ratio and the representation layer's.
+    """Return a copy of a configuration with other values of some fields.
 
-    Also understood, as other libraries name them: `mlp_ratio` (mlp_size / hidden_size), `distilled` (both distillation
-    fields), `has_logits` (whether there is a representation layer of hidden_size), and the spellings of `spellings`.
+    A new `hidden_size` changes `mlp_size` and `representation_size` in proportion. Names of other libraries are
+    understood too: `mlp_ratio` (mlp_size / hidden_size), `distilled` (both distillation fields), `has_logits` (whether
+    there is a representation layer of hidden_size), and those that `canonical` translates.
 
     Raises:
-        VitkitError: an override is unknown or cannot be built.
+        VitkitError: an override is unknown, or no model can be built with its value.
     """
     overrides = canonical(overrides)
     _refuse_unknown(overrides, _ALIASES)
     aliases = {name: overrides.pop(name) for name in _ALIASES if name in overrides}
     for name in aliases:
-        for meant in _ALIASES[name]:
-            if meant in overrides:
-                raise VitkitError(f"{name} and {meant} say the same in two ways: give one of them")
+        for field in _ALIASES[name]:
+            if field in overrides:
+                raise VitkitError(f"{name} and {field} say the same in two ways: give one of them")
     for name, value in overrides.items():
-        if name not in ("image_size", "patch_size"):  # `as_pair` takes one number, too
+        if name not in ("image_size", "patch_size"):  # they may be one number; see `as_pair`
             as_typed(name, hints_of(ViTConfig)[name], value)
     hidden_size = overrides.get("hidden_size", config.hidden_size)
-    changes = {**_what_follows(config, overrides), **overrides}
+    changes = {**_dependent_fields(config, overrides), **overrides}
     if "mlp_ratio" in aliases:
         if not is_number(aliases["mlp_ratio"]):
             raise VitkitError(f"mlp_ratio must be a finite number, not {aliases['mlp_ratio']!r}")
@@ -478,8 +482,8 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     return dataclasses.replace(config, **changes)
 
 
-def _what_follows(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any]:
-    """What changes with a field because it hung together with it."""
+def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes of fields that depend on an overridden field."""
     changes: dict[str, Any] = {}
     hidden_size = overrides.get("hidden_size", config.hidden_size)
     if hidden_size != config.hidden_size:
@@ -492,7 +496,7 @@ def _what_follows(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any
     if was_relative != is_relative:  # a learned table may be added anywhere, relative positions only inside layers
         changes["position_at"] = "every_layer" if is_relative else "input"
     if "pool" in overrides and config.class_token == reads_token(config.pool):
-        changes["class_token"] = None  # as the new pool needs
+        changes["class_token"] = None  # if the new pool reads it
     if "layers" in overrides:
         changes["conv_layers"] = tuple(layer for layer in config.conv_layers if layer < overrides["layers"] - 1)
     return changes
@@ -508,6 +512,6 @@ def _refuse_unknown(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]])
 
 
 def suggest(name: str, known: list[str]) -> str:
-    """` (did you mean ...?)` with names like this one, or nothing."""
+    """Return ` (did you mean ...?)` with similar names, or an empty string."""
     close = difflib.get_close_matches(name, known, n=3)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

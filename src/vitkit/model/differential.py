@@ -2,8 +2,8 @@
 
     (softmax(Q_1 K_1^T / sqrt(d)) - lambda softmax(Q_2 K_2^T / sqrt(d))) V
 
-Shapes: B batch, N tokens, n of them asked for, D hidden size, H heads, D_h head size; d = D_h / 2. The names of
-parameters are timm's.
+Shapes: B batch, N tokens, n the first tokens of them that are computed, D hidden size, H heads, D_h head size; d = D_h
+/ 2. The names of parameters are timm's.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from vitkit.model.config import ViTConfig
 from vitkit.model.layers import Dropout, RMSNorm, norm_layer
 
-_EPS = 1e-5  # of the norm of each head, whatever the others have
+_EPS = 1e-5  # of the norm of each head; `norm_eps` does not apply to it
 
 
 class DifferentialAttention(nn.Module):
-    """Each head attends twice, with one half of its q and k each; the second map is subtracted from the first.
+    """Attention in which each head subtracts a second map from its first; each half of q and k gives one map.
 
     Args:
-        config: whose sizes it has.
-        layer: from 0, on which the initial lambda depends (eq. 2 and what follows it).
+        config: the configuration of the model.
+        layer: the number of the layer, from 0; the initial lambda depends on it (below eq. 2).
     """
 
     PARTS: ClassVar = frozenset({"qkv", "norm", "proj", "sub_norm", "attn_drop", "proj_drop"})
@@ -36,7 +36,7 @@ class DifferentialAttention(nn.Module):
         super().__init__()
         self.heads, half = config.heads, config.head_size // 2
         self.scale = half**-0.5 if config.qk_scale is None else config.qk_scale
-        self.fused = True  # one kernel for both maps; False: written out, the same numbers
+        self.fused = True  # compute both maps by one kernel; False: step by step, with the same result
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
         self.norm = norm_layer(config) if config.attention_norm else nn.Identity()
         self.proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.proj_bias)
@@ -47,17 +47,17 @@ class DifferentialAttention(nn.Module):
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
 
     def initialise(self) -> None:
-        """Fill what has no counterpart in other attention."""
+        """Fill the parameters that other attention does not have."""
         for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
             nn.init.normal_(vector, std=0.1)
 
     def weight(self) -> Tensor:
-        """Lambda, eq. 2: (), float32."""
+        """Compute lambda of eq. 2: (), float32."""
         first, second = self.lambda_q1.float() @ self.lambda_k1.float(), self.lambda_q2.float() @ self.lambda_k2.float()
         return first.exp() - second.exp() + self.lambda_init
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, N, D) tokens -> q (B, 2H, n, d) of the first n = `queries` tokens, k (B, 2H, N, d), v (B, H, N, D_h)."""
+        """Project tokens (B, N, D) to q (B, 2H, n, d) of the first n = `queries`, k (B, 2H, N, d), v (B, H, N, D_h)."""
         D = x.shape[2]
         bias_q, bias_kv = (None, None) if self.qkv.bias is None else (self.qkv.bias[:D], self.qkv.bias[D:])
         if queries is None:
@@ -69,9 +69,9 @@ class DifferentialAttention(nn.Module):
         return q, k, v.reshape(*v.shape[:2], self.heads, -1).transpose(1, 2)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: None = None) -> Tensor:  # noqa: ARG002
-        """(B, N, D) tokens -> what is added to the first n = `queries` of them, (B, n, D)."""
+        """Compute the branch's output (B, n, D) for the first n = `queries` of the tokens (B, N, D)."""
         q, k, v = self.project(x, queries)
-        if self.fused and not (self.training and self.attn_drop.rate):  # the kernel draws its own dropout
+        if self.fused and not (self.training and self.attn_drop.rate):  # the kernel would draw other dropout masks
             x = F.scaled_dot_product_attention(q, k, v.repeat_interleave(2, dim=1), scale=self.scale)
         else:
             maps = self.attn_drop(((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1))  # (B, 2H, n, N)
@@ -83,13 +83,13 @@ class DifferentialAttention(nn.Module):
 
 
 def emit(graph: Any, attention: DifferentialAttention, x: Any, queries: int | None, scale: nn.Module) -> Any:
-    """`DifferentialAttention` of normalised tokens, operation by operation, with the LayerScale after it.
+    """Write the operations of `DifferentialAttention` and of the LayerScale after it into a graph.
 
     Args:
-        graph: the builder, whose `writer` writes operations.
-        attention: whose weights are copied.
-        x: (B, N, D) tokens.
-        queries: how many of the first tokens ask; None for all.
+        graph: the graph builder, whose `writer` writes operations.
+        attention: the layer, whose weights are copied.
+        x: the normalised tokens, (B, N, D).
+        queries: the number of first tokens to compute; None for all.
         scale: the LayerScale, or an identity.
     """
     writer, H, config = graph.writer, attention.heads, graph.config
@@ -103,12 +103,12 @@ def emit(graph: Any, attention: DifferentialAttention, x: Any, queries: int | No
     v = writer.transpose(writer.reshape(v, 0, 0, H, D_h), 0, 2, 1, 3)  # (B, H, N, D_h)
 
     def attended(which: int) -> Any:
-        """(B, H, n, D_h) by the first or the second half of each head."""
-        own_q, own_k = (
+        """Attend with the first or the second half of each head: (B, H, n, D_h)."""
+        half_q, half_k = (
             writer.reshape(writer.slice(writer.reshape(part, 0, 0, H, 2, half), 3, which, which + 1), 0, 0, H, half)
             for part in (q, k)
         )
-        logits = writer.matmul(writer.transpose(own_q, 0, 2, 1, 3), writer.transpose(own_k, 0, 2, 3, 1))
+        logits = writer.matmul(writer.transpose(half_q, 0, 2, 1, 3), writer.transpose(half_k, 0, 2, 3, 1))
         return writer.matmul(writer.softmax(logits), v)
 
     negative = writer.constant(-attention.weight().reshape(1, 1, 1, 1))
@@ -122,19 +122,19 @@ def emit(graph: Any, attention: DifferentialAttention, x: Any, queries: int | No
 
 
 class Timm:
-    """timm's names, which are ours."""
+    """The names of timm's differential attention, which are the same as ours."""
 
     @staticmethod
     def read(_names: Collection[str]) -> dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]:
-        """No tensor has another name."""
+        """Return nothing: no tensor has another name."""
         return {}
 
     @staticmethod
     def write(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As they are."""
+        """Return the tensors unchanged."""
         return tensors
 
     @staticmethod
     def describe(_config: ViTConfig) -> tuple[None, dict[str, Any]]:
-        """Any ViT of timm's takes such attention."""
+        """Return the argument of any ViT of timm that selects such attention."""
         return None, {"attn_layer": "diff"}

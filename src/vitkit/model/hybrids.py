@@ -1,13 +1,14 @@
-"""Convolution inside the Transformer: layers that convolve instead of attending, and convolutional q, k, v.
+"""Convolutions in a Vision Transformer: the ResNet stem of the paper's hybrids, and layers that mix by convolution.
 
-The third mixture, a depthwise convolution between the linear layers of the MLP, is `model.MLP`'s own
-(`mlp_kind="conv"`). All three keep the sequence of tokens, so class token, heads and pictures work as ever. None uses
-batch normalisation, unlike the papers named here: a prediction must not depend on the images beside it.
+`ResNetStem` precedes the patch embedding (sec. 3.1), which then cuts patches from its feature map. It consists of
+post-activation bottlenecks with weight-standardised convolutions and GroupNorm (BiT, arXiv 1912.11370). The names of
+its parameters are timm's. Padding is SAME as in TensorFlow and Flax: an odd pixel is added at the bottom and the right.
 
-The ResNet in front of the hybrids: patches are cut from its feature map instead of the image (paper, sec. 3.1). Post-
-activation bottlenecks with weight-standardised convolutions and GroupNorm (BiT, arXiv 1912.11370). Names below
-`patch_embed.backbone` are timm's. Padding is SAME as TensorFlow and Flax have it: the odd pixel goes below and right.
-Shapes: B batch, C channels, height and width of a feature map.
+`ConvProjection` and `ConvMixer` are convolutional q, k, v and layers that convolve instead of attending. (The third
+mixture, `mlp_kind="conv"`, is in `vit.MLP`.) They keep the sequence of tokens. Unlike in the papers named below, there
+is no batch normalisation: a prediction must not depend on other images of the batch.
+
+Shapes: B batch, C channels, height and width of a feature map; N tokens, n the first tokens of them, D hidden size.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ _WIDTH = 64
 
 
 class ResNetStem(nn.Module):
-    """Images (B, C, height, width) to features (B, out_channels, height / stride, width / stride), rounded up.
+    """The stem: images (B, C, height, width) to features (B, out_channels, height / stride, width / stride).
 
-    `stages` has the bottlenecks of each stage; () is the root alone. `kind` is whose arithmetic the weights were
-    trained with: the reference divides by (deviation + 1e-5), timm by the root of (variance + 1e-8).
-    `init.initialise` fills it: kernels LeCun normal and, in the reference, the scale of every unit's norm3 zero.
+    Sides that the stride does not divide are rounded up.
+
+    Args:
+        in_channels: C.
+        stages: the number of bottlenecks in each stage; () for only the root.
+        kind: the implementation with which the weights were trained. The reference divides kernels by (deviation +
+            1e-5), timm by the root of (variance + 1e-8).
     """
 
     def __init__(self, in_channels: int, stages: tuple[int, ...], kind: StemKind = "reference") -> None:
@@ -56,7 +61,7 @@ class ResNetStem(nn.Module):
 
 
 class StandardisedConv2d(nn.Conv2d):
-    """Convolution whose kernel has mean 0 and deviation 1 for each output channel (arXiv 1903.10520); SAME padding."""
+    """A convolution whose kernel is standardised for each output channel (arXiv 1903.10520), with SAME padding."""
 
     def __init__(self, in_channels: int, out_channels: int, size: int, stride: int, kind: StemKind) -> None:
         super().__init__(in_channels, out_channels, size, stride, bias=False)
@@ -69,15 +74,15 @@ class StandardisedConv2d(nn.Conv2d):
 
 
 def standardise(kernel: Tensor, kind: StemKind) -> Tensor:
-    """(out, in, k, k) of any mean and deviation -> the kernel that convolves, in float32."""
-    if kind == "timm":  # batch normalisation is just that, and rounds as timm does
+    """Standardise a kernel (out, in, k, k) for each output channel, in float32."""
+    if kind == "timm":  # batch normalisation computes the same and rounds as timm does
         return F.batch_norm(kernel.flatten(1)[None], None, None, training=True, eps=1e-8).view_as(kernel)
     deviation, mean = torch.std_mean(kernel, (1, 2, 3), correction=0, keepdim=True)  # its gradient is finite at 0
     return (kernel - mean) / (deviation + 1e-5)
 
 
 class Root(nn.Module):
-    """7x7 convolution and 3x3 pooling, each halving the sides."""
+    """A 7x7 convolution and a 3x3 pooling; each halves the sides."""
 
     def __init__(self, in_channels: int, kind: StemKind) -> None:
         super().__init__()
@@ -90,7 +95,7 @@ class Root(nn.Module):
 
 
 class Stage(nn.Module):
-    """Bottlenecks of one width."""
+    """A sequence of bottlenecks of one width."""
 
     def __init__(self, blocks: list[Bottleneck]) -> None:
         super().__init__()
@@ -101,7 +106,10 @@ class Stage(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 with the stride, 1x1 to four times the width; added to the input, projected where the shape changes."""
+    """A residual unit: convolutions 1x1, 3x3 with the stride, 1x1 to four times the width.
+
+    The input is added to the output, after a projection if the shape changes.
+    """
 
     def __init__(self, in_channels: int, width: int, stride: int, kind: StemKind) -> None:
         super().__init__()
@@ -119,7 +127,7 @@ class Bottleneck(nn.Module):
 
 
 class Projection(nn.Module):
-    """A residual of another shape."""
+    """A 1x1 convolution that gives the input of a bottleneck the shape of its output."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, kind: StemKind) -> None:
         super().__init__()
@@ -131,12 +139,12 @@ class Projection(nn.Module):
 
 
 def group_norm(channels: int, kind: StemKind) -> nn.GroupNorm:
-    """32 groups; the authors' eps or timm's."""
+    """Create a GroupNorm of 32 groups, with the eps of the reference implementation or of timm."""
     return nn.GroupNorm(_GROUPS, channels, eps=1e-6 if kind == "reference" else 1e-5)
 
 
 def pad_same(x: Tensor, size: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad (B, C, height, width) so that this window and stride divide the sides by the stride, rounded up."""
+    """Pad (B, C, height, width) so that a window of this size and stride gives sides / stride, rounded up."""
     height, width = (max((-(-side // stride) - 1) * stride + size - side, 0) for side in x.shape[2:])
     if not (height or width):
         return x
@@ -144,17 +152,17 @@ def pad_same(x: Tensor, size: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 class ConvProjection(nn.Module):
-    """What q, k and v are projected from: a depthwise convolution each (CvT, arXiv 2103.15808, sec. 3.2)."""
+    """The depthwise convolutions of tokens before the projection to q, k and v (CvT, arXiv 2103.15808, sec. 3.2)."""
 
     def __init__(self, config: ViTConfig, patches_read: bool) -> None:
         super().__init__()
         self.k, self.v = (TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens) for _ in range(2))
-        self.q: nn.Module = nn.Identity()  # what the patches ask in the last layer may be read by nobody
-        if patches_read:
+        self.q: nn.Module = nn.Identity()
+        if patches_read:  # else only prefix tokens are queries, which a convolution does not change
             self.q = TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens)
 
     def forward(self, x: Tensor, qkv: nn.Linear, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, N, D) tokens -> q (B, n, D) of the first n = `queries` tokens, k and v (B, N, D), projected by `qkv`."""
+        """Project tokens (B, N, D) by `qkv` to q (B, n, D) of the first n = `queries`, and k and v (B, N, D)."""
         sources = self.q(x)[:, :queries], self.k(x), self.v(x)
         biases = (None, None, None) if qkv.bias is None else qkv.bias.chunk(3)
         q, k, v = (F.linear(*part) for part in zip(sources, qkv.weight.chunk(3), biases, strict=True))
@@ -162,10 +170,10 @@ class ConvProjection(nn.Module):
 
 
 class ConvMixer(nn.Module):
-    """In the place of attention: patches mix with their neighbours by a depthwise and a pointwise convolution.
+    """A replacement of attention: a depthwise and a pointwise convolution mix patches with their neighbours.
 
-    Interleaving such layers with attention is CoAtNet's finding (arXiv 2106.04803); that anything which mixes tokens
-    may stand in attention's place is MetaFormer's (arXiv 2111.11418). The class token waits for the next attention.
+    CoAtNet interleaves such layers with attention (arXiv 2106.04803); MetaFormer shows that other mixing layers can
+    replace attention (arXiv 2111.11418). The class token does not read patches in these layers.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -176,6 +184,6 @@ class ConvMixer(nn.Module):
         self.proj_drop = Dropout(config.dropout)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: None = None) -> Tensor:  # noqa: ARG002
-        """(B, N, D) tokens -> what is added to the first n = `queries` of them, (B, n, D)."""
+        """Compute the branch's output (B, n, D) for the first n = `queries` of the tokens (B, N, D)."""
         x = self.act(self.depthwise(x)[:, :queries])
         return self.proj_drop(self.proj(x))

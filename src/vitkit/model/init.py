@@ -1,4 +1,4 @@
-"""The two initialisations: of the paper's reference implementation, and of the PyTorch re-implementations."""
+"""Initialise a model as the paper's reference implementation does, or as its PyTorch re-implementations do."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vitkit.model.position import BiasTable, Learned2D, RelativePosition
 
 @torch.no_grad()
 def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal", "reference"]) -> None:
-    """Fill every parameter, from torch's global generator; on the meta device, nothing.
+    """Fill every parameter from torch's global generator. A model on the meta device is left as it is.
 
     Args:
         model: a Vision Transformer.
-        patches: its layer that projects patches.
-        how: the initialisation, as in `ViTConfig.init`.
+        patches: the layer of the model that projects patches.
+        how: the initialisation; see `ViTConfig.init`.
     """
     if patches.weight.is_meta:
         return
@@ -31,20 +31,20 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
         elif isinstance(module, (Learned2D, RelativePosition, BiasTable)):
             for parameter in module.parameters():
                 nn.init.trunc_normal_(parameter, std=0.02)
-        elif callable(begin := getattr(module, "initialise", None)):  # rotary positions, and variants of attention
-            begin()
+        elif callable(fill := getattr(module, "initialise", None)):  # rotary positions and variants of attention
+            fill()
         elif isinstance(module, AttentionPool):
             nn.init.trunc_normal_(module.latent, std=module.latent.shape[-1] ** -0.5)
         elif isinstance(module, LayerScale):
             nn.init.constant_(module.gamma, module.value)
-        elif isinstance(module, nn.Conv2d) and module is not patches:  # of a stem or a mixture
+        elif isinstance(module, nn.Conv2d) and module is not patches:  # of a stem or a convolutional layer
             _lecun_normal(module.weight)
             _zero_bias(module)
     {"trunc_normal": _trunc_normal, "reference": _reference}[how](model, patches)
 
 
 def _trunc_normal(model: nn.Module, patches: nn.Conv2d) -> None:
-    """Truncated normals throughout, as timm, DeiT and the scripts derived from them do."""
+    """Draw truncated normals, as timm, DeiT and the scripts derived from them do."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.01)
@@ -56,12 +56,12 @@ def _trunc_normal(model: nn.Module, patches: nn.Conv2d) -> None:
 
 
 def _reference(model: nn.Module, patches: nn.Conv2d) -> None:
-    """The authors' Flax modules: Xavier inside the encoder, LeCun at the patches, zeros at class token and head."""
+    """Initialise as the authors' Flax modules do: Xavier in the encoder, LeCun for patches, zeros for the head."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             _reference_linear(name, module)
         elif isinstance(module, nn.GroupNorm) and name.endswith("norm3"):
-            nn.init.zeros_(module.weight)  # each residual unit of the stem begins as the identity
+            nn.init.zeros_(module.weight)  # so that each residual unit of the stem begins as the identity
     _lecun_normal(patches.weight)
     _zero_bias(patches)
     for name, parameter in model.named_parameters(recurse=False):
@@ -78,7 +78,7 @@ def _reference_linear(name: str, linear: nn.Linear) -> None:
     elif name == "pre_logits.fc":
         _lecun_normal(linear.weight)
     elif name.endswith("attn.qkv"):
-        for part in linear.weight.chunk(3):  # q, k, v apart: fused, the fan-out would be 3D
+        for part in linear.weight.chunk(3):  # q, k and v one by one: for the whole matrix, the fan-out would be 3D
             nn.init.xavier_uniform_(part)
     else:
         nn.init.xavier_uniform_(linear.weight)
@@ -87,9 +87,9 @@ def _reference_linear(name: str, linear: nn.Linear) -> None:
 
 
 def _lecun_normal(weight: Tensor) -> None:
-    """Truncated normal at two deviations with variance 1 / fan_in, as `jax.nn.initializers.lecun_normal`."""
+    """Draw a normal of variance 1 / fan_in, truncated at two deviations, as `jax.nn.initializers.lecun_normal` does."""
     fan_in = weight[0].numel()
-    std = math.sqrt(1.0 / fan_in) / 0.87962566103423978  # the deviation that truncation leaves
+    std = math.sqrt(1.0 / fan_in) / 0.87962566103423978  # the standard deviation of a truncated unit normal
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 

@@ -1,4 +1,4 @@
-"""What became of every tensor of a checkpoint, so that nothing loads by half unnoticed."""
+"""`LoadReport`: what happened to every tensor of a checkpoint, so that no model is loaded only in part unnoticed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import Any
 
 from vitkit.text.cells import listed
 
-UNTRAINED_HEAD = "the head is all zeros: every class is as likely as any other until it is trained"  # a note
+UNTRAINED_HEAD = "the head is all zeros: every class is as likely as any other until it is trained"
 
 
 @dataclass(frozen=True)
 class Resized:
-    """A parameter fitted to another image or patch size: shapes (as grids or kernels), and whose interpolation."""
+    """A parameter that was interpolated for another image or patch size.
+
+    Attributes:
+        name: the parameter.
+        old: its grid or kernel in the checkpoint.
+        new: its grid or kernel in the model.
+        convention: the library whose interpolation was used.
+    """
 
     name: str
     old: tuple[int, ...]
@@ -23,22 +30,22 @@ class Resized:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """The story of one load.
+    """What happened to the tensors of a checkpoint and of the model that was loaded from it.
 
     Attributes:
-        source: file, folder or name that was loaded.
-        format: what it was recognised as.
-        parameters: tensors of the model.
-        matched: those that came from the checkpoint.
-        renamed: of these, the ones with another name or in several tensors there: ours -> theirs.
-        resized: of these, the ones fitted to another size.
-        replaced: tensors of the model that are new, and why.
-        dropped: tensors of the checkpoint that the model has no use for, and why.
-        missing: tensors of the model that the checkpoint lacks (with allow_partial only).
-        left_over: tensors of the checkpoint that were not understood (with allow_partial only).
-        assumed: what the checkpoint does not say, and what was taken for it.
-        warnings: what looks as if the checkpoint were damaged, or not trained.
-        notes: what else a careful user would want to know.
+        source: the file, folder or name that was loaded.
+        format: the recognised format.
+        parameters: the number of tensors of the model.
+        matched: tensors of the model that came from the checkpoint.
+        renamed: the matched tensors that have another name in the checkpoint, or are split there: ours -> theirs.
+        resized: the matched tensors that were fitted to another size.
+        replaced: tensors of the model that are new, and the reasons.
+        dropped: tensors of the checkpoint that the model does not use, and the reasons.
+        missing: tensors of the model that the checkpoint lacks (only with allow_partial).
+        left_over: tensors of the checkpoint that were not understood (only with allow_partial).
+        assumed: facts that the checkpoint does not state, and the values that were assumed.
+        warnings: signs that the checkpoint is damaged or was not trained.
+        notes: other facts that a careful user would want to know.
     """
 
     source: str
@@ -57,26 +64,26 @@ class LoadReport:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every parameter came from the checkpoint and every tensor of it found its place."""
+        """Whether every parameter came from the checkpoint and every tensor of the checkpoint was used."""
         return not (self.missing or self.left_over or self.replaced)
 
     def caveats(self, *, has_new_head: bool = False) -> list[str]:
-        """What whoever uses the weights must know, a line each: what had to be assumed, and what looks damaged.
+        """Return what users of the weights must know, one line each: assumptions and signs of damage.
 
         Args:
-            has_new_head: whether the head is replaced, and with it the classes that it was assumed to have.
+            has_new_head: whether the head was replaced, so that assumptions about its classes do not matter.
         """
-        assumed = [f"{name} assumed: {taken}" for name, taken in self.assumed.items()]
+        assumed = [f"{name} assumed: {value}" for name, value in self.assumed.items()]
         if has_new_head:
             assumed = [line for line in assumed if not line.startswith("classes ")]
         return [*assumed, *self.warnings, *(note for note in self.notes if note == UNTRAINED_HEAD)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the report in plain JSON types."""
         return {**asdict(self), "complete": self.is_complete}
 
     def lines(self) -> list[str]:
-        """The report as text, a line for each thing that is worth one."""
+        """Return the report as lines of text."""
         share = 100 * len(self.matched) / self.parameters
         lines = [f"{self.format}: {len(self.matched)} of {self.parameters} tensors loaded ({share:.4g} %)"]
         if self.renamed:
@@ -86,7 +93,7 @@ class LoadReport:
         lines += _grouped("dropped", self.dropped)
         lines += [f"missing {name}" for name in self.missing]
         lines += [f"left over {name}" for name in self.left_over]
-        lines += [f"assumed {name}: {taken}" for name, taken in self.assumed.items()]
+        lines += [f"assumed {name}: {value}" for name, value in self.assumed.items()]
         lines += [f"warning: {warning}" for warning in self.warnings]
         return [*lines, *(f"note: {note}" for note in self.notes)]
 
@@ -96,7 +103,7 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def _grouped(verb: str, reasons: Mapping[str, str]) -> list[str]:
-    """One line for each reason."""
+    """Return one line for each reason, with the names to which it applies."""
     lines = []
     for reason in dict.fromkeys(reasons.values()):
         names = [name for name in reasons if reasons[name] == reason]

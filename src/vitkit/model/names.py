@@ -1,8 +1,8 @@
-"""Names of models: one table of sizes, one grammar.
+"""The names of models, such as `vit_base_patch16_224_in21k`: size, patch, resolution, suffix.
 
-`VARIANTS` is Table 1 of "An Image is Worth 16x16 Words" (arXiv 2010.11929), with Ti and S from "How to train your
-ViT?" (arXiv 2106.10270). A name such as `vit_base_patch16_224_in21k` is parsed against it: size, patch, resolution,
-suffix. Hybrids carry timm's names: `vit_base_r50_s16_224` is R50+B/16, whose stem and patches divide the image by 16.
+`config_for` turns a name into a configuration. `VARIANTS` holds the sizes: Table 1 of "An Image is Worth 16x16 Words"
+(arXiv 2010.11929), with Ti and S from "How to train your ViT?" (arXiv 2106.10270). Hybrids have timm's names:
+`vit_base_r50_s16_224` is R50+B/16, whose stem and patches together reduce the sides of the image by 16.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 
 VARIANTS: dict[str, Size] = {
-    "micro": Size(4, 128, 512, 4),  # ours: small enough to learn the digits on two cores
+    "micro": Size(4, 128, 512, 4),  # not published: small enough to learn the digits on two cores
     "tiny": Size(12, 192, 768, 3),
     "small": Size(12, 384, 1536, 6),
     "base": Size(12, 768, 3072, 12),
@@ -41,15 +41,15 @@ PUBLISHED_RESOLUTIONS = (224, 384)
 
 # The paper's hybrids: units of each ResNet stage, and the patch on the stem's feature map.
 STEMS: dict[str, dict[str, Any]] = {
-    "r_s16_p8": {"stem": (), "patch_size": 8},  # the stem's root alone: 32 pixels a patch, in spite of the name
-    "r_s4": {"stem": (), "patch_size": 1},  # ours: the root alone in front of the digits
+    "r_s16_p8": {"stem": (), "patch_size": 8},  # only the root of the stem: 32 pixels a patch, in spite of the name
+    "r_s4": {"stem": (), "patch_size": 1},  # not published: only the root, for the digits
     "r26_s32": {"stem": (2, 2, 2, 2), "patch_size": 1},
     "r50_s16": {"stem": (3, 4, 9), "patch_size": 1},
     "r50_s32": {"stem": (3, 4, 6, 3), "patch_size": 1},
 }
 PUBLISHED_HYBRIDS = ("tiny_r_s16_p8", "small_r26_s32", "base_r26_s32", "base_r50_s16", "large_r50_s32")
 
-# Convolution inside the Transformer: what each word in a name changes.
+# Convolution inside the Transformer: the fields that each word in a name sets.
 MIXTURES: dict[str, dict[str, Any]] = {
     "convmlp": {"mlp_kind": "conv"},
     "convproj": {"projection": "conv"},
@@ -63,13 +63,14 @@ _NAME = re.compile(
 
 
 def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> ViTConfig:
-    """The configuration that a model name stands for, e.g. `vit_base_patch16_224_in21k`.
+    """Return the configuration of a model name such as `vit_base_patch16_224_in21k`.
 
     `_in21k` models have 21,843 classes and the representation layer (`has_logits=False` leaves it out); `_gap`
     models average the patches instead of reading a class token; `deit_*_distilled_*` have DeiT's second token and head.
 
     Raises:
-        VitkitError: the name is unknown (close ones are suggested), or an override is unknown or cannot be built.
+        VitkitError: the name is unknown (similar names are suggested), an override is unknown, or no model can be built
+            with it.
     """
     parsed = _parse(name)
     if parsed is None:
@@ -94,7 +95,7 @@ def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> V
 
 
 def is_model_name(name: str) -> bool:
-    """Whether `config_for` understands a name."""
+    """Return whether `config_for` understands a name."""
     return _parse(name) is not None
 
 
@@ -108,9 +109,9 @@ def _parse(name: str) -> re.Match[str] | None:
 
 @check_arguments
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the published models, filtered by a shell pattern (`*base*`) or a part of the name (`base`).
+    """Return the names of the published models that match a shell pattern (`*base*`) or contain a text (`base`).
 
-    Any other patch or resolution that divides evenly may be named too: `vit_tiny_patch8_96` is a model.
+    Other patches and resolutions are possible too if the patch divides the resolution, as in `vit_tiny_patch8_96`.
     """
     names = [
         f"vit_{size}_patch{patch}_{resolution}{suffix}"

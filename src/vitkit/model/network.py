@@ -1,11 +1,10 @@
-"""An image classifier of torchvision's or timm's, with the few methods that everything else asks of a model.
+"""`Network`: an image classifier of torchvision or timm, with the methods that vitkit expects of a model.
 
-The library builds the network; what its head is, is found by watching one pass: the Linear whose output is the
-network's. So nothing here knows an architecture, and what has no such head is refused.
+The library builds the network (`build_network`). One forward pass shows which layer is its head: the Linear whose
+output is the output of the network (`anatomy_of`). So no architecture is special here, and a network without such a
+head is refused.
 
 Shapes: B batch, C channels, F features, K classes.
-
-How torchvision and timm build their networks: by which names, for which sizes, with which layers that draw.
 """
 
 from __future__ import annotations
@@ -25,34 +24,35 @@ from vitkit.model.network_config import NetworkConfig
 
 
 def on_meta(config: NetworkConfig) -> nn.Module:
-    """The network without storage: its shapes alone.
+    """Build the network on the meta device: its tensors have shapes but no values.
 
     Raises:
-        VitkitError: as `build_network`.
+        VitkitError: `build_network` raises it.
     """
     try:
         with torch.device("meta"):
             return build_network(config)
-    except NotImplementedError:  # its initial weights are computed from one another
+    except NotImplementedError:  # some initial weights are computed from the values of others
         with torch.random.fork_rng():
             return build_network(config).to("meta")
 
 
 def build_network(config: NetworkConfig) -> nn.Module:
-    """The library's own module, with initial weights by the library; it has a head of at least one class.
+    """Build the library's module with the library's initial weights and a head of at least one class.
 
     Raises:
-        VitkitError: the library has no such network or is not installed, or the network has no layer of a rate.
+        VitkitError: the library has no such network or is not installed, or the network has no layer that a rate is
+            for.
     """
-    make = {"torchvision": _of_torchvision, "timm": _of_timm}[config.library]
+    create = {"torchvision": _from_torchvision, "timm": _from_timm}[config.library]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of initial weights
-        network = make(config, max(config.num_classes, 1))
+        warnings.simplefilter("ignore", FutureWarning)  # about initial weights
+        network = create(config, max(config.num_classes, 1))
     _set_rates(network, config)
     return network
 
 
-def _of_torchvision(config: NetworkConfig, num_classes: int) -> nn.Module:
+def _from_torchvision(config: NetworkConfig, num_classes: int) -> nn.Module:
     from torchvision import models
 
     if config.name not in (names := names_of("torchvision")):
@@ -61,7 +61,7 @@ def _of_torchvision(config: NetworkConfig, num_classes: int) -> nn.Module:
         raise VitkitError(f"{config.full_name} takes images of 3 channels, not {config.in_channels}")
     options: dict[str, Any] = {"num_classes": num_classes}
     if config.name in ("googlenet", "inception_v3"):
-        options["aux_logits"] = False  # classifiers at the side, which only training has looked at
+        options["aux_logits"] = False  # auxiliary classifiers, which only serve training
     if config.name.startswith("vit_"):
         height, width = config.image_size
         if height != width:
@@ -71,7 +71,7 @@ def _of_torchvision(config: NetworkConfig, num_classes: int) -> nn.Module:
     return network
 
 
-def _of_timm(config: NetworkConfig, num_classes: int) -> nn.Module:
+def _from_timm(config: NetworkConfig, num_classes: int) -> nn.Module:
     timm = import_timm()
     name = config.name.partition(".")[0]
     if not timm.is_model(name):
@@ -91,7 +91,7 @@ def _of_timm(config: NetworkConfig, num_classes: int) -> nn.Module:
 
 
 def _sized(timm: Any, name: str, config: NetworkConfig, options: dict[str, Any]) -> Any:
-    """Transformers are built for a size, which convolutional networks do not want to know."""
+    """Create a network of timm. Transformers are built for an image size; convolutional networks do not accept one."""
     try:
         return timm.create_model(name, img_size=config.image_size, **options)
     except TypeError:
@@ -99,7 +99,7 @@ def _sized(timm: Any, name: str, config: NetworkConfig, options: dict[str, Any])
 
 
 def names_of(library: str) -> list[str]:
-    """The classifiers that a library has.
+    """Return the names of the classifiers in a library.
 
     Raises:
         VitkitError: it is not installed.
@@ -112,7 +112,7 @@ def names_of(library: str) -> list[str]:
 
 
 def import_timm() -> Any:
-    """The package timm.
+    """Import timm.
 
     Raises:
         VitkitError: it is not installed.
@@ -124,8 +124,8 @@ def import_timm() -> Any:
     return timm
 
 
-def own_size(config: NetworkConfig) -> tuple[int, int]:
-    """(height, width) in pixels that the library made a network of this name for."""
+def native_size(config: NetworkConfig) -> tuple[int, int]:
+    """Return the (height, width) in pixels for which the library designed a network of this name."""
     if config.library == "torchvision":
         return 224, 224
     published = published_by_timm(config)
@@ -134,10 +134,10 @@ def own_size(config: NetworkConfig) -> tuple[int, int]:
 
 
 def published_by_timm(config: NetworkConfig) -> Any:
-    """What timm says of the weights that it has for a network; None where it has none.
+    """Return timm's description of its pretrained weights for a network; None if it has no weights.
 
     Raises:
-        VitkitError: timm is not installed, or has no such network, or no weights of that tag.
+        VitkitError: timm is not installed, or it has no such network, or no weights with that tag.
     """
     timm = import_timm()
     if not timm.is_model(config.name.partition(".")[0]):
@@ -151,7 +151,7 @@ def published_by_timm(config: NetworkConfig) -> Any:
 
 
 def library_version(config: NetworkConfig) -> str:
-    """The version of the library that builds the network here."""
+    """Return the installed version of the library that builds the network."""
     return importlib.metadata.version(config.library)
 
 
@@ -165,43 +165,44 @@ def _unknown(config: NetworkConfig, names: list[str]) -> str:
 
 
 def _set_rates(network: nn.Module, config: NetworkConfig) -> None:
+    """Set the rates of the dropout and stochastic depth layers, if the configuration has any."""
     for name, rate in (("dropout", config.dropout), ("drop_path", config.drop_path)):
         if rate is None:
             continue
         layers = _layers(network)[name]
-        own = max((getattr(layer, field) for layer, field in layers), default=0.0)
-        if rate and not own and not (name == "dropout" and layers):
+        largest = max((getattr(layer, field) for layer, field in layers), default=0.0)
+        if rate and not largest and not (name == "dropout" and layers):
             if config.library == "timm" and name == "dropout":
-                continue  # which it applies without a layer
-            raise VitkitError(f"{config.full_name} has no {name}: leave it out, or 0")
+                continue  # timm applies it without a layer
+            raise VitkitError(f"{config.full_name} has no {name}: leave it out, or set it to 0")
         for layer, field in layers:
-            setattr(layer, field, rate * getattr(layer, field) / own if name == "drop_path" and own else rate)
+            setattr(layer, field, rate * getattr(layer, field) / largest if name == "drop_path" and largest else rate)
 
 
 def check_rates(config: NetworkConfig) -> None:
-    """Refuse rates of layers that the network has not.
+    """Refuse a rate if the network has no layers that use it.
 
     Raises:
-        VitkitError: it has none that draw in this way.
+        VitkitError: there is such a rate.
     """
     if config.dropout or config.drop_path:
         on_meta(config)
 
 
 def _layers(network: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
-    """The layers that draw, with the attribute that is their rate."""
-    found: dict[str, list[tuple[nn.Module, str]]] = {"dropout": [], "drop_path": []}
+    """Return the dropout and the stochastic depth layers, each with the name of the attribute that holds its rate."""
+    layers: dict[str, list[tuple[nn.Module, str]]] = {"dropout": [], "drop_path": []}
     for module in network.modules():
         kind = type(module).__name__
         if isinstance(module, (nn.Dropout, nn.Dropout2d)):
-            found["dropout"].append((module, "p"))
+            layers["dropout"].append((module, "p"))
         elif kind in ("StochasticDepth", "DropPath"):
-            found["drop_path"].append((module, "p" if kind == "StochasticDepth" else "drop_prob"))
-    return found
+            layers["drop_path"].append((module, "p" if kind == "StochasticDepth" else "drop_prob"))
+    return layers
 
 
-def own_rates(config: NetworkConfig) -> dict[str, float]:
-    """The dropout and the stochastic depth that the library gives a network of this name."""
+def native_rates(config: NetworkConfig) -> dict[str, float]:
+    """Return the library's default rates of dropout and stochastic depth for a network of this name."""
     network = on_meta(config.replace(dropout=None, drop_path=None))
     return {
         name: max((float(getattr(layer, field)) for layer, field in layers), default=0.0)
@@ -209,16 +210,18 @@ def own_rates(config: NetworkConfig) -> dict[str, float]:
     }
 
 
+# --- The network ----------------------------------------------------------------------------------------------
+
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
-class Anatomy(NamedTuple):
-    """What one pass through a network shows of it.
+class NetworkAnatomy(NamedTuple):
+    """The parts of a network that vitkit needs to know, as one forward pass shows them.
 
     Attributes:
-        head: the name of the Linear that makes the logits.
-        feature_size: F, what it reads.
-        map: the name of the module that gives the last map of features (B, channels, h, w), None where none does.
+        head: the name of the Linear that computes the logits.
+        feature_size: F, the size of the head's input.
+        map: the name of the module whose output is the last feature map (B, channels, h, w); None if there is none.
     """
 
     head: str
@@ -227,16 +230,16 @@ class Anatomy(NamedTuple):
 
 
 class Network(nn.Module):
-    """Images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
+    """A network of another library: images (B, C, height, width), normalised as the weights expect, to logits (B, K).
 
-    `network` is the library's own module, whose state dict has the library's own keys; that is what is saved.
+    `network` is the module of the library. Its state dict, with the library's keys, is what is saved.
 
     Raises:
-        VitkitError: the library has no such network or is not installed, it takes no images of this size, or its last
-            layer is no Linear.
+        VitkitError: the library has no such network or is not installed, the network does not accept images of this
+            size, or its last layer is not a Linear.
     """
 
-    head_dist = None  # which a distilled Vision Transformer has
+    head_dist = None  # only distilled Vision Transformers have one
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -248,81 +251,82 @@ class Network(nn.Module):
 
     @property
     def head(self) -> nn.Linear | None:
-        """The last layer, which makes logits of features; None where there is none."""
-        found = self.network.get_submodule(self.anatomy.head)
-        return found if isinstance(found, nn.Linear) else None
+        """The last layer, which computes the logits; None if it was removed."""
+        layer = self.network.get_submodule(self.anatomy.head)
+        return layer if isinstance(layer, nn.Linear) else None
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, height, width) -> logits (B, K); features (B, F) without a head."""
+        """Compute (B, C, height, width) -> logits (B, K), or features (B, F) without a head."""
         return self.network(images)
 
     def forward_heads(self, images: Tensor) -> tuple[Tensor, ...]:
-        """The logits as the only head's."""
+        """Return the logits of the only head, as a tuple of one."""
         return (self.network(images),)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """(B, C, height, width) -> what the head reads, (B, F)."""
+        """Compute (B, C, height, width) -> the input of the head, (B, F)."""
         return _bare(self.network, self.anatomy.head)(images)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """(B, F) -> logits (B, K); or with `pre_logits` the features as they are."""
+        """Compute (B, F) -> logits (B, K); return the features unchanged with `pre_logits`."""
         return features if pre_logits or self.head is None else self.head(features)
 
 
-def anatomy_of(config: NetworkConfig) -> Anatomy:
-    """What one pass through the network shows of it; nothing is computed, for its tensors have no storage.
+def anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
+    """Find the head and the last feature map by a forward pass on the meta device, which computes no values.
 
     Raises:
-        VitkitError: as `Network`.
+        VitkitError: `Network` raises it.
     """
     return _anatomy_of(config.replace(num_classes=max(config.num_classes, 1), dropout=None, drop_path=None))
 
 
 @lru_cache(maxsize=32)
-def _anatomy_of(config: NetworkConfig) -> Anatomy:
+def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
     network = on_meta(config).eval()
     names = {module: name for name, module in network.named_modules()}
-    passed: list[tuple[nn.Module, tuple[Any, ...], Any]] = []
+    calls: list[_Call] = []
     for module in names:
-        module.register_forward_hook(lambda *call: passed.append(call))
+        module.register_forward_hook(lambda *call: calls.append(call))
     height, width = config.image_size
     try:
         with torch.inference_mode():
             logits = network(torch.empty(1, config.in_channels, height, width, device="meta"))
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
         raise VitkitError(f"{config.full_name} cannot take {height}x{width} pixels: {first_line(error)}") from error
-    for module, given, made in passed:
-        if isinstance(module, nn.Linear) and made is logits and made.shape == (1, config.num_classes):
-            return Anatomy(names[module], given[0].shape[-1], _last_map(passed, names, config.image_size))
+    for module, inputs, output in calls:
+        if isinstance(module, nn.Linear) and output is logits and output.shape == (1, config.num_classes):
+            return NetworkAnatomy(names[module], inputs[0].shape[-1], _last_map(calls, names, config.image_size))
     raise VitkitError(
         f"{config.full_name} does not end in one Linear that makes the logits, so that it cannot be given other classes"
     )
 
 
-def _last_map(
-    passed: list[tuple[nn.Module, tuple[Any, ...], Any]], names: dict[nn.Module, str], image: tuple[int, int]
-) -> str | None:
-    """The last module whose result is a map of more than one place, if what comes after has no places any more.
+_Call = tuple[nn.Module, tuple[Any, ...], Any]  # of a module, with its inputs and its output
 
-    A map is as wide for its height as the image is; the tokens of several heads are not.
+
+def _last_map(calls: list[_Call], names: dict[nn.Module, str], image: tuple[int, int]) -> str | None:
+    """Return the name of the last module whose output is a feature map, unless tokens with positions follow it.
+
+    A feature map has the proportions of the image; the tokens of several heads do not.
     """
-    found = None
-    for module, _, made in passed:
-        shape = made.shape if isinstance(made, Tensor) else ()
+    last = None
+    for module, _, output in calls:
+        shape = output.shape if isinstance(output, Tensor) else ()
         if len(shape) == 4 and shape[2] * shape[3] > 1 and not isinstance(module, _POOLS):
             is_map = abs(shape[2] * image[1] - shape[3] * image[0]) <= max(image)  # not (B, h, w, channels)
-            found = names[module] if is_map else None
-        elif len(shape) == 3 and shape[1] > 1:  # tokens: places go on in another form
-            found = None
-    return found
+            last = names[module] if is_map else None
+        elif len(shape) == 3 and shape[1] > 1:  # tokens, which still have positions
+            last = None
+    return last
 
 
-@lru_cache(maxsize=4)  # one load asks for the source, and again for the target
+@lru_cache(maxsize=4)  # a load needs those of the source and of the target, each more than once
 def shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of a network of this configuration, by the library's names.
+    """Return the shapes of a network's tensors, by the library's names.
 
     Raises:
-        VitkitError: as `Network`.
+        VitkitError: `Network` raises it.
     """
     network, head = on_meta(config), anatomy_of(config).head
     if config.num_classes == 0:
@@ -330,24 +334,21 @@ def shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
-# --- Parts ----------------------------------------------------------------------------------------------------
-
-
 def _bare(network: nn.Module, head: str) -> nn.Module:
-    """The network without its head, of the very same other modules: those on the way to the head are copied, shallow.
+    """Return a network without its head that shares all other modules.
 
-    The network itself is not touched, so that several threads may ask at once.
+    Only the containers of the head are copied. The network does not change, so several threads may use it at once.
     """
-    bare = _shallow(network)
+    bare = _shallow_copy(network)
     *parents, last = head.split(".")
-    place = bare
+    module = bare
     for name in parents:
-        place._modules[name] = place = _shallow(place.get_submodule(name))
-    place._modules[last] = nn.Identity()
+        module._modules[name] = module = _shallow_copy(module.get_submodule(name))
+    module._modules[last] = nn.Identity()
     return bare
 
 
-def _shallow(module: nn.Module) -> nn.Module:
+def _shallow_copy(module: nn.Module) -> nn.Module:
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
     return copied

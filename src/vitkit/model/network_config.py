@@ -1,6 +1,6 @@
-"""What an image classifier of another library is made of: whose it is, its name there, and what may be chosen of it.
+"""`NetworkConfig`: a network of torchvision or timm, by names such as `torchvision:resnet18` and `timm:NAME`.
 
-Nothing here imports torch or the libraries. `torchvision:resnet18` is torchvision's own ResNet-18, `timm:NAME` timm's.
+Nothing here imports torch or these libraries.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ LIBRARIES: tuple[Library, ...] = get_args(Library)
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
-    """A network of torchvision's or timm's. Sizes are in pixels.
+    """The configuration of a network of torchvision or timm. Sizes are in pixels.
 
     Attributes:
-        library: whose it is.
-        name: what it is called there.
-        image_size: of what it is trained and asked on; the weights do not depend on it where the network pools.
-        in_channels: of the images.
-        num_classes: length of the logits; 0: no head, the network returns features.
-        dropout: probability of each of its dropout layers; None: the library's own.
-        drop_path: stochastic depth at the deepest block, the others in the proportion that the library gives them;
-            None: the library's own.
+        library: the library that builds the network.
+        name: the name of the network in its library.
+        image_size: (height, width) of the images; the weights do not depend on it if the network pools.
+        in_channels: the channels of the images.
+        num_classes: the number of logits; 0 for no head, so that the network returns features.
+        dropout: the probability of each dropout layer; None for the library's default.
+        drop_path: the stochastic depth at the deepest block, to which the rates of the others are proportional as the
+            library defines them; None for the library's default.
 
     Raises:
-        VitkitError: a field has a value that cannot be built; the message names the field.
+        VitkitError: no network can be built with the value of a field; the message names the field.
     """
 
     library: Library
@@ -61,19 +61,19 @@ class NetworkConfig:
 
     @property
     def full_name(self) -> str:
-        """As a user writes it: `torchvision:resnet18`."""
+        """The name as users write it: `torchvision:resnet18`."""
         return f"{self.library}:{self.name}"
 
     @property
     def in_words(self) -> str:
-        """Whose it is, for pages."""
+        """A short description, for reports."""
         return f"{self.library}'s {self.name}"
 
     def replace(self, **changes: Any) -> NetworkConfig:
-        """A copy with fields changed.
+        """Return a copy with other values of some fields.
 
         Raises:
-            VitkitError: a field is none of a network's, or its value cannot be built.
+            VitkitError: networks have no such field, or none can be built with its value.
         """
         known = [field.name for field in dataclasses.fields(self) if field.name not in ("library", "name")]
         of_vit = {field.name for field in dataclasses.fields(ViTConfig)}
@@ -84,15 +84,15 @@ class NetworkConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `from_dict` turns them back into an equal configuration."""
+        """Return the fields in plain JSON types, which `from_dict` reads."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> NetworkConfig:
-        """The configuration that `to_dict` wrote.
+        """Create the configuration from the fields that `to_dict` returned.
 
         Raises:
-            VitkitError: a field is unknown or lacking, or its value cannot be built.
+            VitkitError: a field is unknown or missing, or no network can be built with its value.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or not {"library", "name"} <= fields.keys() <= known:
@@ -104,27 +104,27 @@ Config = ViTConfig | NetworkConfig
 
 
 def config_from_dict(fields: Any) -> Config:
-    """What either kind of configuration wrote.
+    """Create a configuration of either kind from the fields that its `to_dict` returned.
 
     Raises:
-        VitkitError: it is neither.
+        VitkitError: they belong to neither kind.
     """
     is_network = isinstance(fields, dict) and "library" in fields
     return NetworkConfig.from_dict(fields) if is_network else ViTConfig.from_dict(fields)
 
 
 def split_network(name: str) -> tuple[Library, str] | None:
-    """Library and name of `torchvision:NAME` or `timm:NAME`; None for whatever else a name may be.
+    """Split `torchvision:NAME` or `timm:NAME` into library and name; return None for any other name.
 
-    What timm calls by a name of vitkit's own is the Vision Transformer of that name, which is vitkit's.
+    None is also returned for a model of timm that is a Vision Transformer of vitkit under the same name.
     """
     for library in LIBRARIES:
-        own = name.removeprefix(f"{library}:")
-        if own != name and own and "@" not in own:  # NAME@FILE is a checkpoint
-            return None if library == "timm" and is_model_name(own.partition(".")[0]) else (library, own)
+        prefix, _, network = name.partition(":")
+        if prefix == library and network and "@" not in network:  # NAME@FILE is a checkpoint
+            return None if library == "timm" and is_model_name(network.partition(".")[0]) else (library, network)
     return None
 
 
 def is_network_name(name: str | None) -> bool:
-    """Whether a name is of another library's network."""
+    """Return whether a name stands for a network of another library."""
     return name is not None and split_network(name) is not None

@@ -1,9 +1,9 @@
-"""Attention and MLP side by side (ViT-22B, arXiv 2302.05442, sec. 2): both read the same normalised tokens.
+"""Attention and MLP in parallel (ViT-22B, arXiv 2302.05442, sec. 2): both read the same normalised tokens.
 
     y = LN(x);  x + MSA(y) + MLP(y)
 
-timm keeps what reads y as one matrix, and under "fused" what is added to x as another; here they are those of attention
-and of the MLP, so that whoever looks into either finds them. The numbers are the same.
+timm stores the input projections of both as one matrix, and for "fused" the output projections as another. Here they
+are separate, so that attention and MLP are the same modules as in other blocks. The results are equal.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from vitkit.model.layers import DropPath, layer_scale, norm_layer
 
 
 class ParallelBlock(nn.Module):
-    """One encoder layer. With `queries` = n it returns the first n tokens alone, having attended to all.
+    """One encoder layer. With `queries` = n it returns only the first n tokens, which still attend to all tokens.
 
     Args:
-        config: whose sizes it has.
-        layer: from 0, on which the rate of stochastic depth depends.
-        attn: what mixes tokens.
-        mlp: what mixes the features of each.
+        config: the configuration of the model.
+        layer: the number of the layer, from 0; the rate of stochastic depth depends on it.
+        attn: the layer that mixes tokens.
+        mlp: the layer that mixes the features of each token.
     """
 
     PARTS: ClassVar = frozenset({"norm1", "attn", "mlp", "ls1", "drop_path1"})
-    order = "beside"  # of the MLP, for whoever computes a block by itself
+    order = "beside"  # see `branches.in_order`
 
     def __init__(self, config: ViTConfig, layer: int, attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.norm1, self.attn, self.mlp, self.ls1 = norm_layer(config), attn, mlp, layer_scale(config)
-        if config.parallel == "fused":  # the MLP's last layer has the bias of both
+        if config.parallel == "fused":  # the bias of both is that of the MLP's last layer
             attn.get_submodule("proj").register_parameter("bias", None)
         self.drop_path1 = DropPath(config.drop_path * layer / max(config.layers - 1, 1))  # the linear rule
 
@@ -47,7 +47,7 @@ class ParallelBlock(nn.Module):
 
 
 _BLOCK = re.compile(r"(blocks\.\d+\.)(.+)")
-_RENAMED = {  # ours, and timm's
+_RENAMED = {  # our names: timm's names
     **{f"norm1.{part}": f"in_norm.{part}" for part in ("weight", "bias")},
     **{f"attn.proj.{part}": f"attn_out_proj.{part}" for part in ("weight", "bias")},
     **{f"mlp.fc2.{part}": f"mlp_out_proj.{part}" for part in ("weight", "bias")},
@@ -57,7 +57,8 @@ _RENAMED = {  # ours, and timm's
     "ls1.gamma": "ls.gamma",
 }
 Joined = tuple[tuple[str, ...], Callable[..., Tensor]]
-_JOINED: dict[str, dict[str, Joined]] = {  # what timm has as one tensor: ours, by the tensors that tell it
+# For each tensor that timm stores as one: our tensors, with the tensors of timm they are cut from and the function.
+_JOINED: dict[str, dict[str, Joined]] = {
     "in_proj.weight": {
         "mlp.fc1.weight": (("in_proj.weight",), lambda whole: whole[: -3 * whole.shape[1]]),
         "attn.qkv.weight": (("in_proj.weight",), lambda whole: whole[-3 * whole.shape[1] :]),
@@ -79,43 +80,43 @@ class Timm:
 
     @staticmethod
     def read(names: Collection[str]) -> dict[str, Joined]:
-        """By our name in every block, those of the tensors that hold ours, and what joins them."""
-        found = [match for name in names if (match := _BLOCK.fullmatch(name))]
-        parts = {match[2] for match in found}
+        """Return, by our name in every block, timm's names and the function that makes our tensor of timm's."""
+        matches = [match for name in names if (match := _BLOCK.fullmatch(name))]
+        parts = {match[2] for match in matches}
         pieces: dict[str, Joined] = {
             ours: ((theirs,), lambda tensor: tensor) for ours, theirs in _RENAMED.items() if theirs in parts
         }
         for theirs, joined in _JOINED.items():
             pieces |= joined if theirs in parts else {}
         return {
-            ahead + ours: (tuple(ahead + each for each in theirs), join)
-            for ahead in {match[1]: None for match in found}
+            prefix + ours: (tuple(prefix + each for each in theirs), join)
+            for prefix in {match[1]: None for match in matches}
             for ours, (theirs, join) in pieces.items()
         }
 
     @staticmethod
     def write(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Our tensors under timm's names."""
+        """Return our tensors under timm's names."""
         tensors = dict(tensors)
-        for ahead in {match[1]: None for name in tensors if (match := _BLOCK.fullmatch(name))}:
-            is_fused, has_bias = f"{ahead}attn.proj.bias" not in tensors, f"{ahead}attn.qkv.bias" in tensors
+        for prefix in {match[1]: None for name in tensors if (match := _BLOCK.fullmatch(name))}:
+            is_fused, has_bias = f"{prefix}attn.proj.bias" not in tensors, f"{prefix}attn.qkv.bias" in tensors
             for theirs, joined in _JOINED.items():
                 if (theirs.startswith("out_proj") and is_fused) or (theirs.startswith("in_proj") and has_bias):
-                    whole = [tensors.pop(ahead + ours) for ours in joined]
-                    tensors[ahead + theirs] = torch.cat(whole, dim=int(theirs == "out_proj.weight"))
-                elif theirs == "in_proj.weight":  # whose MLP has a bias of its own
-                    tensors[ahead + theirs] = torch.cat([tensors.pop(ahead + ours) for ours in joined])
+                    whole = [tensors.pop(prefix + ours) for ours in joined]
+                    tensors[prefix + theirs] = torch.cat(whole, dim=int(theirs == "out_proj.weight"))
+                elif theirs == "in_proj.weight":  # only the MLP has a bias
+                    tensors[prefix + theirs] = torch.cat([tensors.pop(prefix + ours) for ours in joined])
             for ours, theirs in _RENAMED.items():
-                if ahead + ours in tensors:
-                    tensors[ahead + theirs] = tensors.pop(ahead + ours)
+                if prefix + ours in tensors:
+                    tensors[prefix + theirs] = tensors.pop(prefix + ours)
         return tensors
 
     @staticmethod
     def describe(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-        """The model of timm's that has such blocks: their class is no argument.
+        """Return the name of timm's model with such blocks, as timm has no argument for them.
 
         Raises:
-            VitkitError: timm has none.
+            VitkitError: timm has no such model.
         """
         architectures = {
             ("separate", "softmax"): "vit_pwee_patch16_reg1_gap_256",

@@ -1,4 +1,4 @@
-"""What timm's users do with a model, by timm's names: other heads, features of several layers, groups without decay."""
+"""The methods that users of timm expect of a model, under timm's names: other heads, features of several layers."""
 
 from __future__ import annotations
 
@@ -10,56 +10,55 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import canonical
-from vitkit.model.layers import heads
 
 
 class TimmHabits:
-    """Methods of timm's Vision Transformers, for `VisionTransformer`."""
+    """The methods that timm's Vision Transformers have, for `VisionTransformer`."""
 
     @property
     def num_features(self: Any) -> int:
-        """D, of each token."""
+        """D, the number of features of a token."""
         return int(self.config.hidden_size)
 
     @property
     def num_classes(self: Any) -> int:
-        """K, of the logits; 0 without a head."""
+        """K, the number of logits; 0 without a head."""
         return int(self.config.num_classes)
 
     def get_classifier(self: Any) -> Any:
-        """The head; DeiT's two where there are two."""
+        """Return the head, or both heads of a DeiT."""
         if self.head is not None and self.head_dist is not None:
             return self.head, self.head_dist
         return self.head
 
     def reset_classifier(self: Any, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head of zeros (paper, sec. 3.2), without the representation layer; 0 leaves the model without a head.
+        """Replace the head by one of zeros (paper, sec. 3.2), without a representation layer.
 
         Args:
-            num_classes: K.
-            global_pool: what the head is to read: `token`, or `avg` for the mean of the patches; None: as before.
+            num_classes: K; 0 leaves the model without a head.
+            global_pool: the input of the head: `token`, or `avg` for the mean of the patches; None to keep it.
 
         Raises:
             VitkitError: the model cannot have such a head.
         """
         changes = {} if global_pool is None else canonical({"global_pool": global_pool})
         changes |= {"num_classes": num_classes, "representation_size": None}
-        self.config = self.config.replace(class_token=self.config.class_token, **changes)  # its tokens stay
-        at = next(self.parameters())
-        self.pre_logits, self.head, self.head_dist = heads(self.config)
-        for own in (self.pre_logits, self.head, self.head_dist):
-            if own is not None:
-                own.to(at.device, at.dtype)
-                for parameter in own.parameters():
+        self.config = self.config.replace(class_token=self.config.class_token, **changes)  # the tokens stay the same
+        first = next(self.parameters())
+        self._create_heads()
+        for layer in (self.pre_logits, self.head, self.head_dist):
+            if layer is not None:
+                layer.to(first.device, first.dtype)
+                for parameter in layer.parameters():
                     nn.init.zeros_(parameter)
 
     def no_weight_decay(self: Any) -> set[str]:
-        """Parameters that are never decayed: tokens and positions."""
+        """Return the names of the parameters without weight decay: tokens and positions."""
         names = ("cls_token", "dist_token", "reg_token", "pos_embed", "rope")
         return {name for name, _ in self.named_parameters() if name.partition(".")[0] in names}
 
     def set_grad_checkpointing(self: Any, enable: bool = True) -> None:
-        """Whether blocks are computed again in the backward pass, which takes less memory and more time."""
+        """Recompute blocks in the backward pass, or stop doing so; this saves memory and costs time."""
         self.checkpointing = int(enable)
 
     def forward_intermediates(
@@ -72,19 +71,20 @@ class TimmHabits:
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The tokens after some layers, as timm's method of that name gives them.
+        """Return the tokens after some layers, as timm's method of this name does.
 
         Args:
             x: images (B, C, height, width).
-            indices: layers, 0 the first and -1 the last; a number for so many last ones; None for all.
-            return_prefix_tokens: each as a pair with the prefix tokens (B, P, D).
-            norm: with the model's last LayerNorm.
-            stop_early: compute no layer after the last that is asked for.
-            output_fmt: `NCHW`, patches as (B, D, h, w); `NLC`, as (B, h * w, D).
-            intermediates_only: leave out the final tokens.
+            indices: the layers: 0 is the first, -1 the last; a number n for the last n; None for all.
+            return_prefix_tokens: whether each entry is a pair of the patches and the prefix tokens (B, P, D).
+            norm: whether to apply the model's last norm.
+            stop_early: whether to skip the layers after the last of these.
+            output_fmt: `NCHW` for patches as (B, D, h, w), `NLC` for (B, h * w, D).
+            intermediates_only: whether to leave out the final tokens.
 
         Returns:
-            A list, and ahead of it, unless `intermediates_only`, the final tokens (B, N, D), normalised.
+            The final tokens (B, N, D), normalised, and a list with an entry for each layer; only the list with
+            `intermediates_only`.
 
         Raises:
             VitkitError: there is no such layer or format.
@@ -97,11 +97,12 @@ class TimmHabits:
             if not 0 < wanted <= depth:
                 raise VitkitError(f"indices {wanted} of {depth} layers")
             wanted = range(depth - wanted, depth)
-        wanted = sorted({i % depth if -depth <= i < depth else i for i in wanted})  # of others the model tells
+        wanted = sorted({i % depth if -depth <= i < depth else i for i in wanted})  # `forward_layers` refuses others
         last = wanted[-1] if stop_early and wanted else depth - 1
-        *found, end = self.forward_layers(x, [*wanted, last])
-        taken = [self._as_timm(self.norm(own) if norm else own, output_fmt, return_prefix_tokens) for own in found]
-        return taken if intermediates_only else (self.norm(end), taken)
+        *outputs, end = self.forward_layers(x, [*wanted, last])
+        outputs = [self.norm(tokens) if norm else tokens for tokens in outputs]
+        layers = [self._as_timm(tokens, output_fmt, return_prefix_tokens) for tokens in outputs]
+        return layers if intermediates_only else (self.norm(end), layers)
 
     def _as_timm(self: Any, tokens: Tensor, output_fmt: str, with_prefix: bool) -> Tensor | tuple[Tensor, Tensor]:
         prefix, patches = torch.split(tokens, [p := self.config.prefix_tokens, tokens.shape[1] - p], dim=1)

@@ -5,12 +5,13 @@
     z_l  = MLP(LN(z'_l)) + z'_l                          eq. 3   Block, MLP
     y    = LN(z_L^0)                                     eq. 4   VisionTransformer.forward_head
 
-Shapes: B batch, C channels, N tokens, n of them asked for, D hidden size, H heads, D_h head size, h x w patch grid,
-K classes. The names of parameters are timm's, which DeiT, DINO and MAE share; they are public.
+Shapes: B batch, C channels, N tokens, n the first tokens of them that are computed, D hidden size, H heads, D_h head
+size, h x w patch grid, K classes. The names of parameters are those of timm, DeiT, DINO and MAE; they are public.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -25,17 +26,15 @@ from vitkit.model.hybrids import ConvMixer, ConvProjection, ResNetStem
 from vitkit.model.init import initialise
 from vitkit.model.layers import (
     AttentionPool,
-    Computing,
     Dropout,
     DropPath,
+    Head,
     SwiGLU,
     TokenConvolution,
-    extra_tokens,
+    UnitLength,
     gelu,
-    heads,
     layer_scale,
     norm_layer,
-    pooling_mlp,
 )
 from vitkit.model.parallel import ParallelBlock
 from vitkit.model.position import Relative, Rotary, build_positions
@@ -43,9 +42,9 @@ from vitkit.model.timm_habits import TimmHabits
 
 
 class PatchEmbed(nn.Module):
-    """Splits the image into patches and projects each to D features: E of eq. 1, as a convolution with its stride.
+    """Split the image into patches and project each to D features: E of eq. 1, as a convolution.
 
-    In hybrids the patches are those of a ResNet's feature map (sec. 3.1).
+    Hybrids take the patches from the feature map of a ResNet instead (sec. 3.1).
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -72,7 +71,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.scale = config.head_size**-0.5 if config.qk_scale is None else config.qk_scale
-        self.fused = True  # one kernel for eqs. 6-7; False: written out, the same numbers
+        self.fused = True  # compute eqs. 6-7 by one kernel; False: step by step, with the same result
         self.convolve = ConvProjection(config, patches_read) if config.projection == "conv" else None
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
         self.norm = norm_layer(config) if config.attention_norm else nn.Identity()
@@ -80,7 +79,7 @@ class Attention(nn.Module):
         self.attn_drop, self.proj_drop = Dropout(config.attention_dropout), Dropout(config.dropout)
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 5: (B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries` tokens, k and v (B, H, N, D_h)."""
+        """Compute eq. 5: (B, N, D) -> q (B, H, n, D_h) of the first n = `queries` tokens, k and v (B, H, N, D_h)."""
         B, N, D = x.shape
         if queries is None and self.convolve is None:
             return self.qkv(x).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
@@ -94,14 +93,14 @@ class Attention(nn.Module):
         return q, k, v
 
     def matrix(self, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Eq. 6: A (B, H, n, N), each row summing to 1."""
+        """Compute A of eq. 6: (B, H, n, N); each row sums to 1."""
         logits = (q * self.scale) @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias).softmax(dim=-1)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
         q, k, v = self.project(x, queries)
         q, k, bias = (q, k, None) if relative is None else relative(q, k, self.scale)
-        if self.fused and not (self.training and self.attn_drop.rate):  # the kernel draws its own dropout
+        if self.fused and not (self.training and self.attn_drop.rate):  # the kernel would draw other dropout masks
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
         else:
             x = self.attn_drop(self.matrix(q, k, bias)) @ v  # eq. 7: (B, H, n, D_h)
@@ -110,7 +109,10 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them (sec. 3.1); or a gated unit; or with a convolution before the GELU."""
+    """Two linear layers with a GELU between them (sec. 3.1).
+
+    `mlp_kind` "swiglu" replaces the GELU by a gated unit; "conv" adds a convolution over the patches before it.
+    """
 
     def __init__(self, config: ViTConfig, patches_read: bool = True) -> None:
         super().__init__()
@@ -130,13 +132,13 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One encoder layer. With `queries` = n it returns the first n tokens alone, having attended to all."""
+    """One encoder layer. With `queries` = n it returns only the first n tokens, which still attend to all tokens."""
 
     def __init__(self, config: ViTConfig, layer: int) -> None:
         super().__init__()
         self.order = config.norm
         self.norm1 = norm_layer(config)
-        patches_read = layer < config.layers - 1 or config.pool != "token"  # else convolving them is in vain
+        patches_read = layer < config.layers - 1 or config.pool != "token"  # else convolving them has no effect
         self.attn = build_attention(config, layer, patches_read)
         self.ls1, self.ls2 = layer_scale(config), layer_scale(config)
         self.norm2 = norm_layer(config)
@@ -156,7 +158,7 @@ class Block(nn.Module):
 
 
 def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Module:
-    """MSA of eq. 2, or what the configuration has in its place."""
+    """Create the MSA of eq. 2, or the layer that the configuration uses instead."""
     if layer in config.conv_layers:
         return ConvMixer(config)
     if config.attention == "differential":
@@ -165,19 +167,21 @@ def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Mod
 
 
 def build_block(config: ViTConfig, layer: int) -> nn.Module:
-    """Eqs. 2-3, one after the other or side by side."""
+    """Create an encoder layer: eqs. 2-3 in sequence, or in parallel."""
     if config.parallel == "none":
         return Block(config, layer)
     patches_read = layer < config.layers - 1 or config.pool != "token"
     return ParallelBlock(config, layer, build_attention(config, layer, patches_read), MLP(config, patches_read))
 
 
-class VisionTransformer(Computing, TimmHabits, nn.Module):
-    """Images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
+class VisionTransformer(TimmHabits, nn.Module):
+    """The Vision Transformer: images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
 
-    Three attributes change how it is computed, never what: `fused_attention`, `shortcut` (the last block computes only
-    the tokens that the head reads: about 7 % less work at 12 layers) and `checkpointing` (blocks are recomputed in the
-    backward pass to save memory: all where it is True, every n-th where it is n).
+    Three attributes change how the logits are computed, but not their values:
+
+    - `fused_attention`: whether eqs. 6-7 are computed by one kernel.
+    - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers).
+    - `checkpointing`: blocks to recompute in the backward pass, to save memory: True for all, n for every n-th.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -186,24 +190,55 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         self.shortcut = True
         self.checkpointing: int = False
         self.patch_embed = PatchEmbed(config)
-        self.cls_token = extra_tokens(1 if config.class_token else 0, config)
-        self.dist_token = extra_tokens(1 if config.distill_token else 0, config)
-        self.reg_token = extra_tokens(config.registers, config)
+        self.cls_token = _learned_tokens(1 if config.class_token else 0, config)
+        self.dist_token = _learned_tokens(1 if config.distill_token else 0, config)
+        self.reg_token = _learned_tokens(config.registers, config)
         self.pos_embed, self.rel_pos = build_positions(config)
         self.rope = None if config.rotary == "none" else Rotary(config)
         self.pos_drop = Dropout(config.position_dropout)
         self.norm_pre = norm_layer(config) if config.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(build_block(config, layer) for layer in range(config.layers))
-        # In post-norm order the last block has normalised its output already; with fc_norm the pooled vector is.
+        # In post-norm order the last block has already normalised its output; fc_norm normalises the pooled vector.
         is_normalised = config.norm == "post" or config.fc_norm or not config.last_norm
         self.norm = nn.Identity() if is_normalised else norm_layer(config)
-        self.attn_pool = AttentionPool(config, MLP(pooling_mlp(config))) if config.pool == "map" else None
+        self.attn_pool = _attention_pool(config) if config.pool == "map" else None
         self.fc_norm = norm_layer(config) if config.fc_norm else nn.Identity()
-        self.pre_logits, self.head, self.head_dist = heads(config)
+        self._create_heads()
         initialise(self, self.patch_embed.proj, config.init)
 
+    def _create_heads(self) -> None:
+        """Create the representation layer and the head (sec. 3.1), and DeiT's second head, for `self.config`."""
+        config = self.config
+        self.pre_logits: nn.Module = nn.Identity()
+        if config.representation_size is not None:
+            pooled = 2 * config.hidden_size if config.pool == "token+gap" else config.hidden_size
+            is_unit = config.representation == "unit"
+            layer = nn.Linear(pooled, config.representation_size, bias=not is_unit)
+            self.pre_logits = nn.Sequential(OrderedDict(fc=layer, act=UnitLength() if is_unit else nn.Tanh()))
+        has_head, has_second = config.num_classes > 0, config.num_classes > 0 and config.distill_head
+        self.head = Head(config.feature_size, config.num_classes) if has_head else None
+        self.head_dist = Head(config.hidden_size, config.num_classes) if has_second else None
+
+    @property
+    def fused_attention(self) -> bool:
+        """Whether eqs. 6-7 are computed by one kernel; step by step they give the same result."""
+        return all(block.attn.fused for block in self.blocks if hasattr(block.attn, "fused"))
+
+    @fused_attention.setter
+    def fused_attention(self, fused: bool) -> None:
+        for block in self.blocks:
+            if hasattr(block.attn, "fused"):
+                block.attn.fused = fused
+
+    def rebuild_tables(self) -> None:
+        """Compute the fixed tables again, on the device of the parameters, after the model left the meta device."""
+        for module in self.modules():
+            rebuild = getattr(module, "rebuild_tables", None)
+            if module is not self and rebuild is not None:
+                rebuild(self.patch_embed.proj.weight)
+
     def positions(self, layer: int = 0) -> Tensor | None:
-        """E_pos, added to the tokens ahead of a layer: (N, D), or None where the model adds nothing."""
+        """Return E_pos, which is added to the tokens before a layer: (N, D), or None if nothing is added."""
         if self.pos_embed is None:
             return None
         table = layer if self.config.position_at == "every_layer" else 0
@@ -213,22 +248,22 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         return F.pad(self.pos_embed[table], (0, 0, without, 0)) if without else self.pos_embed[table]
 
     def positions_of(self, layer: int) -> tuple[Tensor | None, Relative | None]:
-        """What layer `layer` adds to its tokens, (N, D), and what acts inside its attention."""
+        """Return the positions that a layer adds to its tokens, (N, D), and those that act inside its attention."""
         relative: Relative | None = None if self.rope is None else self.rope(layer)
         if self.rel_pos is not None:
-            relative = self.rel_pos[layer % len(self.rel_pos)]  # of this layer, or of all
+            relative = self.rel_pos[layer % len(self.rel_pos)]  # one for each layer, or one for all
         return None if self.config.position_at == "input" else self.positions(layer), relative
 
     def embed(self, images: Tensor) -> Tensor:
-        """Eq. 1: (B, C, height, width) images -> (B, N, D) tokens.
+        """Compute eq. 1: (B, C, height, width) images -> (B, N, D) tokens.
 
         Raises:
-            VitkitError: the images are not of the model's channels and size.
+            VitkitError: the images have other channels or another size than the model expects.
         """
         return self.place(self.patches_of(images))
 
     def patches_of(self, images: Tensor) -> Tensor:
-        """x_p E of eq. 1, the embedded patches alone: (B, C, height, width) -> (B, h*w, D); raises as `embed`."""
+        """Embed the patches, x_p E of eq. 1: (B, C, height, width) -> (B, h*w, D). Raises the errors of `embed`."""
         expected = (self.config.in_channels, *self.config.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise VitkitError(
@@ -238,7 +273,7 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         return self.patch_embed(images)
 
     def place(self, patches: Tensor) -> Tensor:
-        """The rest of eq. 1: embedded patches (B, h*w, D) behind the class token, with positions (B, N, D)."""
+        """Compute the rest of eq. 1: put the class token before the patches (B, h*w, D), add positions: (B, N, D)."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens if token is not None]
         x = torch.cat([*prefix, patches], dim=1)  # (B, N, D)
@@ -246,14 +281,14 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         return self.norm_pre(self.pos_drop(x if positions is None else x + positions))
 
     def encode(self, tokens: Tensor, queries: int | None = None) -> Tensor:
-        """Eqs. 2-3 through all layers: (B, N, D) -> (B, N, D), or the first `queries` tokens (B, n, D)."""
+        """Apply all layers, eqs. 2-3: (B, N, D) -> (B, N, D), or only the first `queries` tokens, (B, n, D)."""
         last = len(self.blocks) - 1
         for i in range(len(self.blocks)):
             tokens = self.layer(i, tokens, queries if i == last else None)
         return tokens
 
     def layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
-        """Layer i, with its positions: (B, N, D) -> (B, N, D), or the first `queries` tokens (B, n, D)."""
+        """Apply layer i with its positions: (B, N, D) -> (B, N, D), or only the first `queries` tokens, (B, n, D)."""
         positions, relative = self.positions_of(i)
         x = x if positions is None else x + positions
         if self.checkpointing and i % self.checkpointing == 0 and self.training:
@@ -261,21 +296,32 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         return self.blocks[i](x, queries, relative)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, height, width) -> logits (B, K), the mean of both heads for DeiT; features (B, D) without a head."""
+        """Compute the logits of images: (B, C, height, width) -> (B, K).
+
+        A DeiT returns the mean of its two heads; a model without a head returns features (B, D).
+        """
         return self.forward_head(self._head_tokens(images))
 
     def forward_heads(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, C, height, width) -> the logits (B, K) of each head: class head, then DeiT's distillation head."""
+        """Compute the logits (B, K) of each head: the class head, then DeiT's distillation head."""
         return self._logits(self._head_tokens(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """(B, C, height, width) -> all tokens (B, N, D), prefix first; normalised, unless `fc_norm` is to do it."""
+        """Compute all tokens of images: (B, C, height, width) -> (B, N, D), the prefix tokens first.
+
+        They are normalised, unless the model normalises after pooling instead (`fc_norm`).
+        """
         return self.norm(self.encode(self.embed(images)))
 
     def forward_layers(
         self, images: Tensor, layers: Sequence[int] | None = None, normalise: bool = False
     ) -> list[Tensor]:
-        """The tokens after each named layer (0 is the first, -1 the last; all by default), (B, N, D) each.
+        """Compute the tokens after each of these layers, (B, N, D) each.
+
+        Args:
+            images: (B, C, height, width).
+            layers: 0 is the first layer, -1 the last; None for all.
+            normalise: whether to apply the model's last norm to each.
 
         Raises:
             VitkitError: there is no such layer.
@@ -293,7 +339,7 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         return [outputs[layer] for layer in wanted]
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        """Eq. 4: normalised tokens (B, N, D) -> logits (B, K), or with `pre_logits` what the head reads (B, D)."""
+        """Compute eq. 4: normalised tokens (B, N, D) -> logits (B, K), or with `pre_logits` the head's input (B, D)."""
         outputs = self._features(tokens) if pre_logits else self._logits(tokens)
         return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
 
@@ -302,7 +348,7 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         return self.norm(tokens)  # (B, n, D)
 
     def _features(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """What each head reads, (B, D) each."""
+        """Return the input of each head, (B, D) each."""
         if self.config.distill_head:
             return tokens[:, 0], tokens[:, 1]
         if self.config.pool == "token":
@@ -316,3 +362,13 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         heads = [head for head in (self.head, self.head_dist) if head is not None]
         features = self._features(tokens)
         return tuple(head(x) for head, x in zip(heads, features, strict=True)) if heads else features
+
+
+def _learned_tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
+    """Create learned tokens that precede the patches, (1, number, D); None if there are none."""
+    return nn.Parameter(torch.zeros(1, number, config.hidden_size)) if number else None
+
+
+def _attention_pool(config: ViTConfig) -> AttentionPool:
+    mlp_size = config.pool_mlp_size or config.mlp_size
+    return AttentionPool(config, MLP(config.replace(mlp_size=mlp_size, mlp_norm=False, proj_bias=True)))

@@ -14,7 +14,7 @@ from vitkit.language.zero_shot import look_for_words
 from vitkit.model import build
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, is_model_name
-from vitkit.model.network import check_rates, own_rates
+from vitkit.model.network import check_rates, native_rates
 from vitkit.model.network_config import Config, NetworkConfig, is_network_name, split_network
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.system.progress import Progress
@@ -90,7 +90,7 @@ def presets_of(config: NetworkConfig) -> dict[str, Any]:
 
     What the library drops by itself stays; every weight learns at the same rate.
     """
-    return {"layer_decay": 1.0, **own_rates(config)}
+    return {"layer_decay": 1.0, **native_rates(config)}
 
 
 def refuse_other_network(config: ViTConfig | NetworkConfig, recipe: Recipe) -> None:
