@@ -12,14 +12,15 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 import vitkit
-from vitkit.verbs import fields
+from vitkit.training import recipe
+from vitkit.training.pretraining.options import PretrainingFields
 
 TAKES: dict[Callable[..., Any], Any] = {
-    vitkit.train: fields.RecipeFields,
-    vitkit.pretrain: fields.PretrainingFields,
-    vitkit.compare: fields.ComparedFields,
-    vitkit.lab: fields.ComparedFields,
-    vitkit.plan: fields.PlannedFields,
+    vitkit.train: recipe.RecipeFields,
+    vitkit.pretrain: PretrainingFields,
+    vitkit.compare: recipe.ComparedFields,
+    vitkit.lab: recipe.ComparedFields,
+    vitkit.plan: recipe.PlannedFields,
 }
 
 

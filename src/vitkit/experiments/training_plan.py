@@ -25,9 +25,9 @@ from vitkit.profiling.accelerators import Accelerator, accelerator_names, find_a
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
-from vitkit.training.recipe import Recipe, Request, build, overlay, unfold
+from vitkit.training.recipe import PlannedFields, Recipe, Request, build, overlay, unfold
 from vitkit.training.recipe_files import bundled, load_fields
-from vitkit.verbs.fields import PlannedFields, add_recipe_fields
+from vitkit.verbs.fields import add_recipe_fields
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ that is not in the table acts in every training.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.training.adapters import check_patch_dropout
 from vitkit.training.architecture import check_network, network_of, presets_of
-from vitkit.training.recipe import Recipe, Request, with_fields
+from vitkit.training.recipe import ON_BACKBONE, ON_PICTURES, ON_STEPS, Recipe, Request, with_fields
 
 DEFAULT_MODEL = "vit_small_patch16_224"
 FEW = 40  # training images per class, below which a new head on frozen features generalises better than a whole model
@@ -141,18 +142,9 @@ class Condition:
     needs: str
 
 
-_AUGMENTED = (
-    *("crop_scale", "hflip", "rotate", "translate", "zoom", "shear"),
-    *("color_jitter", "rand_augment", "random_erasing"),
-)
-
 _OFF: dict[str, Any] = {  # the value at which a field asks for nothing, so that it is accepted everywhere
-    **dict.fromkeys(("lp_ft", "find_lr", "decay_all"), False),
-    **dict.fromkeys(("views", "rand_augment"), 0),
-    **dict.fromkeys(("weight_decay", "warmup", "min_lr", "clip_grad", "ema", "swa", "label_smoothing"), 0.0),
-    **dict.fromkeys(("dropout", "attention_dropout", "drop_path", "patch_dropout", "mixup", "cutmix"), 0.0),
-    **dict.fromkeys(("rotate", "translate", "zoom", "shear", "color_jitter", "random_erasing"), 0.0),
-    **dict.fromkeys(("swa_lr", "patience", "time", "teacher"), None),
+    **{field.name: field.default for field in dataclasses.fields(Recipe) if not field.default},  # 0, False or None
+    **dict.fromkeys(("weight_decay", "warmup", "clip_grad", "label_smoothing", "drop_path", "color_jitter"), 0.0),
     "hflip": False,
     "crop_pct": 1.0,
     "crop_scale": (0.0, 0.0),
@@ -196,16 +188,10 @@ def _table() -> dict[str, tuple[Condition, ...]]:
     cropped = Condition(
         lambda recipe: recipe.fit in (None, "crop"), "is the part that a centre crop keeps, and fit {fit} crops nothing"
     )
-    of_steps = (
-        *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
-        *("warmup", "clip_grad", "ema", "swa", "label_smoothing", "teacher", "mixup", "cutmix", "keep", "patience"),
-        *("compile", "logger"),
-    )
-    of_backbone = (*("layer_decay", "dropout", "attention_dropout", "drop_path", "patch_dropout", "checkpointing"),)
     return {
-        **dict.fromkeys(of_steps, (steps,)),
-        **dict.fromkeys(of_backbone, (backbone,)),
-        **dict.fromkeys(_AUGMENTED, (pictures,)),
+        **dict.fromkeys(ON_STEPS, (steps,)),
+        **dict.fromkeys(ON_BACKBONE, (backbone,)),
+        **dict.fromkeys(ON_PICTURES, (pictures,)),
         "balance": (steps,),
         "lora_rank": (_method("lora"),),
         "views": (_method("probe"),),

@@ -19,10 +19,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
@@ -636,3 +636,122 @@ def name_of(recipe: Recipe) -> str:
     """What to call the model: its name, or that of the weights it starts from, and what of it was changed."""
     name = recipe.model or Path(recipe.weights).name
     return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"
+
+
+# --- What a new field is named in, besides the class -----------------------------------------------------------------
+
+ON_STEPS = (  # fields that act in the steps of a training
+    *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
+    *("warmup", "clip_grad", "ema", "swa", "label_smoothing", "teacher", "mixup", "cutmix", "keep", "patience"),
+    *("compile", "logger"),
+)
+ON_BACKBONE = ("layer_decay", "dropout", "attention_dropout", "drop_path", "patch_dropout", "checkpointing")
+ON_PICTURES = (  # fields that change the pictures in training; `data.augment.Augment` has the same fields
+    *("crop_scale", "hflip", "rotate", "translate", "zoom", "shear"),
+    *("color_jitter", "rand_augment", "random_erasing"),
+)
+OF_LABELS = (  # fields about learning from labels, or for classifiers alone, which pre-training does not take
+    *("labels", "method", "lora_rank", "lp_ft", "head_from", "views", "find_lr", "layer_decay", "ema", "swa", "swa_lr"),
+    *("label_smoothing", "teacher", "distillation", "distill_alpha", "distill_temperature", "patch_dropout"),
+    *("mixup", "cutmix", "balance", "prior", "folds", "monitor", "strategy", "select_time"),
+)
+
+# The fields as keywords, for type checkers and editors. A test holds them equal to the fields of the class.
+
+
+class SharedFields(TypedDict, total=False):
+    """Fields of every kind of training."""
+
+    model_fields: Mapping[str, Any] | None
+    image_size: int | None
+    weights: str | Path | Sequence[str]
+    init: Literal["trunc_normal", "reference"]
+    epochs: int
+    time: str | None
+    batch_size: int
+    grad_accum: int
+    optimizer: Literal["adamw", "adam", "sgd"]
+    lr: float
+    weight_decay: float
+    decay_all: bool
+    momentum: float
+    beta2: float
+    schedule: Literal["cosine", "linear", "constant"]
+    step_per: Literal["step", "epoch"]
+    warmup: float
+    min_lr: float
+    clip_grad: float
+    dropout: float
+    attention_dropout: float
+    drop_path: float
+    fit: Literal["crop", "pad", "squash"] | None
+    crop_pct: float | None
+    interpolation: Literal["bicubic", "bilinear", "lanczos", "nearest"] | None
+    crop_scale: tuple[float, float]
+    hflip: bool
+    rotate: float
+    translate: float
+    zoom: float
+    shear: float
+    color_jitter: float
+    rand_augment: int
+    random_erasing: float
+    layout: LayoutName
+    split: tuple[float, float, float]
+    split_from: str | Path | None
+    group_by: str | None
+    max_images: int | None
+    keep: Literal["best", "last", "every"]
+    patience: int | None
+    logger: Literal["auto", "tensorboard", "csv", "wandb", "mlflow", "none"]
+    precision: Literal["auto", "float32", "bfloat16"]
+    seed: int
+    split_seed: int | None
+    device: DeviceName
+    checkpointing: str
+    compile: Literal["auto", "on", "off"]
+    cache: Literal["auto", "ram", "disk", "none"]
+    workers: int | None
+
+
+class ComparedFields(SharedFields, total=False):
+    """Fields that `vitkit.compare` and `vitkit.lab` give to all their trainings."""
+
+    method: Literal["auto", "probe", "probe-sgd", "lora", "full", "scratch"]
+    lora_rank: int
+    lp_ft: bool
+    head_from: Literal["auto", "names", "zero"]
+    views: int
+    find_lr: bool
+    layer_decay: float
+    ema: float
+    swa: float
+    swa_lr: float | None
+    label_smoothing: float
+    teacher: str | Path | None
+    distillation: Literal["hard", "soft", "soft-deit"]
+    distill_alpha: float
+    distill_temperature: float
+    patch_dropout: float
+    mixup: float
+    cutmix: float
+    labels: str | Path | None
+    balance: Literal["auto", "loss", "sampler", "none"]
+    prior: Literal["data", "uniform"]
+    monitor: Literal["val_acc", "val_loss"]
+
+
+class PlannedFields(ComparedFields, total=False):
+    """Fields that `vitkit.plan` takes."""
+
+    model: str | None
+    devices: int | None
+    nodes: int | None
+    folds: int | None
+    strategy: Literal["auto", "ddp", "fsdp"]
+
+
+class RecipeFields(PlannedFields, total=False):
+    """Fields of a recipe that `vitkit.train` takes; `data` is a parameter."""
+
+    select_time: str | None

@@ -13,6 +13,7 @@ in the test if nobody had doubted it: it stays there with the label that it had,
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -282,17 +283,8 @@ def _preprocess(recipe: Recipe, own: Preprocess) -> Preprocess:
 
 def augment_of(recipe: Recipe) -> Augment:
     """The random changes that a recipe asks for."""
-    return Augment(
-        crop_scale=None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale,
-        hflip=recipe.hflip,
-        rotate=recipe.rotate,
-        translate=recipe.translate,
-        zoom=recipe.zoom,
-        shear=recipe.shear,
-        color_jitter=recipe.color_jitter,
-        rand_augment=recipe.rand_augment,
-        random_erasing=recipe.random_erasing,
-    )
+    strengths: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augment)}
+    return Augment(**strengths | {"crop_scale": None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale})
 
 
 def choose_device(recipe: Recipe) -> str:

@@ -13,10 +13,10 @@ from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import METRICS, RECIPE, REPORT
 from vitkit.text.arguments import check_arguments
-from vitkit.training.pretraining.options import OF_LABELS, OtherDefaults, Pretraining
-from vitkit.training.recipe import Recipe, build, overlay, unfold
+from vitkit.training.pretraining.options import OtherDefaults, Pretraining, PretrainingFields
+from vitkit.training.recipe import OF_LABELS, Recipe, build, overlay, unfold
 from vitkit.training.recipe_files import load_fields
-from vitkit.verbs.fields import PretrainingFields, add_recipe_fields
+from vitkit.verbs.fields import add_recipe_fields
 from vitkit.verbs.inputs import check_data, path_of, watchers
 from vitkit.verbs.result import Result
 

@@ -15,9 +15,9 @@ from vitkit.evaluation.headline import Headline, counted_figures, headline_of, v
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
-from vitkit.training.recipe import Recipe, Request, build, overlay, unfold
+from vitkit.training.recipe import Recipe, RecipeFields, Request, build, overlay, unfold
 from vitkit.training.recipe_files import departures, load_fields, published, request_of
-from vitkit.verbs.fields import RecipeFields, add_recipe_fields
+from vitkit.verbs.fields import add_recipe_fields
 from vitkit.verbs.inputs import check_data, path_of, watchers
 from vitkit.verbs.result import Result
 

@@ -37,8 +37,8 @@ from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
-from vitkit.training.recipe import build
-from vitkit.verbs.fields import ComparedFields, add_recipe_fields
+from vitkit.training.recipe import ComparedFields, build
+from vitkit.verbs.fields import add_recipe_fields
 from vitkit.verbs.inputs import check_choice
 from vitkit.verbs.result import Result
 

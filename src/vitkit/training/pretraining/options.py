@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from vitkit.errors import VitkitError
 from vitkit.text.fields import Between, check_ranges, hints_of, settle_types
+from vitkit.training.recipe import SharedFields
 
 Target = Literal["auto", "normalised", "pixels", "colour", "colour-4x4"]
 
@@ -111,9 +112,15 @@ def parted(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return own, {name: value for name, value in fields.items() if name not in own}
 
 
-# Fields of a recipe that say how labels are learned, or what only classifiers can do.
-OF_LABELS = (
-    *("labels", "method", "lora_rank", "lp_ft", "head_from", "views", "find_lr", "layer_decay", "ema", "swa", "swa_lr"),
-    *("label_smoothing", "teacher", "distillation", "distill_alpha", "distill_temperature", "patch_dropout"),
-    *("mixup", "cutmix", "balance", "prior", "folds", "monitor", "strategy", "select_time"),
-)
+class PretrainingFields(SharedFields, total=False):
+    """Fields that `vitkit.pretrain` takes."""
+
+    model: str | None
+    devices: int | None
+    nodes: int | None
+    objective: Literal["mae", "masked-patch"]
+    mask: float | None
+    target: Target
+    decoder_layers: int | None
+    decoder_width: int | None
+    unlabelled: bool

@@ -57,8 +57,8 @@ from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, d
 from vitkit.training.pretraining.mae import MaskedAutoencoding
 from vitkit.training.pretraining.masked_patch import MaskedPatchPrediction
 from vitkit.training.pretraining.network import SelfSupervised, patchify, unpatchify
-from vitkit.training.pretraining.options import KINDS, OF_LABELS, Pretraining, parted
-from vitkit.training.recipe import Recipe, build, name_of, overlay, unfold, without_places
+from vitkit.training.pretraining.options import KINDS, Pretraining, parted
+from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run import Prepared, Work, drive, drive_again, tell, write_start
 from vitkit.training.run_folder import (
