@@ -109,7 +109,7 @@ def test_split_digests_and_findings_are_those_of_the_folder(tmp_path: Path, pack
     shutil.copy(data / "a" / "a_0.png", data / "a" / "copy.png")
     (data / "b" / "bad.png").write_bytes(b"no picture")
     tables = [read_source(data), read_source(pack(data))]  # type: ignore[operator]
-    found = [examine(table, progress=lambda *_: None) for table in tables]
+    found = [examine(table) for table in tables]
     assert found[0].facts == found[1].facts
     assert list(found[1].unreadable.items()) == list(found[0].unreadable.items())
     digests = [read_digests(table, lambda *_: None) for table in tables]

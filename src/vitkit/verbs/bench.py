@@ -175,11 +175,11 @@ def bench(
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     folder, notes = path_of(out), Notes(note)
     with _sole_out(folder, force=force):
-        built = _model(model, notes, progress)
-        opened = _open(built, asked, wanted, min(sizes), progress, device)
+        built = _model(model, notes)
+        opened = _open(built, asked, wanted, min(sizes), device)
         for left_out, reason in opened.missing.items():
             notes(f"{left_out} is left out: {reason}")
-        results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, progress, device)]
+        results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, device)]
         if folder is not None:
             _write(folder, name, results)
     return Benchmark(name, _machine(), rounds, tuple(results), dict(opened.missing), folder, tuple(notes.lines))
@@ -211,19 +211,17 @@ def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
         yield
 
 
-def _model(model: str | Path | Classifier, note: Say, progress: Progress) -> Model:
+def _model(model: str | Path | Classifier, note: Say) -> Model:
     is_name = is_model_name(str(model)) or is_network_name(str(model))
     if isinstance(model, (str, Path)) and is_name and not Path(model).exists():
         from vitkit.model.build import config_of
         from vitkit.profiling.speed import random_model
 
         return random_model(config_of(str(model)))
-    return open_model(model, note, progress, "cpu").model
+    return open_model(model, note, "cpu").model
 
 
-def _measure(
-    model: Model, opened: Opened, batch: int, rounds: int, progress: Progress, device: str
-) -> Iterator[dict[str, Any]]:
+def _measure(model: Model, opened: Opened, batch: int, rounds: int, device: str) -> Iterator[dict[str, Any]]:
     """A row for each of those that are opened."""
     import torch
 
@@ -231,30 +229,23 @@ def _measure(
     from vitkit.system.environment import choose_device
 
     place = torch.device(choose_device(device))
-    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, progress, place)
+    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, place)
     eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
     for contender, speed in zip(opened.contenders, speeds, strict=True):
         taken = opened.memory[contender.key]
         yield row(speed, {_RATIO: eager}) | {"memory_mib": None if taken is None else round(taken / 2**20)}
 
 
-def _open(
-    model: Model,
-    backends: list[str] | None,
-    precisions: list[str],
-    batch: int,
-    progress: Progress,
-    device: str,
-) -> Opened:
+def _open(model: Model, backends: list[str] | None, precisions: list[str], batch: int, device: str) -> Opened:
     """Those asked for, and eager float32 ahead of them: the others are measured by it."""
     from vitkit.inference.backends.registry import BACKENDS
     from vitkit.profiling.speed import Opened, open_backends
 
     images = _images(model, batch)
-    first = open_backends(model, [("eager", "float32")], images, progress, device)
+    first = open_backends(model, [("eager", "float32")], images, device)
     asked = backends or list(BACKENDS)
     wanted = [(backend, precision) for backend in asked for precision in precisions]
-    rest = open_backends(model, [own for own in wanted if own != ("eager", "float32")], images, progress, device)
+    rest = open_backends(model, [own for own in wanted if own != ("eager", "float32")], images, device)
     if backends is not None and rest.missing:
         name, reason = next(iter(rest.missing.items()))
         raise VitkitError(f"--backends {name.split()[0]} does not work here: {reason}")

@@ -121,14 +121,14 @@ def doctor(
     if is_list_of_suspects(data):
         if layout != "auto" or (fit, crop_pct) != ("crop", _CROP):
             raise VitkitError(f"{data} lists doubtful labels: --layout, --fit and --crop-pct have nothing to act on")
-        return doubtful_labels(Path(data), out, labels, data_root, progress, force=force)
+        return doubtful_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
         raise VitkitError("--data-root says where the pictures of a run's label_errors.csv are: leave it out")
-    table = read_corrected(str(data), labels, progress, layout)
+    table = read_corrected(str(data), labels, layout)
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
     with sole_out(out, force=force):
-        diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct), progress)
+        diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct))
         if out is not None:
             from vitkit.reporting.dataset_report import write_checkup
 
@@ -241,13 +241,7 @@ class DoubtfulLabels(Result):
 
 
 def doubtful_labels(
-    file: Path,
-    out: Path | None,
-    labels: Path | None,
-    data_root: Path | None,
-    progress: Progress,
-    *,
-    force: bool,
+    file: Path, out: Path | None, labels: Path | None, data_root: Path | None, *, force: bool
 ) -> DoubtfulLabels:
     """The labels of a list on which nobody has decided yet, and a page of their pictures.
 
@@ -256,7 +250,6 @@ def doubtful_labels(
         out: the page; None: none is written.
         labels: a label file, whose rows decide.
         data_root: the folder that holds the run's images now.
-        progress: told what is being done.
         force: write over `out`.
 
     Raises:
@@ -293,23 +286,21 @@ def doubtful_labels(
         held_out=sum(table.splits[i] == judged for i in images),
         notes=tuple(notes),
         out=out,
-        changed=_changed(set(images), table, split, data_root, progress),
+        changed=_changed(set(images), table, split, data_root),
     )
     if out is not None:
-        _write(out, found, table, split, data_root, progress, force=force)
+        _write(out, found, table, split, data_root, force=force)
     return found
 
 
-def _changed(
-    images: Collection[int], table: ImageTable, split: Path, data_root: Path | None, progress: Progress
-) -> str:
+def _changed(images: Collection[int], table: ImageTable, split: Path, data_root: Path | None) -> str:
     """What is to be said of those of the images that are no longer what they were, where they can be seen."""
     from vitkit.data.split_file import images_of_run, look_over, read_contents
 
     if data_root is None and not table.root.exists():
         return ""
-    own = images_of_run(split, data_root, progress).take(sorted(images))
-    _, changes = look_over(own, read_contents(split) if data_root is None else {}, None, progress)
+    own = images_of_run(split, data_root).take(sorted(images))
+    _, changes = look_over(own, read_contents(split) if data_root is None else {}, None)
     return changes.text if changes else ""
 
 
@@ -327,21 +318,14 @@ def _is_decided(own: Suspect, images: list[int], table: ImageTable, decided: set
 
 
 def _write(
-    out: Path,
-    found: DoubtfulLabels,
-    before: ImageTable,
-    split: Path,
-    data_root: Path | None,
-    progress: Progress,
-    *,
-    force: bool,
+    out: Path, found: DoubtfulLabels, before: ImageTable, split: Path, data_root: Path | None, *, force: bool
 ) -> None:
     from vitkit.data.split_file import images_of_run, look_over, read_contents
     from vitkit.reporting.dataset_report import write_suspects
 
-    table = images_of_run(split, data_root, progress)
+    table = images_of_run(split, data_root)
     if data_root is None:
-        table, _ = look_over(table, read_contents(split), None, progress)
+        table, _ = look_over(table, read_contents(split), None)
     check_out(out, (".html",), [str(table.root)])
     place = dict(zip(before.paths, table.paths, strict=True))
     files = [table.at(place.get(own.path, own.path)) for own in found.suspects]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
 from vitkit.text.fields import Between
@@ -156,9 +156,9 @@ def embed(
     if not paths:
         raise VitkitError("there is no image to embed: name some")
     with sole_out(out, force=force):
-        classifier = open_model(model, notes, progress, device, preprocess)
+        classifier = open_model(model, notes, device, preprocess)
         classifier.preprocess.check_known()
-        found = _embed(classifier, held or paths, what, batch_size, progress)
+        found = _embed(classifier, held or paths, what, batch_size)
         named_so = None if given is None else tuple(given[path] for path in found.paths)
         if out is not None:
             _write(out, found, what, named_so)
@@ -208,7 +208,7 @@ def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -
         check_out(out, (".npz",), source_folders(sources))
 
 
-def _embed(classifier: Classifier, images: Sequence[Source], what: What, batch_size: int, progress: Progress) -> _Found:
+def _embed(classifier: Classifier, images: Sequence[Source], what: What, batch_size: int) -> _Found:
     found = _Found(len(images))
     for done, (path, outcome) in enumerate(classifier.embed(images, what, batch_size), start=1):
         found.add(path, outcome)

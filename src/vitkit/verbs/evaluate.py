@@ -19,7 +19,7 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, headline_of, value_of
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
@@ -243,10 +243,10 @@ def evaluate(
     folder = Path(model) if isinstance(model, (str, Path)) else None
     out, data_root = path_of(out), path_of(data_root)
     notes = Notes(note)
-    opened = open_for_labels(model, classes, templates, notes, progress, preprocess)
+    opened = open_for_labels(model, classes, templates, notes, preprocess)
     with ExitStack() as hold:
-        own = _of_run(folder, data, layout, data_root, progress)
-        table = _table(own, data, labels, layout, notes, progress)
+        own = _of_run(folder, data, layout, data_root)
+        table = _table(own, data, labels, layout, notes)
         classifier = opened(table)
         classifier.preprocess.check_known()
         if own is not None and classes is None:
@@ -256,19 +256,19 @@ def evaluate(
             _ = classifier.model  # the report looks inside; an exported file says that it has none
         changes = None
         if own is not None and folder is not None:
-            table, changes = _look_over(folder, table, split, data_root, notes, progress)
-        proposals = _proposals(folder, own, table, split, progress)
+            table, changes = _look_over(folder, table, split, data_root, notes)
+        proposals = _proposals(folder, own, table, split)
         way = (backend, precision, plan, merge, device)
-        judged, classifier = _ask(classifier, table, proposals, split, way, notes, progress)
+        judged, classifier = _ask(classifier, table, proposals, split, way, notes)
         if own is not None and folder is not None:
             judged = _as_own(judged, classifier, folder, own)
         outcome = judged.before
-        seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
+        seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, is_own=data is None)
         numbers = _figures(classifier, judged, seen, doubt, changes)
         findings = findings_of(outcome, numbers)
         for finding in findings:
             notes(finding)
-        report = None if out is None else _write(out, classifier, outcome, table, numbers, findings, progress)
+        report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
     return EvaluationResult(outcome, numbers, table.root, classifier.computed, report, tuple(notes.lines))
 
 
@@ -279,7 +279,6 @@ def _write(
     table: ImageTable,
     numbers: dict[str, Any],
     findings: list[str],
-    progress: Progress,
 ) -> Path:
     """The report, and the files beside it."""
     from vitkit.reporting.evaluation_report import write_evaluation
@@ -295,7 +294,6 @@ def _ask(
     split: str | None,
     way: tuple[str, str, str, int, str],
     note: Say,
-    progress: Progress,
 ) -> tuple[ProposalEvaluation, Classifier]:
     """The answers, and the classifier as it computed them: by backend, precision, plan, merging and device."""
     from vitkit.evaluation import metrics
@@ -308,9 +306,7 @@ def _ask(
     return evaluate_before(classifier, table, name, proposals, partial(progress, "evaluating")), classifier
 
 
-def _proposals(
-    run: Path | None, own: ImageTable | None, table: ImageTable, split: str | None, progress: Progress
-) -> tuple[Proposal, ...]:
+def _proposals(run: Path | None, own: ImageTable | None, table: ImageTable, split: str | None) -> tuple[Proposal, ...]:
     """The labels of the images that models proposed, by the label file, and by what the run in a folder suggests."""
     from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
     from vitkit.data.seen import read_digests
@@ -323,7 +319,7 @@ def _proposals(
         return find_proposals(table, digests_of_run(run, own), earlier)
     name = split or held_out_split(table)
     rows = table if name == "all" else table.of_split(name)
-    return find_proposals(rows, read_digests(rows, progress), earlier)
+    return find_proposals(rows, read_digests(rows), earlier)
 
 
 def _as_own(judged: ProposalEvaluation, classifier: Classifier, run: Path, table: ImageTable) -> ProposalEvaluation:
@@ -340,7 +336,7 @@ def _as_own(judged: ProposalEvaluation, classifier: Classifier, run: Path, table
 
 
 def _seen(
-    classifier: Classifier, source: object, table: ImageTable, split: str, progress: Progress, *, is_own: bool
+    classifier: Classifier, source: object, table: ImageTable, split: str, *, is_own: bool
 ) -> tuple[dict[str, str] | None, str]:
     """What the weights had seen of the images, None where no record tells; and why there may be more of them."""
     from vitkit.data.seen import PictureRecord
@@ -348,7 +344,7 @@ def _seen(
 
     if classifier.pictures is None:
         return None, ""
-    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_of_run=is_own)
+    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, is_of_run=is_own)
 
 
 def _figures(
@@ -363,7 +359,7 @@ def _figures(
 
 
 def _look_over(
-    folder: Path, table: ImageTable, split: str | None, root: Path | None, note: Say, progress: Progress
+    folder: Path, table: ImageTable, split: str | None, root: Path | None, note: Say
 ) -> tuple[ImageTable, Changes]:
     """The run's images without those that are no longer what they were, which are told.
 
@@ -375,7 +371,7 @@ def _look_over(
 
     # Under another root images have been found by their content, whatever their paths are now.
     contents = read_contents(folder / SPLIT) if root is None else {}
-    table, changes = look_over(table, contents, (split or held_out_split(table),), progress)
+    table, changes = look_over(table, contents, (split or held_out_split(table),))
     if changes:
         if len(changes.changed) + len(changes.missing) == changes.images:
             changes.refuse()
@@ -383,9 +379,7 @@ def _look_over(
     return table, changes
 
 
-def _of_run(
-    folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None, progress: Progress
-) -> ImageTable | None:
+def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None) -> ImageTable | None:
     """The images that the run in a folder remembers, where they are what is asked about; None where `data` is."""
     if data is not None:
         if root is not None:
@@ -400,8 +394,8 @@ def _of_run(
         raise VitkitError("a classifier in memory does not remember its data: name it")
     if not (folder / SPLIT).is_file():
         raise VitkitError(f"{folder} does not remember its data; name it: vitkit eval {folder} DATA")
-    table = images_of_run(folder / SPLIT, root, progress)
-    return replace(table, proposals=proposals_of_run(folder, table, progress))
+    table = images_of_run(folder / SPLIT, root)
+    return replace(table, proposals=proposals_of_run(folder, table))
 
 
 def _check_order(classifier: Classifier, own: ImageTable) -> None:
@@ -418,12 +412,7 @@ def _check_order(classifier: Classifier, own: ImageTable) -> None:
 
 
 def _table(
-    own: ImageTable | None,
-    data: str | Path | None,
-    labels: str | Path | None,
-    layout: LayoutName,
-    note: Say,
-    progress: Progress,
+    own: ImageTable | None, data: str | Path | None, labels: str | Path | None, layout: LayoutName, note: Say
 ) -> ImageTable:
     """The images to evaluate on, as a label file has them: the run's own, or `data`."""
     from vitkit.data.corrections import correct, read_corrected
@@ -431,7 +420,7 @@ def _table(
 
     if own is None:
         assert data is not None
-        table = read_corrected(data, labels, progress, layout)
+        table = read_corrected(data, labels, layout)
     else:
         table = own if labels is None else correct(own, read_labels(labels), may_add=False)
     for line in (*table.unmatched, *table.corrections):

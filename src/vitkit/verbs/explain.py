@@ -17,7 +17,7 @@ from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import by_layer, method_names
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import without_place
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import (
@@ -75,7 +75,7 @@ class Anatomy(Result):
         return f"<Anatomy: {self._drawn}>"
 
 
-def draw_anatomy(classifier: Classifier, paths: list[str], out: Path, progress: Progress) -> Anatomy:
+def draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatomy:
     """Draw what the model allows into the folder `out`; without images, what needs none.
 
     Raises:
@@ -87,7 +87,7 @@ def draw_anatomy(classifier: Classifier, paths: list[str], out: Path, progress: 
     from vitkit.text.html import image, write_page
 
     vit_of(classifier.model, "--anatomy")
-    images, said = _read_images(classifier, paths, progress)
+    images, said = _read_images(classifier, paths)
     pieces: list[str] = []
     arrays: dict[str, Any] = {}
     for name, part in _parts(classifier, images).items():
@@ -111,7 +111,7 @@ def draw_anatomy(classifier: Classifier, paths: list[str], out: Path, progress: 
     return Anatomy(page, arrays, tuple(said))
 
 
-def _read_images(classifier: Classifier, paths: list[str], progress: Progress) -> tuple[Tensor | None, list[str]]:
+def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | None, list[str]]:
     """What the model is shown, (B, C, height, width), and what there is to say of it."""
     import torch
 
@@ -343,14 +343,14 @@ def explain(
             raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
     found: Explanations | Anatomy
     with sole_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
-        classifier = open_model(model, notes, progress, device, preprocess)
+        classifier = open_model(model, notes, device, preprocess)
         if paths:
             classifier.preprocess.check_known()
         if anatomy:
-            found = draw_anatomy(classifier, paths, folder, progress)
+            found = draw_anatomy(classifier, paths, folder)
         else:
             root = _common_root(paths, source_folders(names))
-            found = _explain_images(classifier, paths, root, folder, (method, target, layer), progress)
+            found = _explain_images(classifier, paths, root, folder, (method, target, layer))
     return replace(found, notes=tuple(notes.lines))
 
 
@@ -365,12 +365,7 @@ def _check(out: Path | None, sources: list[str], *, anatomy: bool) -> Path:
 
 
 def _explain_images(
-    classifier: Classifier,
-    paths: list[str],
-    root: str,
-    out: Path,
-    how: tuple[Method, str | int, int | None],
-    progress: Progress,
+    classifier: Classifier, paths: list[str], root: str, out: Path, how: tuple[Method, str | int, int | None]
 ) -> Explanations:
     """Explain each image into a folder of its own, named as it lies below `root`."""
     from vitkit.data.decode import UnreadableImageError

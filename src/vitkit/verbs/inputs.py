@@ -21,7 +21,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
 from vitkit.system.files import exclusive, exclusive_in, is_empty
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import one_of
 from vitkit.weights.formats.registry import pixel_owners
@@ -45,11 +45,7 @@ PREPROCESS = (  # what `preprocess` may be, on the command line
 
 
 def open_model(
-    model: str | Path | Classifier,
-    note: Say,
-    progress: Progress = silent,
-    device: str | None = None,
-    preprocess: PreprocessLike | None = None,
+    model: str | Path | Classifier, note: Say, device: str | None = None, preprocess: PreprocessLike | None = None
 ) -> Classifier:
     """The classifier that is meant.
 
@@ -57,7 +53,6 @@ def open_model(
         model: run or model folder, checkpoint of any published layout, exported file or published name; or the
             classifier itself.
         note: told what had to be assumed of it, a line each.
-        progress: of loading.
         device: where its model is to be; None: where it is. A classifier in memory is not moved, but copied.
         preprocess: how images are read, in the place of what the model says or is assumed to read.
 
@@ -74,7 +69,7 @@ def open_model(
 
         found: Classifier = _reading(load_exported(model), preprocess, note)
     else:
-        found = load_noting(model, note, progress, preprocess=preprocess)
+        found = load_noting(model, note, preprocess=preprocess)
     return found if device is None else found.to(device)
 
 
@@ -105,16 +100,12 @@ def _copy_on(classifier: Classifier, device: str) -> Classifier:
 
 
 def load_noting(
-    source: str | Path,
-    note: Say,
-    progress: Progress,
-    image_size: tuple[int, int] | None = None,
-    preprocess: PreprocessLike | None = None,
+    source: str | Path, note: Say, image_size: tuple[int, int] | None = None, preprocess: PreprocessLike | None = None
 ) -> Classifier:
     """As `weights.load`; what had to be assumed is noted, a line each."""
     from vitkit.weights import load
 
-    classifier = load(source, image_size=image_size, preprocess=preprocess, progress=progress)
+    classifier = load(source, image_size=image_size, preprocess=preprocess)
     assert classifier.report is not None
     for caveat in classifier.report.caveats():
         note(caveat)

@@ -101,7 +101,7 @@ def search(
         raise VitkitError("there is no text to look for")
     notes = Notes(note)
     paths, _ = find_pictures(named(sources), notes)
-    own = open_words(model, notes, progress)
+    own = open_words(model, notes)
     asked = own.vectors([text])[0].numpy()  # (P,)
     similar: dict[str, float] = {}
     errors: dict[str, str] = {}

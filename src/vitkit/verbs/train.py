@@ -196,15 +196,7 @@ def train(
         if named := [name for name, value in files.items() if value is not None]:
             raise VitkitError(f"train_dataset takes the place of files: leave out {named[0]}")
         return _train_on_datasets(
-            (train_dataset, val_dataset, class_names, preprocess),
-            {**fields},
-            recipe,
-            out,
-            force,
-            resume,
-            say,
-            progress,
-            watching,
+            (train_dataset, val_dataset, class_names, preprocess), {**fields}, recipe, out, force, resume, say, watching
         )
     if val_dataset is not None or class_names is not None or preprocess is not None:
         raise VitkitError("val_dataset, class_names and preprocess go with train_dataset")
@@ -213,7 +205,7 @@ def train(
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
         from vitkit.training import run
 
-        return TrainingRun(run.resume(resume, path_of(data_root), **watching, say=say, progress=progress))
+        return TrainingRun(run.resume(resume, path_of(data_root), **watching, say=say))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
     chosen: dict[str, Any] = {**fields} if data is None else {**fields, "data": str(data)}
@@ -225,7 +217,7 @@ def train(
     from vitkit.training import run
 
     resolution = {"notes": notes, "named": tuple(chosen)}
-    folder = run.train(request, out, force=force, **resolution, **watching, say=say, progress=progress)
+    folder = run.train(request, out, force=force, **resolution, **watching, say=say)
     return TrainingRun(folder)
 
 
@@ -246,14 +238,13 @@ def _train_on_datasets(
     force: bool,
     resume: str | Path | None,
     say: Say,
-    progress: Progress,
     watching: dict[str, Any],
 ) -> TrainingRun:
     from vitkit.data.user_datasets import Datasets
     from vitkit.training.run import OF_FILES, resume_on, train_on
     from vitkit.training.run_folder import Observers
 
-    observers = Observers(say, progress, **watching)
+    observers = Observers(say, **watching)
     if resume is None:
         # What a recipe file says of files is of no account here; what the caller says of them is refused.
         read = {} if recipe is None else load_fields(recipe)

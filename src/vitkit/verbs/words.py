@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.data.csv_rows import refuse_encoding
 from vitkit.errors import VitkitError
-from vitkit.system.progress import Progress, Say
+from vitkit.system.progress import Say
 from vitkit.text.cells import JOINT, listed
 from vitkit.verbs.inputs import open_model
 
@@ -28,7 +28,6 @@ def open_named(
     classes: str | Sequence[str] | None,
     templates: Sequence[str],
     note: Say,
-    progress: Progress,
     *,
     one: bool | None,
     preprocess: PreprocessLike | None = None,
@@ -40,7 +39,6 @@ def open_named(
         classes: as of `named_classes`; None: those of the model.
         templates: sentences with {} where the name goes; none: as published.
         note: told what was assumed, a line each, and how probabilities are made.
-        progress: of loading.
         one: as of `ImagesAndWords.classifier`.
         preprocess: how images are read, in the place of what the model says or is assumed to read.
 
@@ -50,8 +48,8 @@ def open_named(
     if classes is None:
         if templates or one is not None:
             raise VitkitError(f"{'--template' if templates else '--one'} is for classes by name: give --classes too")
-        return open_model(model, note, progress, preprocess=preprocess)
-    classifier = open_words(model, note, progress, preprocess).classifier(named_classes(classes), templates, one=one)
+        return open_model(model, note, preprocess=preprocess)
+    classifier = open_words(model, note, preprocess).classifier(named_classes(classes), templates, one=one)
     _tell_of_names(classifier, note)
     return classifier
 
@@ -61,7 +59,6 @@ def open_for_labels(
     classes: str | Sequence[str] | None,
     templates: Sequence[str],
     note: Say,
-    progress: Progress,
     preprocess: PreprocessLike | None = None,
 ) -> Callable[[ImageTable], Classifier]:
     """As `open_named`, for labelled images, from which the classifier is had: classes by name are theirs, each of them.
@@ -72,11 +69,11 @@ def open_for_labels(
         VitkitError: as `open_named`; and once it is asked, a name is of no images, or a class of images is not named.
     """
     if classes is None:
-        opened = open_named(model, None, templates, note, progress, one=None, preprocess=preprocess)
+        opened = open_named(model, None, templates, note, one=None, preprocess=preprocess)
         return lambda _table: opened
     from vitkit.language.zero_shot import spoken
 
-    words = open_words(model, note, progress, preprocess)
+    words = open_words(model, note, preprocess)
     names = spoken([name.strip() for name in named_classes(classes)])
 
     def named(table: ImageTable) -> Classifier:
@@ -101,9 +98,7 @@ def _tell_of_names(classifier: Classifier, note: Say) -> None:
     note(f"{len(classifier.classes)} classes by name, as {used}; {how}")
 
 
-def open_words(
-    model: str | Path | Classifier, note: Say, progress: Progress, preprocess: PreprocessLike | None = None
-) -> ImagesAndWords:
+def open_words(model: str | Path | Classifier, note: Say, preprocess: PreprocessLike | None = None) -> ImagesAndWords:
     """A model of images and words.
 
     Raises:
@@ -113,7 +108,7 @@ def open_words(
 
     if not isinstance(model, (str, Path)):
         raise VitkitError("words need the files of CLIP or SigLIP, not a classifier in memory: give their folder")
-    found = read_images_and_words(model, progress, preprocess=preprocess)
+    found = read_images_and_words(model, preprocess=preprocess)
     assert found.images.report is not None
     for caveat in found.images.report.caveats():
         note(caveat)
