@@ -179,7 +179,7 @@ def test_a_published_recipe_says_what_of_its_model_is_changed() -> None:
 def test_training_and_create_model_mean_the_same(table: ImageTable) -> None:
     changes: dict[str, Any] = {"position": "relative", "layers": 2, "mlp_ratio": 2, "in_channels": 1, "pool": "gap"}
     recipe = runs.quick(table.root, model_fields=changes, drop_path=0.0)
-    begun = blueprint_of(recipe, table.classes, quiet)
+    begun = blueprint_of(recipe, table.classes)
     assert begun.config == package.create_model(str(recipe.model), 3, **changes).config
     assert (begun.preprocess.mean, begun.preprocess.size) == ((0.5,), (16, 16)), "grey pictures"
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_built_is_refused_before_pictures_are_read(table: ImageTa
         ({"in_channels": 4}, "in_channels must be 3, or 1"),
     ):
         with pytest.raises(VitkitError, match=told):
-            blueprint_of(runs.quick(table.root, model_fields=changes), table.classes, quiet)
+            blueprint_of(runs.quick(table.root, model_fields=changes), table.classes)
 
 
 def test_the_run_records_its_model_and_goes_on_with_no_other(photos: Path, table: ImageTable, tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_the_identity_of_a_run_has_each_field_of_its_model(table: ImageTable) ->
 
 def from_weights(weights: Path, table: ImageTable, **changes: Any) -> Classifier:
     recipe = Recipe(data=str(table.root), weights=str(weights), method="full", model_fields=changes)
-    classifier = new_classifier(blueprint_of(recipe, table.classes, quiet), table, "hash")
-    begun = blueprint_of(recipe, table.classes, quiet)
+    classifier = new_classifier(blueprint_of(recipe, table.classes), table, "hash")
+    begun = blueprint_of(recipe, table.classes)
     assert (begun.config, begun.preprocess) == (classifier.model.config, classifier.preprocess)
     return classifier
 
@@ -313,7 +313,7 @@ def test_weights_of_a_name_are_refused_before_they_are_fetched(
     with pytest.raises(
         VitkitError, match="vit_tiny_patch16_224 has position learned_1d, and its weights can follow no"
     ):
-        blueprint_of(recipe, table.classes, quiet)
+        blueprint_of(recipe, table.classes)
 
 
 # --- The command line -----------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ class SourceKind:
         suffixes: of its files, in small letters; none: it is a folder.
         has_layout: whether its folders may be classes or splits (`--layout`).
         storage: what gives the bytes of the images in a file of this kind; None: they are files that it leads to.
+        read_unlabelled: the function (name, path) -> ImageTable that takes all images of a source as one class; None
+            if its images have no meaning without labels.
     """
 
     name: str
@@ -52,6 +54,7 @@ class SourceKind:
     suffixes: tuple[str, ...] = ()
     has_layout: bool = False
     storage: Callable[[Path], Storage] | None = None
+    read_unlabelled: Callable[[str, Path], ImageTable] | None = None
 
 
 SOURCE_KINDS: dict[str, SourceKind] = {}
@@ -256,17 +259,21 @@ def read_unlabelled(data: str | Path) -> ImageTable:
         from vitkit.data import named
 
         root = named.materialise(str(data))
-    if isinstance(storage_at(root), archive.Archive):
-        return archive.read_unlabelled_archive(str(data), root)
-    if not root.is_dir():
+    kind = kind_of(root) if root.exists() else None
+    if kind is None or kind.read_unlabelled is None:
         raise VitkitError(f"no such folder: {data}; pictures without labels are those below a folder")
+    return kind.read_unlabelled(str(data), root)
+
+
+def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
+    """All pictures below a folder, as a table of one class without splits."""
     overlooked = Overlooked()
     paths = tuple(images_below(root, overlooked))
     if not paths:
         told = "".join(f"; {line}" for line in overlooked.lines(root))
-        raise VitkitError(f"no images below {data}{told}")
+        raise VitkitError(f"no images below {name}{told}")
     return ImageTable(
-        name=str(data),
+        name=name,
         root=root.resolve(),
         classes=(UNLABELLED,),
         paths=paths,
@@ -282,13 +289,23 @@ def read_unlabelled(data: str | Path) -> ImageTable:
 def has_no_folders(data: str | Path) -> bool:
     """Whether a folder's pictures all lie in the folder itself."""
     root = Path(data)
-    if isinstance(storage_at(root), archive.Archive):
-        return not any("/" in key for key in archive.read_unlabelled_archive(str(data), root).paths)
-    return root.is_dir() and bool(paths := images_below(root, Overlooked())) and not any("/" in path for path in paths)
+    kind = kind_of(root) if root.exists() else None
+    if kind is None or kind.read_unlabelled is None:
+        return False
+    if root.is_dir():
+        paths = images_below(root, Overlooked())
+        return bool(paths) and not any("/" in path for path in paths)
+    return not any("/" in key for key in kind.read_unlabelled(str(data), root).paths)
 
 
 for _row in (
-    SourceKind("folder", "a folder with one sub-folder of images per class", read_folders, has_layout=True),
+    SourceKind(
+        "folder",
+        "a folder with one sub-folder of images per class",
+        read_folders,
+        has_layout=True,
+        read_unlabelled=_read_unlabelled_folder,
+    ),
     SourceKind("list", "a CSV", read_list, (".csv", ".tsv")),
     SourceKind(
         "archive",
@@ -297,6 +314,7 @@ for _row in (
         archive.SUFFIXES,
         has_layout=True,
         storage=archive.Archive,
+        read_unlabelled=archive.read_unlabelled_archive,
     ),
 ):
     register(_row)

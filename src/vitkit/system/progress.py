@@ -36,10 +36,15 @@ def progress(what: str, done: int, total: int | None) -> None:
     _RECEIVER.get()(what, done, total)
 
 
+def receiver() -> Progress:
+    """Return the receiver in force, for work that other threads do: they do not know of it."""
+    return _RECEIVER.get()
+
+
 @contextmanager
-def reporting_to(receiver: Progress) -> Iterator[None]:
+def reporting_to(target: Progress) -> Iterator[None]:
     """Send the progress of a `with` block to a receiver, in this thread."""
-    before = _RECEIVER.set(receiver)
+    before = _RECEIVER.set(target)
     try:
         yield
     finally:
@@ -49,6 +54,6 @@ def reporting_to(receiver: Progress) -> Iterator[None]:
 @contextmanager
 def reporting_within(label: str) -> Iterator[None]:
     """Put a label such as "run 2 of 6" before what a `with` block reports."""
-    receiver = _RECEIVER.get()
-    with reporting_to(lambda what, done, total: receiver(f"{label}: {what}", done, total)):
+    outer = receiver()
+    with reporting_to(lambda what, done, total: outer(f"{label}: {what}", done, total)):
         yield

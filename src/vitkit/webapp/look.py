@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from vitkit.data.decode import picture_of
 from vitkit.errors import VitkitError
+from vitkit.explanation.methods import HEADS, METHODS
 from vitkit.model_folder import DESCRIPTION
 from vitkit.webapp.workspace import Workspace
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _SIDE = 1200  # pixels of the longer side of a picture that is shown
 _KEPT = 2  # models
 _SHOWN = 20  # classes
-_WITH_METHODS = ("gradient", "rollout", "raw", "gradient-attention", "occlusion")  # one map each
+_WITH_METHODS = tuple(name for name in METHODS if name != HEADS)  # one map each
 _LEVELS = 255
 
 

@@ -33,7 +33,7 @@ from vitkit import __version__
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.environment import cache_folder, offline
 from vitkit.system.files import from_json, write_json
-from vitkit.system.progress import progress
+from vitkit.system.progress import progress, receiver
 from vitkit.text.fields import settle_types
 
 
@@ -363,6 +363,8 @@ def _reporting(what: str) -> type[Any]:
     """A progress bar as the hub's library wants one, that draws nothing and tells `progress` instead."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
+    report = receiver()  # the hub's library downloads in threads
+
     class Reporting(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **fields: Any) -> None:
             super().__init__(*args, **{**fields, "file": _Nowhere(), "disable": False})
@@ -370,7 +372,7 @@ def _reporting(what: str) -> type[Any]:
         def update(self, n: float | None = 1) -> bool | None:
             shown = super().update(n)
             if self.unit == "B":  # others count files
-                progress(what, int(self.n), int(self.total or 0))
+                report(what, int(self.n), int(self.total or 0))
             return shown
 
     return Reporting
