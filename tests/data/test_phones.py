@@ -22,7 +22,7 @@ from vitkit.data import decode as module
 from vitkit.data.decode import UnreadableImageError, decode, read_picture
 from vitkit.data.doctor.examine import examine
 from vitkit.data.image_cache import bytes_of
-from vitkit.data.opening import decoders
+from vitkit.data.decode import decoders
 from vitkit.data.sources import read_source
 
 KINDS = ["heic", "avif"] if features.check("avif") else ["heic"]

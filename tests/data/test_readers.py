@@ -85,7 +85,7 @@ def test_other_processes_find_and_remember_the_same(
 def test_a_picture_that_is_too_large_for_one_of_several_is_looked_at_here(
     files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "LEAST", 4 * 2**20)
+    monkeypatch.setattr(readers, "LEAST_BUDGET", 4 * 2**20)
     assert look(files) == truth
     assert here == ["large.png"]
 

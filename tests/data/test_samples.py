@@ -14,7 +14,7 @@ from PIL import Image
 from photos import noise, save
 from tiffs import write_png, write_tiff
 from vitkit.data import decode as decoding
-from vitkit.data.decode import LEAST, Room, decode, read_picture, warn_of_doubt
+from vitkit.data.decode import LEAST_BUDGET, MemoryBudget, decode, read_picture, warn_of_doubt
 from vitkit.data.doctor.examine import examine
 from vitkit.data.sources import read_source
 
@@ -147,8 +147,7 @@ def test_the_significant_bits_of_a_png_are_its_upper_ones(tmp_path: Path) -> Non
 def test_strips_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiff(tmp_path / "a.tif", ramp("<u2", 4095), t281=(3, 4095))
     whole = grey(path)
-    for module in ("vitkit.data.samples.STRIP", "vitkit.data.decode.STRIP"):
-        monkeypatch.setattr(module, 100)
+    monkeypatch.setattr(decoding, "STRIP", 100)
     np.testing.assert_array_equal(grey(path), whole)
 
 
@@ -178,7 +177,7 @@ def test_a_doubt_is_said_once_a_folder(tmp_path: Path, caplog: pytest.LogCapture
 def test_no_more_is_decoded_at_a_time_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [save(noise(100, 100, i), tmp_path / f"{i}.png") for i in range(8)]
     one = 100 * 100 * 8
-    monkeypatch.setattr(decoding, "ROOM", Room(2 * one))
+    monkeypatch.setattr(decoding, "DECODE_BUDGET", MemoryBudget(2 * one))
     lock, inside, most = threading.Lock(), 0, 0
 
     def look(path: Path) -> None:
@@ -202,7 +201,7 @@ def test_no_more_is_decoded_at_a_time_than_there_is_room_for(tmp_path: Path, mon
 
 
 def test_a_picture_larger_than_the_room_has_it_alone_and_one_thread_never_waits_for_itself() -> None:
-    room = Room(10)
+    room = MemoryBudget(10)
     with room.share() as take, room.share() as again:
         take(10**6)
         again(10**6)
@@ -211,7 +210,7 @@ def test_a_picture_larger_than_the_room_has_it_alone_and_one_thread_never_waits_
 
 
 def test_what_failed_gives_its_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "ROOM", Room(1))
+    monkeypatch.setattr(decoding, "DECODE_BUDGET", MemoryBudget(1))
     path = save(noise(164, 164), tmp_path / "a.png")
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(decoding.UnreadableImageError):
@@ -223,7 +222,7 @@ def test_what_failed_gives_its_room_back(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_room_is_known_without_being_told() -> None:
-    room = Room()
+    room = MemoryBudget()
     with room.share() as take:
-        take(LEAST)
+        take(LEAST_BUDGET)
     assert Image.MAX_IMAGE_PIXELS is None or Image.MAX_IMAGE_PIXELS > 0

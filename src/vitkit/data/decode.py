@@ -1,39 +1,59 @@
-"""The one image decoder: every command turns a file into pixels here, so none can disagree about them.
+"""The one image decoder: every command turns a file into pixels here, so that no two commands disagree about them.
 
-How much memory pictures may take at a time: threads that would take more wait until others are done.
+`decode` and `read_picture` are the way in. Below them are, in this order: opening a file (which formats are accepted),
+samples of more than 8 bits (which number is black and which is white), and the memory budget that threads share.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import logging
 import math
 import os
+import struct
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO, Any, BinaryIO, Literal
 
-from PIL import ExifTags, Image, UnidentifiedImageError
+import numpy as np
+import numpy.typing as npt
+import PIL
+from PIL import (  # plugins register themselves; importing all 42 of Pillow's takes three times as long
+    AvifImagePlugin,  # noqa: F401
+    BmpImagePlugin,  # noqa: F401
+    ExifTags,
+    GifImagePlugin,  # noqa: F401
+    Image,
+    ImageFile,
+    JpegImagePlugin,  # noqa: F401
+    PngImagePlugin,  # noqa: F401
+    PpmImagePlugin,  # noqa: F401
+    TiffImagePlugin,  # noqa: F401
+    UnidentifiedImageError,
+    WebPImagePlugin,  # noqa: F401
+    features,
+)
 
-from vitkit.data.image_cache import available_memory
-from vitkit.data.opening import QUIET, open_picture
-from vitkit.data.samples import STRIP, Samples, read_samples, stretch_bytes, strips, to_grey
 from vitkit.data.storage import Place, stored_at
 from vitkit.data.storage import UnreadableImageError as UnreadableImageError
 from vitkit.errors import ShortageError, are_files_short, is_memory_short
 from vitkit.text.cells import visible
 
-MAX_PIXELS = 178_956_970  # Pillow's own limit for what may be a decompression bomb
+MAX_PIXELS = 178_956_970  # Pillow's limit, above which a file may be a decompression bomb
+STRIP = 2**20  # pixels that are converted at a time
 _WHITE = (255, 255, 255, 255)
-_RGB_BYTES = 4  # of a pixel, as Pillow keeps it
-_READER_BYTES = {"AVIF": 5, "HEIF": 8}  # of a pixel, that a reader holds beside Pillow's
-_BESIDE = 2**26  # bytes that a reader may take beside its pixels
-_TIFF_MEMORY = "decoder error -9"  # how Pillow's reader of TIFF says that it can have no memory
+_RGB_BYTES = 4  # bytes per pixel of an RGB image in Pillow
+_READER_BYTES = {"AVIF": 5, "HEIF": 8}  # bytes per pixel that a reader holds in addition to Pillow's image
+_READER_OVERHEAD = 2**26  # bytes that a reader may need in addition to its pixels
+_TIFF_MEMORY = "decoder error -9"  # the message of Pillow's TIFF reader when an allocation fails
 
-
-_TURNS = {
+_TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -44,98 +64,20 @@ _TURNS = {
 }
 _SIDEWAYS = (5, 6, 7, 8)
 
-
-LEAST = 2**30  # bytes that are shared out however little memory seems to be free
-_UNCOUNTED = 2**16  # bytes of a picture that is not worth the counting
-
-
-class NoRoomError(Exception):
-    """A picture is larger than this process may decode."""
-
-
-class Room:
-    """So many bytes of decoded pictures at a time, in all threads of a process.
-
-    A picture that is larger than the whole room has it alone. A thread that has a share is not made to wait for more,
-    so that threads never wait in a circle.
-
-    Args:
-        size: bytes; None: a quarter of the memory that is free when it first matters, `LEAST` at least.
-    """
-
-    def __init__(self, size: int | None = None) -> None:
-        self._size, self._most = size, math.inf
-        self.clear()
-
-    def limit(self, most: int) -> None:
-        """Refuse what is larger, from now on, in the place of waiting until it has the room alone."""
-        self._size = self._most = most
-
-    def clear(self) -> None:
-        """Forget what is held: a process that was forked has none of the threads that held it."""
-        self._changed, self._held, self._own = threading.Condition(), 0, threading.local()
-
-    @contextmanager
-    def share(self) -> Iterator[Callable[[int], None]]:
-        """A function that takes bytes, waiting for them if need be; they are given back when the block ends.
-
-        It raises NoRoomError for more than the limit, where there is one.
-        """
-        taken = 0
-
-        def take(size: int) -> None:
-            nonlocal taken
-            if size > self._most:
-                raise NoRoomError
-            if size < _UNCOUNTED:
-                return
-            with self._changed:
-                if not self._mine:
-                    self._changed.wait_for(lambda: self._held == 0 or self._fits(self._held + size))
-                self._held, self._own.held = self._held + size, self._mine + size
-                taken += size
-
-        try:
-            yield take
-        finally:
-            if taken:
-                with self._changed:
-                    self._held, self._own.held = self._held - taken, self._mine - taken
-                    self._changed.notify_all()
-
-    @property
-    def _mine(self) -> int:
-        held: int = getattr(self._own, "held", 0)
-        return held
-
-    def _fits(self, size: int) -> bool:
-        if self._size is None:
-            if size <= LEAST:
-                return True
-
-            self._size = max(LEAST, available_memory() // 4)
-        return size <= self._size
-
-
-ROOM = Room()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=ROOM.clear)
-
-
-_TELLING = threading.Lock()
-_TOLD: set[Path] = set()  # folders
+_WARNING = threading.Lock()
+_WARNED_FOLDERS: set[Path] = set()
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture and what its file said about it.
+    """A decoded picture with the properties of its file.
 
     Attributes:
         image: upright, in RGB.
-        format, mode: Pillow's names for what was in the file.
-        width, height: pixels of the upright picture in the file, however small it was decoded.
-        is_animated: the file has more frames than the one that was taken.
-        doubt: what the file does not say about its numbers, so that it may be meant darker or lighter; else None.
+        format, mode: Pillow's names for the format and mode of the file.
+        width, height: pixels of the upright picture in the file, even if it was decoded at a smaller scale.
+        is_animated: the file has several frames, of which the first was used.
+        doubt: why the picture may have been meant darker or lighter, where the file leaves that open; else None.
     """
 
     image: Image.Image
@@ -148,112 +90,112 @@ class Picture:
 
 
 def decode(path: str | Place, short_side: int | None = None) -> Image.Image:
-    """The picture in a file, upright and in RGB.
+    """Decode a file to an upright RGB picture.
 
-    EXIF orientation is applied, transparency lands on white, numbers of more than 8 bits are scaled by what the file
-    says of them (`data.samples`), and of several frames the first is taken.
+    EXIF orientation is applied, transparency is composited on white, samples of more than 8 bits are scaled by the
+    range that the file states (see `Samples`), and the first of several frames is used.
 
     Args:
-        path: the file, or the image of a storage.
-        short_side: pixels that the caller will resize the short side to. A large JPEG is then decoded at the smallest
+        path: the file, or an image in a storage.
+        short_side: pixels to which the caller will resize the short side. A large JPEG is then decoded at the smallest
             scale that leaves at least twice as many, which costs a quarter of the time at 12 megapixels.
 
     Raises:
-        UnreadableImageError: the file is missing, is no picture, is damaged, or has more pixels than MAX_PIXELS.
-        ShortageError: the machine has too little memory for it now, or too many files open.
+        UnreadableImageError: the file is missing, is not an image, is damaged, or has more pixels than MAX_PIXELS.
+        ShortageError: the machine has too little free memory, or too many open files.
     """
     return read_picture(path, short_side).image
 
 
 def read_picture(path: str | Place, short_side: int | None = None) -> Picture:
-    """As `decode`, with what the file said about its picture."""
+    """Decode a file as `decode` does, and return the properties of the file as well."""
     with picture_of(path, short_side) as picture:
         return picture
 
 
 @contextmanager
 def picture_of(path: str | Place, short_side: int | None = None, content: bytes | None = None) -> Iterator[Picture]:
-    """As `read_picture`, for a block that makes something smaller of it.
+    """Decode a file as `read_picture` does, for a block that reduces the picture to something smaller.
 
-    Threads that read large pictures at a time wait for one another, until the block that has the memory is done.
+    The picture counts towards the memory budget until the block ends: other threads wait with their large pictures.
 
     Args:
         path: the file.
-        short_side: as for `decode`.
-        content: what is in the file, where it has been read already.
+        short_side: see `decode`.
+        content: the bytes of the file, if they have been read already.
     """
-    with ROOM.share() as take:
+    with DECODE_BUDGET.share() as take:
         yield _read(path, short_side, content, take)
 
 
 def _read(path: str | Place, short_side: int | None, content: bytes | None, take: Callable[[int], None]) -> Picture:
     size = 0
     try:
-        if content is None and (kept := stored_at(path)) is not None:
-            content = kept.storage.open(kept.key).read()
+        if content is None and (stored := stored_at(path)) is not None:
+            content = stored.storage.open(stored.key).read()
         source = str(path) if content is None else io.BytesIO(content)
         with QUIET, open_picture(source) as image:
             _check_pixels(image.size)
-            stored, mode = image.size, image.mode
+            file_size, mode = image.size, image.mode
             is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             if short_side is not None and image.format in ("JPEG", "MPO") and min(image.size) >= 4 * short_side:
                 _draft(image, 2 * short_side)
-            samples = read_samples(image)
-            beside = _RGB_BYTES + _READER_BYTES.get(str(image.format), 0)
-            size = image.width * image.height * (_stored_bytes(image.mode) + beside)
+            samples = _read_samples(image)
+            working_bytes = _RGB_BYTES + _READER_BYTES.get(str(image.format), 0)
+            size = image.width * image.height * (_bytes_per_pixel(image.mode) + working_bytes)
             take(size)
             image.load()
-            width, height = stored[::-1] if _orientation(image) in _SIDEWAYS else stored
+            width, height = file_size[::-1] if _orientation(image) in _SIDEWAYS else file_size
             rgb, doubt = _to_rgb(upright(image), samples, is_png=image.format == "PNG")
             return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt)
-    except (UnreadableImageError, NoRoomError):
+    except (UnreadableImageError, OverBudgetError):
         raise
-    except Exception as error:  # whatever a format's reader trips over, the file is unreadable, or the machine short
-        refuse_shortage(path, error, size)
+    except Exception as error:  # a reader may raise anything: the file is unreadable, or the machine is short
+        raise_if_short(path, error, size)
         raise UnreadableImageError(reason(path, error, content)) from error
 
 
 def warn_of_doubt(path: str | Place, picture: Picture) -> None:
-    """Log what is doubtful about a picture's brightness, for the first such picture of each folder."""
+    """Log why a picture's brightness is doubtful, once per folder."""
     if picture.doubt is None:
         return
     folder = Path(str(path)).parent
-    with _TELLING:
-        is_new = folder not in _TOLD
-        _TOLD.add(folder)
+    with _WARNING:
+        is_new = folder not in _WARNED_FOLDERS
+        _WARNED_FOLDERS.add(folder)
     if is_new:
         text = f"note: {path} is read darker or lighter than meant, perhaps, and others beside it: {picture.doubt}"
         logging.getLogger(__name__).warning("%s", visible(text))
 
 
-def refuse_shortage(path: str | Place, error: Exception, size: int = 0) -> None:
-    """Raise where the machine is to blame for what a file's reading ran into, and not the file.
+def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
+    """Raise ShortageError if a file could not be read because the machine is short of memory or of open files.
 
-    A damaged file may ask for more memory than any machine has. It is the machine that is short where there is not
-    even twice of what an honest file of that size would take.
+    A damaged file may ask for more memory than any machine has. The machine is to blame only if it lacks twice the
+    memory that an intact file of this size would need.
 
     Args:
         path: the file.
-        error: what its reading ran into.
-        size: bytes that its pixels take; 0 where it did not come to that.
+        error: the exception that was raised while reading it.
+        size: bytes that its pixels need; 0 if reading did not get that far.
 
     Raises:
-        ShortageError: it is.
+        ShortageError: the machine is short of memory or of open files.
     """
     if are_files_short(error):
         raise ShortageError(f"{path}: too many files are open: close some, or raise the limit (ulimit -n)") from error
-    if _tells_of_memory(error) and not _is_free(2 * size + _BESIDE):
+    if _is_out_of_memory(error) and not _is_free(2 * size + _READER_OVERHEAD):
         raise ShortageError(
             f"{path}: there is too little memory to decode it now: free some, or leave it out"
         ) from error
 
 
-def _tells_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     return is_memory_short(error) or str(error) == _TIFF_MEMORY
 
 
 def _is_free(size: int) -> bool:
-    """Whether so many bytes can be had; they are given back unread."""
+    """Whether this many bytes can be allocated; they are released again at once."""
     try:
         bytearray(size)
     except MemoryError:
@@ -272,48 +214,48 @@ def _draft(image: Image.Image, short_side: int) -> None:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The picture turned as its EXIF data says."""
+    """The picture, turned as its EXIF data says."""
     orientation = _orientation(image)
-    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+    return image.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else image
 
 
 def _orientation(image: Image.Image) -> int | None:
-    """What EXIF says. (Pillow's own turning also writes EXIF anew, and fails where a camera wrote it oddly.)"""
+    """The EXIF orientation. (`ImageOps.exif_transpose` also rewrites the EXIF data, and fails on unusual data.)"""
     try:
         orientation: int | None = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # an unreadable block of metadata does not spoil the picture
+    except Exception:  # unreadable metadata does not make the picture unreadable
         return None
     return orientation
 
 
-def _stored_bytes(mode: str) -> int:
-    """Of a pixel, as Pillow keeps it."""
+def _bytes_per_pixel(mode: str) -> int:
+    """Bytes per pixel of an image of this mode in Pillow."""
     return {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(mode, 4)
 
 
 def _to_rgb(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
     doubt = None
     if not samples.are_bytes and samples.is_shortened:
-        image, doubt = stretch_bytes(image, samples)
+        image, doubt = _stretch_bytes(image, samples)
     elif not samples.are_bytes:
-        image, doubt = to_grey(image, samples, is_png=is_png)
+        image, doubt = _to_grey(image, samples, is_png=is_png)
     return flattened(image), doubt
 
 
 def flattened(image: Image.Image) -> Image.Image:
-    """A picture of 8 bits in RGB; where it is transparent, white is seen."""
+    """The picture in 8-bit RGB, with transparency composited on white."""
     if image.has_transparency_data:
         return _in_strips(image, _on_white)
-    is_done = image.mode == "RGB" and image.format == "JPEG"  # others may keep their file open, or in memory
+    is_done = image.mode == "RGB" and image.format == "JPEG"  # other readers may keep their file or its bytes alive
     return image if is_done else image.convert("RGB")
 
 
 def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """The picture changed a few rows at a time: what a change needs beside the picture does not grow with it."""
+    """Apply a change to a few rows at a time, so that its working memory does not grow with the picture."""
     if image.width * image.height <= STRIP:
         return change(image)
     changed = Image.new("RGB", image.size)
-    for top, strip in strips(image):
+    for top, strip in _strips(image):
         changed.paste(change(strip), (0, top))
     return changed
 
@@ -324,7 +266,13 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def reason(path: str | Place, error: Exception, content: bytes | None = None) -> str:
-    """Why a file cannot be read, in a few words, from what its reading, or that of its content, ran into."""
+    """A few words on why a file cannot be read.
+
+    Args:
+        path: the file.
+        error: the exception that was raised while reading it.
+        content: the bytes of the file, if they have been read already.
+    """
     if isinstance(error, UnreadableImageError):
         return str(error)
     if isinstance(error, FileNotFoundError):
@@ -333,7 +281,7 @@ def reason(path: str | Place, error: Exception, content: bytes | None = None) ->
         return "a folder, not a file"
     if isinstance(error, PermissionError):
         return "no permission to read it"
-    if _tells_of_memory(error):
+    if _is_out_of_memory(error):
         return "damaged (it asks for more memory than its pixels need)"
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than the limit of {MAX_PIXELS:,}"
@@ -343,3 +291,403 @@ def reason(path: str | Place, error: Exception, content: bytes | None = None) ->
     if "truncated" in str(error).lower():
         return "truncated"
     return f"damaged ({str(error) or type(error).__name__})"
+
+
+# --- Opening files ----------------------------------------------------------------------------------------
+
+# Recognised by content, whatever the file is called. MPO is the JPEG of some phones.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
+_HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
+_REGISTERING = threading.Lock()
+
+
+class _Quiet:
+    """Ignore warnings while any thread decodes. (Overlapping threads break a plain `warnings.catch_warnings`.)"""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._outer = warnings.catch_warnings(action="ignore")
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._outer = warnings.catch_warnings(action="ignore")
+                self._outer.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._outer.__exit__(None, None, None)
+
+
+QUIET = _Quiet()
+
+
+def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
+    """Open a picture without reading its pixels.
+
+    Pillow reads every format but HEIF, which many phones write: `pillow_heif` is imported for the first such file.
+
+    Args:
+        source: a file, or a stream of its bytes.
+
+    Raises:
+        UnidentifiedImageError: it is in none of `FORMATS`.
+        OSError: it cannot be read.
+    """
+    try:
+        return Image.open(source, formats=_available())
+    except UnidentifiedImageError:
+        if not _is_heif(source):
+            raise
+    _register_heif()
+    try:
+        return Image.open(source, formats=_available())
+    except UnidentifiedImageError as error:
+        raise OSError("HEIF that is not whole, or of an unknown kind") from error
+
+
+def decoders() -> str:
+    """A name for the installed decoders, by which results are cached: other decoders may give other results."""
+    from importlib.metadata import version
+
+    Image.init()
+    able = [*sorted({*Image.OPEN, "HEIF"}), *sorted(features.get_supported()), version("pillow-heif")]
+    return f"pillow-{PIL.__version__}-{hashlib.sha256(','.join(able).encode()).hexdigest()[:8]}"
+
+
+def _available() -> list[str]:
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def _is_heif(source: str | Path | BinaryIO) -> bool:
+    if isinstance(source, (str, Path)):
+        with Path(source).open("rb") as file:
+            head = file.read(12)
+    else:
+        source.seek(0)
+        head = source.read(12)
+        source.seek(0)
+    return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
+
+
+def _register_heif() -> None:
+    """Register HEIF with Pillow, with one thread per picture (several are decoded at a time) and no thumbnails."""
+    with _REGISTERING:
+        if "HEIF" in Image.OPEN:
+            return
+        import pillow_heif
+
+        pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False, depth_images=False, aux_images=False)
+
+
+# --- Samples of more than 8 bits --------------------------------------------------------------------------
+
+_USUAL_BITS = (8, 10, 12, 14, 16)
+_BITS, _PHOTOMETRIC, _MIN, _MAX, _FORMAT, _SMIN, _SMAX = 258, 262, 280, 281, 339, 340, 341  # tags of TIFF 6.0
+_KINDS: dict[int, Literal["unsigned", "signed", "float"]] = {2: "signed", 3: "float"}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The numbers in an image file, as the file describes them: which is black, and which is white.
+
+    A file states the bits of its numbers, and may state the largest number in use and the brightness that 0 stands for.
+    If it does not, the likeliest rule is applied and the doubt is reported
+    (docs/decisions/0015-what-numbers-stand-for.md).
+
+    Attributes:
+        bits: bits of each number.
+        kind: unsigned or signed integers, or floating point.
+        low, high: the least and the largest number in use, if the file states them.
+        is_negative: 0 is white.
+        is_shortened: Pillow returns only the upper 8 bits of each number.
+    """
+
+    bits: int = 8
+    kind: Literal["unsigned", "signed", "float"] = "unsigned"
+    low: float | None = None
+    high: float | None = None
+    is_negative: bool = False
+    is_shortened: bool = False
+
+    @property
+    def are_bytes(self) -> bool:
+        """Whether Pillow's conversion to RGB is right for them."""
+        return self.bits <= 8 and self.kind == "unsigned"
+
+
+def _read_samples(image: ImageFile.ImageFile) -> Samples:
+    """The samples of a file that has been opened and not yet loaded."""
+    wide = image.mode.startswith(("I", "F"))
+    if image.format == "TIFF":
+        return _of_tiff(image.tag_v2, _is_shortened(image), is_grey=wide or image.mode == "L")  # type: ignore[attr-defined]
+    if not wide and not _is_shortened(image):
+        return Samples()
+    high = None
+    if image.format == "PNG" and wide and image.fp is not None:
+        high = _of_png(image.fp)
+    return Samples(16, high=high, is_shortened=_is_shortened(image))
+
+
+def _of_tiff(tags: Any, is_shortened: bool, *, is_grey: bool) -> Samples:
+    bits, kind = _number(tags.get(_BITS)) or 1, _KINDS.get(int(_number(tags.get(_FORMAT)) or 1), "unsigned")
+    if not is_grey and not is_shortened:
+        return Samples()
+    low, high = (
+        next((value for value in map(_number, map(tags.get, keys)) if value is not None), None)
+        for keys in ((_SMIN, _MIN), (_SMAX, _MAX))
+    )
+    is_wide = bits > 8 or kind != "unsigned"  # Pillow has inverted narrower ones already
+    return Samples(int(bits), kind, low, high, is_wide and _number(tags.get(_PHOTOMETRIC)) == 0, is_shortened)
+
+
+def _number(value: Any) -> float | None:
+    """The number, or the first number, of a tag; None if it has none."""
+    while isinstance(value, (tuple, list)):
+        value = value[0] if value else None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _of_png(file: IO[bytes]) -> float | None:
+    """The largest number that the significant bits of a PNG (its sBIT chunk) can hold; None without that chunk."""
+    position = file.tell()
+    try:
+        file.seek(8)
+        while len(head := file.read(8)) == 8:
+            size, name = struct.unpack(">I4s", head)
+            if name == b"sBIT":
+                bits = file.read(1)
+                return float(2 ** bits[0] - 1) if bits and 0 < bits[0] < 16 else None
+            if name == b"IDAT":
+                return None
+            file.seek(size + 4, 1)
+        return None
+    finally:
+        file.seek(position)
+
+
+def _is_shortened(image: ImageFile.ImageFile) -> bool:
+    """Whether Pillow reads 16-bit colours as bytes."""
+    args = image.tile[0][3] if image.tile else ()
+    raw = args[0] if isinstance(args, tuple) and args else args
+    return isinstance(raw, str) and raw.startswith(("RGB", "LA")) and ";16" in raw
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """The picture a few rows at a time, each strip with its first row."""
+    if image.width * image.height <= STRIP:
+        yield 0, image
+        return
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
+    """Convert wide, signed or floating-point samples to 8-bit grey; also return the doubt about them, if any."""
+    low, high, is_finite = _extent(image, samples)
+    if is_png and not _is_unscaled(image, samples):
+        samples = replace(samples, high=None)
+    black, white, doubt = _range(samples, low, high)
+    grey = Image.new("L", image.size)
+    for top, strip in _strips(image):
+        values = _values(strip, samples).astype(np.float64)
+        values = np.nan_to_num(values, nan=black, posinf=white, neginf=black)
+        scaled = np.clip((values - black) / max(white - black, 1e-300), 0, 1)
+        scaled = 1 - scaled if samples.is_negative else scaled
+        grey.paste(Image.fromarray(np.round(255 * scaled).astype(np.uint8)), (0, top))
+    return grey, doubt or (None if is_finite else "some of its numbers are not finite")
+
+
+def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:
+    """Stretch a picture of which Pillow kept the upper 8 of 16 bits to the range that its file states, if any."""
+    top = max(int(high) for _, high in _pairs(image.getextrema()[:3]))
+    bits = _stated_bits(samples, 256 * top)
+    if bits is None:
+        return image, _dark(256 * top + 255, 16) if 0 < top < 64 else None
+    most = 2**bits - 1
+    if image.mode not in ("RGB", "RGBA", "LA") or bits == 16:
+        return image, None
+    table = [min(255, round(255 * (256 * value + 128 * (value > 0)) / most)) for value in range(256)]
+    colours, has_alpha = len(image.getbands()), image.mode.endswith("A")
+    return image.point(table * (colours - has_alpha) + list(range(256)) * has_alpha), None
+
+
+def _pairs(extrema: Any) -> list[tuple[float, float]]:
+    return list(extrema) if isinstance(extrema[0], tuple) else [extrema]
+
+
+def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
+    """The numbers as in the file: Pillow has neither signed bytes nor unsigned 32-bit numbers."""
+    stored = np.asarray(image)
+    if samples.kind == "signed" and stored.dtype == np.uint8:
+        return stored.view(np.int8)
+    if samples.kind == "unsigned" and samples.bits == 32 and stored.dtype == np.int32:
+        return stored.view(np.uint32)
+    return stored
+
+
+def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
+    """The least and the largest finite number, and whether all numbers are finite."""
+    low, high, is_finite = math.inf, -math.inf, True
+    for _, strip in _strips(image):
+        values = _values(strip, samples)
+        if values.dtype.kind == "f":
+            finite = values[np.isfinite(values)]
+            is_finite = is_finite and finite.size == values.size
+            values = finite
+        if values.size:
+            low, high = min(low, float(values.min())), max(high, float(values.max()))
+    return (low, high, is_finite) if low <= high else (0.0, 0.0, is_finite)
+
+
+def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str | None]:
+    """The numbers that are black and white, and the doubt about them, if any."""
+    if samples.kind == "float" and low >= 0 and high <= 1:
+        return 0.0, 1.0, None
+    if samples.kind != "unsigned" and _states_range(samples, low, high):
+        assert samples.low is not None and samples.high is not None
+        return samples.low, samples.high, None
+    if samples.kind == "float" or low < 0:
+        return low, high, f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
+    bits = _stated_bits(samples, high)
+    if bits is not None:
+        return 0.0, float(2**bits - 1), None
+    if samples.bits > 16:
+        bits = next((usual for usual in _USUAL_BITS if high < 2**usual), None)
+        if bits is None:
+            return low, high, f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
+        return 0.0, float(2**bits - 1), f"it does not say how many of its {samples.bits} bits are used; {bits} would do"
+    bits = samples.bits - (samples.kind == "signed")
+    is_dark = bits > 8 and 0 < high < 2 ** (bits - 2)
+    return 0.0, float(2**bits - 1), _dark(high, bits) if is_dark else None
+
+
+def _dark(high: float, bits: int) -> str:
+    return f"none of its numbers is above {high:g} of {2**bits - 1}: it is dark, or does not say that it has fewer bits"
+
+
+def _states_range(samples: Samples, low: float, high: float) -> bool:
+    """Whether the file states a range that all of its numbers are in."""
+    if samples.low is None or samples.high is None:
+        return False
+    return samples.low < samples.high and samples.low <= low and high <= samples.high
+
+
+def _stated_bits(samples: Samples, high: float) -> int | None:
+    """The bits of the largest number in use that the file states. (By the standard that number need not be white.)"""
+    if samples.high is None or samples.high < max(high, 1):
+        return None
+    return min(int(samples.high).bit_length(), samples.bits)
+
+
+def _is_unscaled(image: Image.Image, samples: Samples) -> bool:
+    """Whether a PNG has its significant bits at the bottom. The standard has them at the top, repeated below."""
+    if samples.high is None:
+        return False
+    used = 0
+    for _, strip in _strips(image):
+        used |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
+    significant = int(samples.high).bit_length()
+    return used < 2**significant and used % 2 ** (16 - significant) != 0
+
+
+# --- The memory budget ------------------------------------------------------------------------------------
+
+LEAST_BUDGET = 2**30  # bytes, however little memory seems to be free
+_UNCOUNTED = 2**16  # bytes of a picture that is too small to count
+
+
+class OverBudgetError(Exception):
+    """A picture is larger than this process may decode."""
+
+
+class MemoryBudget:
+    """A limit on the bytes of decoded pictures that all threads of a process hold at a time.
+
+    A picture larger than the whole budget is decoded when no other thread holds any. A thread that already has a share
+    never waits for more, so that threads cannot deadlock.
+
+    Args:
+        size: bytes; None: a quarter of the memory that is free at the first large picture, at least `LEAST_BUDGET`.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        self._size, self._most = size, math.inf
+        self.clear()
+
+    def limit(self, most: int) -> None:
+        """From now on refuse pictures larger than this instead of decoding them alone."""
+        self._size = self._most = most
+
+    def clear(self) -> None:
+        """Forget all shares: a forked process has none of the threads that held them."""
+        self._changed, self._held, self._of_thread = threading.Condition(), 0, threading.local()
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that takes bytes, waiting if necessary; the end of the block releases them.
+
+        The function raises OverBudgetError for more bytes than the limit, if there is one.
+        """
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if size > self._most:
+                raise OverBudgetError
+            if size < _UNCOUNTED:
+                return
+            with self._changed:
+                if not self._held_here:
+                    self._changed.wait_for(lambda: self._held == 0 or self._fits(self._held + size))
+                self._held, self._of_thread.held = self._held + size, self._held_here + size
+                taken += size
+
+        try:
+            yield take
+        finally:
+            if taken:
+                with self._changed:
+                    self._held, self._of_thread.held = self._held - taken, self._held_here - taken
+                    self._changed.notify_all()
+
+    @property
+    def _held_here(self) -> int:
+        """Bytes that this thread holds."""
+        held: int = getattr(self._of_thread, "held", 0)
+        return held
+
+    def _fits(self, size: int) -> bool:
+        if self._size is None:
+            if size <= LEAST_BUDGET:
+                return True
+            self._size = max(LEAST_BUDGET, available_memory() // 4)
+        return size <= self._size
+
+
+DECODE_BUDGET = MemoryBudget()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=DECODE_BUDGET.clear)
+
+
+def available_memory() -> int:
+    """Bytes of main memory that are available now; 0 if the system does not say."""
+    free = 0
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4  # a lower bound if nothing else is known
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    with contextlib.suppress(OSError, ValueError):  # in a container
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        free = min(free, max(int(limit) - int(used), 0))
+    return free

@@ -20,7 +20,7 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Any, Self
 
-from vitkit.data.opening import decoders
+from vitkit.data.decode import decoders
 from vitkit.data.storage import Place, Stored
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import to_json

@@ -23,8 +23,8 @@ from typing import Literal, Protocol
 import numpy as np
 from PIL import Image
 
+from vitkit.data.decode import available_memory, decoders, open_picture
 from vitkit.data.file_facts import stamp_of
-from vitkit.data.opening import decoders, open_picture
 from vitkit.data.storage import Place, UnreadableImageError, open_place, read_place, version_of
 from vitkit.system.environment import cache_folder
 
@@ -230,21 +230,6 @@ def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, i
             scale = min(1.0, (short_side or math.inf) / min(image.size))
             sizes.append(3 * image.width * image.height * scale**2)
     return math.ceil(len(files) * sum(sizes) / max(len(sizes), 1))
-
-
-def available_memory() -> int:
-    """Bytes of main memory that could be used now; 0 where the system does not say."""
-    free = 0
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4  # at least, where nothing tells more
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    with contextlib.suppress(OSError, ValueError):  # of a container
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
-        free = min(free, max(int(limit) - int(used), 0))
-    return free
 
 
 def _free_disk() -> int:

@@ -13,7 +13,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.augment import Augment, apply_seeded, mix_seeds
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.data.image_cache import Keeper, NoKeeper, bytes_of, choose_cache, make_keeper
+from vitkit.data.image_cache import PictureCache, bytes_of, choose_cache, open_cache
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import in_proportion
 from vitkit.data.storage import Place
@@ -308,54 +308,79 @@ def quiet_workers() -> Iterator[None]:
 
 
 class _TableImages(Images):
-    """Images that a table names."""
+    """Images of a table. Their pictures are kept between epochs if there is a cache.
 
-    table: ImageTable
+    Args:
+        table: the images.
+        preprocess: the model's pixels.
+        decoded_side: the short side that `decode` may reduce a picture to.
+        reduce: the part of the preparation that is the same in every epoch, whose result the cache keeps.
+        cache: of pictures, or None.
+    """
+
+    def __init__(
+        self,
+        table: ImageTable,
+        preprocess: Preprocess,
+        decoded_side: int,
+        reduce: Callable[[Image.Image], Image.Image],
+        cache: PictureCache | None,
+    ) -> None:
+        self.table, self.preprocess, self.decoded_side, self.cache = table, preprocess, decoded_side, cache
+        self._place, self._reduce = table.place, reduce
 
     @property
     def labels(self) -> Sequence[int]:
-        """Of the images, as the table has them."""
+        """The labels of the table."""
         return self.table.labels
 
     @property
     def paths(self) -> Sequence[str]:
-        """Of the images, below the data's folder."""
+        """The keys of the table: paths relative to the data's folder."""
         return self.table.paths
 
     def __len__(self) -> int:
         return len(self.table)
 
+    def _picture(self, index: int) -> Image.Image:
+        """The reduced picture of a row."""
+        file = self._place / self.table.paths[index]
+
+        def make() -> Image.Image:
+            return self._reduce(_decode(file, self.decoded_side))
+
+        return make() if self.cache is None else self.cache.picture(index, file, make)
+
 
 class EvaluationImages(_TableImages):
     """Images as every command but training sees them: (C, height, width) float32 and the label."""
 
-    def __init__(self, table: ImageTable, preprocess: Preprocess, keeper: Keeper | None = None) -> None:
-        self.table, self.preprocess, self.keeper = table, preprocess, keeper or NoKeeper()
-        self.short_side = preprocess.short_side
+    def __init__(self, table: ImageTable, preprocess: Preprocess, cache: PictureCache | None = None) -> None:
+        super().__init__(table, preprocess, preprocess.short_side, preprocess.resize, cache)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        file = self.table.file(index)
-        image = self.keeper.picture(index, file, lambda: self.preprocess.resize(_decode(file, self.short_side)))
-        return torch.from_numpy(self.preprocess.normalise(image)), self.table.labels[index]
+        return torch.from_numpy(self.preprocess.normalise(self._picture(index))), self.table.labels[index]
 
 
 class TrainingImages(_TableImages):
-    """Augmented images, asked for by (epoch, index), or (epoch, index, n) where an epoch shows one n times more."""
+    """Augmented images by (epoch, index), or by (epoch, index, n) for the n-th repetition in an epoch."""
 
     def __init__(
-        self, table: ImageTable, preprocess: Preprocess, augment: Augment, seed: int, keeper: Keeper | None = None
+        self,
+        table: ImageTable,
+        preprocess: Preprocess,
+        augment: Augment,
+        seed: int,
+        cache: PictureCache | None = None,
     ) -> None:
-        self.table, self.preprocess, self.augment, self.seed = table, preprocess, augment, seed
-        self.keeper, self.decoded_side = keeper or NoKeeper(), augment.decoded_side(preprocess)
+        decoded_side, reduce = augment.decoded_side(preprocess), partial(augment.reduce, preprocess=preprocess)
+        super().__init__(table, preprocess, decoded_side, reduce, cache)
+        self.augment, self.seed = augment, seed
         self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
-        index = key[1]
-        file = self.table.file(index)
-        picture = self.keeper.picture(
-            index, file, lambda: self.augment.reduce(_decode(file, self.decoded_side), self.preprocess)
-        )
-        return apply_seeded(self._augment, picture, self.seed, *key), self.table.labels[index]
+        picture = self._picture(key[1])
+        return apply_seeded(self._augment, picture, self.seed, *key), self.table.labels[key[1]]
 
     def _augment(self, image: Image.Image) -> Tensor:
         pixels = torch.from_numpy(self.preprocess.normalise(self.transform(image)))
@@ -423,8 +448,8 @@ class ImageData(BatchedImages):
         cache = choose_cache(cache, sum(needs), workers=workers, processes=processes)
         evaluated = f"evaluation {preprocess.to_dict()}"
         rule = evaluated if short_side is None else f"short side {short_side}, decoded for {train.decoded_side}"
-        train.keeper = make_keeper(cache, len(train), needs[0], rule)
-        val.keeper = make_keeper(cache, len(val), needs[1], evaluated)
+        train.cache = open_cache(cache, len(train), needs[0], rule)
+        val.cache = open_cache(cache, len(val), needs[1], evaluated)
         return cache, sum(needs)
 
     def sample(self, images: int) -> ImageData:

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.opening import QUIET
+from vitkit.data.decode import QUIET
 
 Floats = npt.NDArray[np.float64]
 

@@ -27,11 +27,19 @@ from typing import Any, Self
 
 from PIL import Image
 
-from vitkit.data.decode import LEAST, ROOM, NoRoomError, picture_of, reason, refuse_shortage
+from vitkit.data.decode import (
+    DECODE_BUDGET,
+    LEAST_BUDGET,
+    QUIET,
+    OverBudgetError,
+    decoders,
+    picture_of,
+    raise_if_short,
+    reason,
+)
 from vitkit.data.doctor.keypoints import SHORT, Grey, find_keypoints, working_copy
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.file_facts import Facts, Memory, row_of, stamp_of
-from vitkit.data.opening import QUIET, decoders
 from vitkit.data.storage import Place, UnreadableImageError, open_place
 from vitkit.system.stopping import python
 
@@ -94,7 +102,7 @@ def _read(file: Place) -> _Content | Facts:
                 digest.update(part)
                 parts, first = parts + 1, first or part
     except (OSError, UnreadableImageError) as error:
-        refuse_shortage(file, error)
+        raise_if_short(file, error)
         return Facts(b"", reason(file, error))
     return _Content(digest.digest(), first if parts == 1 and first.startswith(_KEPT) else None)
 
@@ -104,7 +112,7 @@ def _look(file: Place, content: _Content, known: Facts | None) -> _Look:
         return _Look(known, is_lasting=True)
     try:
         return _decode(file, content)
-    except NoRoomError:
+    except OverBudgetError:
         return _Look(None)
     except UnreadableImageError as error:
         return _Look(Facts(content.digest, str(error)), is_lasting=not _may_pass(error.__cause__))
@@ -143,7 +151,7 @@ class Readers:
         if self._processes > 1 and sys.executable:
             with contextlib.suppress(OSError):
                 for _ in range(self._processes):
-                    self._all.append(_Reader(LEAST // self._processes))
+                    self._all.append(_Reader(LEAST_BUDGET // self._processes))
         for reader in self._all:
             self._idle.put(reader)
         return self
@@ -216,7 +224,7 @@ def serve() -> None:
     asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
     with Memory() as memory, contextlib.suppress(EOFError, BrokenPipeError):
-        ROOM.limit(pickle.load(asked))  # noqa: S301
+        DECODE_BUDGET.limit(pickle.load(asked))  # noqa: S301
         _tell(told, decoders())
         while True:
             files = [(Path(file) if isinstance(file, str) else file, stamp) for file, stamp in pickle.load(asked)]  # noqa: S301
