@@ -21,7 +21,7 @@ from vitkit.data import image_cache as keeping
 from vitkit.data import loading as datamodule
 from vitkit.data.augment import Augment
 from vitkit.data.decode import decode
-from vitkit.data.image_cache import DiskKeeper, Keeper, MemoryKeeper, NoKeeper, bytes_of, choose_cache, make_keeper
+from vitkit.data.image_cache import DiskCache, MemoryCache, PictureCache, bytes_of, choose_cache, open_cache
 from vitkit.data.loading import EvaluationImages, ImageData, TrainingImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
@@ -98,7 +98,7 @@ def test_workers_share_what_is_kept_and_change_nothing(kind: str, table: ImageTa
 @pytest.mark.parametrize("kind", CACHES)
 def test_evaluation_sees_predictions_pixels(kind: str, table: ImageTable, cache: Path) -> None:
     classifier = Classifier(build(num_classes=2), table.classes, PREPROCESS)
-    images = EvaluationImages(table, PREPROCESS, make_keeper(kind, len(table), 2**20, "test"))
+    images = EvaluationImages(table, PREPROCESS, open_cache(kind, len(table), 2**20, "test"))
     for _ in range(2):
         for index in range(len(table)):
             assert torch.equal(images[index][0], classifier.read(table.file(index)))
@@ -156,7 +156,7 @@ def test_nothing_is_decoded_twice(kind: str, table: ImageTable, cache: Path, dec
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 @pytest.mark.parametrize("ago", [0, 3600])
 def test_a_changed_photograph_is_seen(kind: str, ago: int, table: ImageTable, cache: Path) -> None:
-    images = TrainingImages(table, PREPROCESS, AUGMENTS["cropped"], 1, make_keeper(kind, len(table), 2**20, "rule"))
+    images = TrainingImages(table, PREPROCESS, AUGMENTS["cropped"], 1, open_cache(kind, len(table), 2**20, "rule"))
     plain = TrainingImages(table, PREPROCESS, AUGMENTS["cropped"], 1)
     file = table.file(0)
     for seed in (77, 78):
@@ -172,8 +172,8 @@ def test_without_room_pictures_are_decoded_again(
     kind: str, table: ImageTable, cache: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = 3 * 20 * 14
-    keeper: Keeper = MemoryKeeper(len(table), 2 * first) if kind == "ram" else DiskKeeper("rule", 2 * (first + 12))
-    images = TrainingImages(table, PREPROCESS, Augment(crop_scale=(0.2, 1)), 0, keeper)
+    cache: PictureCache = MemoryCache(len(table), 2 * first) if kind == "ram" else DiskCache("rule", 2 * (first + 12))
+    images = TrainingImages(table, PREPROCESS, Augment(crop_scale=(0.2, 1)), 0, cache)
     small = [i for i in range(len(table)) if not table.paths[i].endswith(".jpg")]
     for _ in range(3):
         for i in small:
@@ -186,22 +186,22 @@ def test_without_room_pictures_are_decoded_again(
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_a_damaged_file_of_the_cache_is_made_anew(damage: str, tmp_path: Path, cache: Path) -> None:
-    file, keeper = save(noise(), tmp_path / "a.png"), DiskKeeper("rule", 2**20)
-    expected = keeper.picture(0, file, lambda: decode(file)).tobytes()
+    file, cache = save(noise(), tmp_path / "a.png"), DiskCache("rule", 2**20)
+    expected = cache.picture(0, file, lambda: decode(file)).tobytes()
     (kept,) = [path for path in cache.rglob("*") if path.is_file()]
     data = bytearray(kept.read_bytes())
     data[-5] ^= 1
     kept.write_bytes({"cut": kept.read_bytes()[:-7], "flip": bytes(data), "empty": b""}[damage])
     for _ in range(2):
-        assert keeper.picture(0, file, lambda: decode(file)).tobytes() == expected
-    assert keeper.picture(0, file, lambda: noise(seed=9)).tobytes() == expected
+        assert cache.picture(0, file, lambda: decode(file)).tobytes() == expected
+    assert cache.picture(0, file, lambda: noise(seed=9)).tobytes() == expected
 
 
 def test_rules_do_not_mix(tmp_path: Path, cache: Path) -> None:
     file = save(noise(), tmp_path / "a.png")
-    assert DiskKeeper("one", 2**20).picture(0, file, lambda: noise(seed=1)).tobytes() == noise(seed=1).tobytes()
-    assert DiskKeeper("two", 2**20).picture(0, file, lambda: noise(seed=2)).tobytes() == noise(seed=2).tobytes()
-    assert DiskKeeper("one", 2**20).picture(0, file, lambda: noise(seed=3)).tobytes() == noise(seed=1).tobytes()
+    assert DiskCache("one", 2**20).picture(0, file, lambda: noise(seed=1)).tobytes() == noise(seed=1).tobytes()
+    assert DiskCache("two", 2**20).picture(0, file, lambda: noise(seed=2)).tobytes() == noise(seed=2).tobytes()
+    assert DiskCache("one", 2**20).picture(0, file, lambda: noise(seed=3)).tobytes() == noise(seed=1).tobytes()
 
 
 def test_a_cache_that_cannot_be_written_changes_nothing(table: ImageTable, cache: Path) -> None:
@@ -256,7 +256,7 @@ def test_what_was_not_used_for_longest_makes_room(cache: Path, monkeypatch: pyte
         (place / str(age)).write_bytes(bytes(100))
         os.utime(place / str(age), (1000 - age, 1000 - age))
     monkeypatch.setattr(keeping, "_free_disk", lambda: 600)
-    make_keeper("disk", 1, 0, "rule")  # asks for a MiB, is bounded by half of the disk
+    open_cache("disk", 1, 0, "rule")  # asks for a MiB, is bounded by half of the disk
     assert list(place.iterdir()) == []
     for age in range(4):
         (place / str(age)).write_bytes(bytes(100))

@@ -19,10 +19,9 @@ from PIL import Image, features
 from data.test_decode import STORED_BY_ORIENTATION, pixels, reason, rotated_exif
 from photos import folder, noise, save, smooth
 from vitkit.data import decode as module
-from vitkit.data.decode import UnreadableImageError, decode, read_picture
+from vitkit.data.decode import UnreadableImageError, decode, decoders, read_picture
 from vitkit.data.doctor.examine import examine
 from vitkit.data.image_cache import bytes_of
-from vitkit.data.decode import decoders
 from vitkit.data.sources import read_source
 
 KINDS = ["heic", "avif"] if features.check("avif") else ["heic"]

@@ -271,7 +271,7 @@ def again(work: Workshop, folder: Path, before: Path | None) -> RunImages:
     recipe = runs.quick(work.root, labels=str(work.labels), split_from=None if before is None else str(before))
     diagnosis = examine(work.table())
     nothing = make_record([], [], [], is_whole=True)
-    own = divide(RunImages.of(diagnosis), recipe, nothing, lambda *_: None)
+    own = divide(RunImages.of(diagnosis), recipe, nothing)
     folder.mkdir()
     write_start(folder, recipe, own, nothing, [])
     return own.images

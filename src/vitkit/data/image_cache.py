@@ -36,19 +36,12 @@ _MEASURED = 64  # pictures whose size tells that of all
 _HEAD = struct.Struct("<III")  # checksum, width, height
 
 
-class Keeper(Protocol):
-    """Gives the picture of a file, from what is kept or made anew and kept where there is room."""
+class PictureCache(Protocol):
+    """A cache of decoded and reduced pictures."""
 
     def picture(self, index: int, file: Place, make: Make) -> Image.Image:
-        """Number `index` of its images, in RGB."""
+        """Return picture number `index` in RGB: from the cache, or made and stored if there is room."""
         ...
-
-
-class NoKeeper:
-    """Keeps nothing."""
-
-    def picture(self, index: int, file: Place, make: Make) -> Image.Image:  # noqa: ARG002
-        return make()
 
 
 class _Room:
@@ -67,8 +60,8 @@ class _Room:
         return start
 
 
-class MemoryKeeper:
-    """Keeps pictures in main memory, shared by the processes that are forked after it was made.
+class MemoryCache:
+    """A cache in main memory, which processes share that are forked after it was made.
 
     Args:
         images: how many there are.
@@ -104,8 +97,8 @@ class MemoryKeeper:
             self._entries[index] = (1, start, *image.size, *seen)
 
 
-class DiskKeeper:
-    """Keeps pictures as files in vitkit's cache, for later runs too; known by the content of the photograph.
+class DiskCache:
+    """A cache of files, for later runs too. The content of a photograph is its key.
 
     Args:
         rule: what is done to a decoded picture before it is kept.
@@ -189,8 +182,8 @@ def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> 
     return "disk" if cache != "auto" or need <= _free_disk() // 4 else "none"
 
 
-def make_keeper(cache: str, images: int, need: int, rule: str) -> Keeper:
-    """The keeper of a settled `cache`, with room for what is needed and a tenth more.
+def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | None:
+    """Open the cache that was chosen, with a tenth more room than is needed; None if there is none.
 
     Args:
         cache: ram, disk or none.
@@ -201,13 +194,13 @@ def make_keeper(cache: str, images: int, need: int, rule: str) -> Keeper:
     size = need + need // 10 + 2**20
     if cache == "ram":
         with contextlib.suppress(OSError):  # a system that promises no more memory than it has
-            return MemoryKeeper(images, min(size, available_memory() // 2))
-        return NoKeeper()
+            return MemoryCache(images, min(size, available_memory() // 2))
+        return None
     if cache == "disk":
         size = min(size, _free_disk() // 2, _LARGEST)
         _make_room(size)
-        return DiskKeeper(rule, size)
-    return NoKeeper()
+        return DiskCache(rule, size)
+    return None
 
 
 def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, int] | None = None) -> int:
