@@ -379,7 +379,7 @@ def test_the_decoder_of_a_base_model_is_the_papers() -> None:
         ("mae", {"distill_token": True}, "distillation token"),
         ("mae", {"representation_size": 8}, "representation layer"),
         ("masked-patch", {"pool": "gap", "fc_norm": True}, "fc_norm"),
-        ("mae", {"position": "relative", "position_at": "every_layer"}, "take --objective masked-patch"),
+        ("mae", {"position": "relative", "position_at": "every_layer"}, "use --objective masked-patch"),
         ("mae", {"mlp_kind": "conv"}, "convolve"),
     ],
 )
