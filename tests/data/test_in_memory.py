@@ -99,7 +99,7 @@ def test_rows_of_pictures_are_written_and_read_again(asked: Classifier, tmp_path
     found = vitkit.predict(asked, [pixels(), smooth(30, 30)], out=tmp_path / "answers.csv")
     assert [row.path for row in found] == ["picture 0", "picture 1"] and found.is_whole
     for refused in ({"resume": True, "out": tmp_path / "answers.csv"}, {"pictures": tmp_path / "drawn"}):
-        with pytest.raises(VitkitError, match="is about files, and these are pictures in memory"):
+        with pytest.raises(VitkitError, match="requires files, and these are pictures in memory"):
             vitkit.predict(asked, pixels(), **refused)  # type: ignore[arg-type]
 
 

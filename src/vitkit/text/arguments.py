@@ -46,9 +46,9 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     ranges: dict[str, Between] = {}
     for name, parameter in signature.parameters.items():
         annotation, marks = unannotated(parameter.annotation, function.__globals__)
-        found = _kinds(annotation, function.__globals__)
-        if found is not None:
-            kinds[name] = found
+        accepted = _kinds(annotation, function.__globals__)
+        if accepted is not None:
+            kinds[name] = accepted
         ranges.update((name, mark) for mark in marks if isinstance(mark, Between))
 
     @functools.wraps(function)
