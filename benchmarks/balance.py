@@ -40,7 +40,7 @@ def features_of(data: Path, weights: Path, classes: tuple[str, str]) -> tuple[Te
     own = [table.classes.index(name) for name in classes]
     table = table.take([i for i, label in enumerate(table.labels) if label in own])
     probed = Recipe(data=str(data), weights=str(weights), method="probe")
-    frozen = new_classifier(blueprint_of(probed, table.classes, lambda *_: None), table, "")
+    frozen = new_classifier(blueprint_of(probed, table.classes), table, "")
     images = EvaluationImages(table, frozen.preprocess)
     recipe = Recipe(data=str(data))
     x, y = compute_features(frozen.model, images, recipe, choose_precision(recipe.precision), lambda *_: None)

@@ -260,6 +260,7 @@ def train(folder: Path, asked: argparse.Namespace, images: int, few: int, many: 
 
 def training(photos: str, out: str, model: str) -> None:
     """A training of twenty seconds; when its first step was done, and how long it reported."""
+    from vitkit.system.progress import reporting_to
     from vitkit.training import run
 
     marks: dict[str, tuple[float, float]] = {"start": (time.perf_counter(), time.process_time())}
@@ -270,7 +271,8 @@ def training(photos: str, out: str, model: str) -> None:
             marks["last"] = time.perf_counter(), time.process_time()
 
     recipe = {"data": photos, "model": model, "weights": "none", "epochs": 1, "time": "20s", "balance": "none"}
-    run.train(recipe, out, say=lambda _: None, progress=progress)
+    with reporting_to(progress):
+        run.train(recipe, out, say=lambda _: None)
     marks["end"] = time.perf_counter(), time.process_time()
     wall, cpu = ({name: mark[i] for name, mark in marks.items()} for i in (0, 1))
     told = {"first": wall["first"] - wall["start"], "report": wall["end"] - wall["last"]}

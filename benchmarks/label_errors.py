@@ -76,7 +76,7 @@ _known: dict[Path, tuple[Tensor, Tensor]] = {}
 def _features(data: Path, recipe: Recipe, every: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     if data not in _known:
         table = read_source(data).take(every.tolist())
-        frozen = new_classifier(blueprint_of(recipe, table.classes, lambda *_: None), table, "")
+        frozen = new_classifier(blueprint_of(recipe, table.classes), table, "")
         images, precision = EvaluationImages(table, frozen.preprocess), choose_precision(recipe.precision)
         _known[data] = compute_features(frozen.model, images, recipe, precision, lambda *_: None)[:2]
     return _known[data]

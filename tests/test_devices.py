@@ -115,7 +115,7 @@ def test_an_exported_file_runs_on_the_processor(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from vitkit.exporting.check import choose_pictures
 
-    pictures = choose_pictures(None, None, lambda *_: None, "auto", None)
+    pictures = choose_pictures(None, None, "auto", None)
     export(classifier(), tmp_path / "model.onnx", pictures)
     file = load_exported(tmp_path / "model.onnx")
     assert file.use(device="cpu") is file

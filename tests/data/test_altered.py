@@ -311,7 +311,7 @@ def test_objects_of_the_caller_are_known_again_though_altered(
 
     pictures = [(given(ImageEnhance.Brightness(own).enhance(1.2)), i % 2) for i, own in enumerate(originals)]
     others = [(given(photograph(200 + i)), i % 2) for i in range(3)]
-    found = survey(Datasets([*pictures, *others], class_names=("a", "b")), lambda *_: None)
+    found = survey(Datasets([*pictures, *others], class_names=("a", "b")))
     overlap = find_overlap(record_of(known), found.table, found.facts(preprocess))
     assert overlap.kinds[20:] == (None,) * 3
     assert overlap.kinds.count("altered") >= 19  # as a tensor each is also cropped and resized

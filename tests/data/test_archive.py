@@ -109,10 +109,10 @@ def test_split_digests_and_findings_are_those_of_the_folder(tmp_path: Path, pack
     shutil.copy(data / "a" / "a_0.png", data / "a" / "copy.png")
     (data / "b" / "bad.png").write_bytes(b"no picture")
     tables = [read_source(data), read_source(pack(data))]  # type: ignore[operator]
-    found = [examine(table, progress=lambda *_: None) for table in tables]
+    found = [examine(table) for table in tables]
     assert found[0].facts == found[1].facts
     assert list(found[1].unreadable.items()) == list(found[0].unreadable.items())
-    digests = [read_digests(table, lambda *_: None) for table in tables]
+    digests = [read_digests(table) for table in tables]
     assert digests[0] == digests[1] and len(digests[0]) == 13
 
 
@@ -273,7 +273,7 @@ def test_members_that_are_not_what_they_say_are_unreadable(
     members = {f"{name}/{i}.png": PICTURE.getvalue() for name in "ab" for i in range(2)}
     packed = zip_of(tmp_path / "it.zip", members)
     _edited(packed, b"b/1.png", offset, form, value)
-    found = examine(read_source(packed), progress=lambda *_: None)
+    found = examine(read_source(packed))
     assert list(found.unreadable) == ["b/1.png"] and reason in found.unreadable["b/1.png"]
 
 

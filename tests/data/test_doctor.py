@@ -15,6 +15,7 @@ from vitkit.data.doctor.examine import Diagnosis, examine
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
 from vitkit.errors import VitkitError
+from vitkit.system.progress import reporting_to
 
 
 @pytest.fixture
@@ -74,7 +75,8 @@ def test_a_table_of_one_class_is_an_error_even_when_all_is_readable(photos: Path
 def test_progress_is_told_to_the_end(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path.with_name(f"{tmp_path.name} cache")))  # it remembers nothing
     told: list[tuple[str, int, int]] = []
-    examine(read_source(photos), progress=lambda *step: told.append(step))
+    with reporting_to(lambda *step: told.append(step)):
+        examine(read_source(photos))
     assert told[-1] == ("comparing images", 9, 9)
     steps = {what: [done for own, done, _ in told if own == what] for what in ("reading images", "comparing images")}
     assert steps["reading images"][-1] == 9

@@ -42,6 +42,7 @@ from vitkit.data.split_file import locate
 from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.environment import cache_folder
+from vitkit.system.progress import reporting_to
 
 SOURCE = Path(__file__).parents[2] / "src"
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "named-data.md"
@@ -710,7 +711,8 @@ def serve(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...
 def test_flower_photos_keep_their_bytes_and_their_licence(serve: Callable[..., Server], cache: Path) -> None:
     serve()
     told: list[tuple[str, int, int]] = []
-    root = materialise("flower-photos", progress=lambda *report: told.append(report))
+    with reporting_to(lambda *report: told.append(report)):
+        root = materialise("flower-photos")
     found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert found.pop("LICENSE.txt") == b"CC-BY, by these photographers"
     assert found == flowers()
@@ -804,8 +806,8 @@ def test_ctrl_c_during_a_download_leaves_nothing(serve: Callable[..., Server], c
         if done:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        materialise("flower_photos", progress=stop)
+    with pytest.raises(KeyboardInterrupt), reporting_to(stop):
+        materialise("flower_photos")
     assert kept(cache) == [] and utils.tqdm is bar
     assert len(read_source("flower_photos")) == 6
 

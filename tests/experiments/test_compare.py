@@ -314,9 +314,9 @@ def test_the_method_is_chosen_by_as_many_images_as_there_will_be(
 ) -> None:
     seen: list[Any] = []
 
-    def resolve(fields: dict[str, Any], progress: Any) -> Any:
+    def resolve(fields: dict[str, Any]) -> Any:
         seen.append(fields.get("max_images"))
-        return resolved(fields, progress)
+        return resolved(fields)
 
     resolved = comparison_plan.resolve
     monkeypatch.setattr(comparison_plan, "resolve", resolve)
@@ -380,7 +380,7 @@ def test_rows_of_a_label_file_that_match_no_picture_are_said(data: Path, tmp_pat
         "budget": None,
         "stress": (),
     }
-    plan = comparison_plan.make_plan(asked, {**FIELDS, "labels": str(tmp_path / "labels.csv")}, lambda *_: None)
+    plan = comparison_plan.make_plan(asked, {**FIELDS, "labels": str(tmp_path / "labels.csv")})
     assert any("1 path of labels.csv matches no picture" in note for note in plan.notes)
     assert any("1 picture with another label" in note for note in plan.notes)
 

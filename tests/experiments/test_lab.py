@@ -241,7 +241,7 @@ def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Pa
 
     found = package.lab("few-shot", photos, model=model, seeds=2, out=tmp_path / "lab").to_dict()["few_shot"]
     assert [own["shots"] for own in found] == [1, 2, 5]
-    subject = subject_of(str(model), str(photos), 2, 0, quiet)
+    subject = subject_of(str(model), str(photos), 2, 0)
     train, test = subject.table.of_split("train"), subject.table.of_split("test")
     x, x_test = (
         np.array([package.load(model).embed([part.root / path], "head").__next__()[1] for path in part.paths])

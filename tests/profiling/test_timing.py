@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitkit.profiling.speed import Quartiles, Timing, interleave, on_cpu, stopwatch_for
+from vitkit.system.progress import reporting_to
 
 
 class Clock:
@@ -65,7 +66,8 @@ def test_what_the_one_before_slowed_is_not_timed() -> None:
 def test_progress_is_told_of_each_turn() -> None:
     clock, told = Clock(), []
     works = {name: clock.work(name, 1.0) for name in "ab"}
-    interleave(works, 2, stopwatch=clock.stopwatch, progress=lambda *what: told.append(what))
+    with reporting_to(lambda *what: told.append(what)):
+        interleave(works, 2, stopwatch=clock.stopwatch)
     assert told == [("timing a", 0, 2), ("timing b", 0, 2), ("timing a", 1, 2), ("timing b", 1, 2)]
 
 

@@ -28,6 +28,7 @@ from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.system.progress import reporting_to
 from vitkit.text.cells import interval_text
 from vitkit.training import run
 from vitkit.training import run as folds
@@ -300,8 +301,8 @@ def interrupt_in(fold: Path) -> Callable[[str, int, int], None]:
 @pytest.fixture(scope="module")
 def interrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder, lines = tmp_path_factory.mktemp("folds") / "stopped", list[str]()
-    with pytest.raises(Interrupted):
-        run.train(recipe_for(data), folder, say=lines.append, progress=interrupt_in(folder / "fold-2"))
+    with pytest.raises(Interrupted), reporting_to(interrupt_in(folder / "fold-2")):
+        run.train(recipe_for(data), folder, say=lines.append)
     return folder, lines
 
 

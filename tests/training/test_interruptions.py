@@ -13,6 +13,7 @@ import pytest
 import runs
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system.files import exclusive, exclusive_in
+from vitkit.system.progress import reporting_to
 from vitkit.training import run
 from vitkit.training import start as settling
 
@@ -50,7 +51,8 @@ def test_a_signal_between_the_last_step_and_the_end_of_an_epoch_stops_the_run(
     lines: list[str] = []
     with pytest.raises(Interrupted) as caught:
         stop = stop_at(f"epoch {epoch}/3", number, last=True)
-        run.train(runs.quick(data), tmp_path / "run", say=lines.append, progress=stop)
+        with reporting_to(stop):
+            run.train(runs.quick(data), tmp_path / "run", say=lines.append)
     assert caught.value.signal_number == number
     assert lines[-1] == f"to go on: vitkit train --resume {tmp_path / 'run'}"
     assert lines[-2].startswith("stopped; the ")

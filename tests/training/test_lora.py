@@ -16,6 +16,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.vit import VisionTransformer
+from vitkit.system.progress import reporting_to
 from vitkit.training import run
 from vitkit.training.adapters import add_low_rank, merge_low_rank
 from vitkit.training.recipe import Recipe
@@ -123,8 +124,8 @@ def test_a_run_resumes_to_the_same_weights(finished: Path, data: Path, source: P
         if what.startswith("epoch 2") and done == 1:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(Interrupted):
-        run.train(recipe(data, source), tmp_path / "run", progress=interrupt)
+    with pytest.raises(Interrupted), reporting_to(interrupt):
+        run.train(recipe(data, source), tmp_path / "run")
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
     run.resume(tmp_path / "run")
     runs.assert_same_weights(tmp_path / "run", finished)

@@ -18,6 +18,7 @@ import vitkit
 from vitkit.data.seen import UNLABELLED, PictureRecord
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.system.progress import reporting_to
 from vitkit.training.pretraining.pretrain import keys_of_validation, mask_key, resolve_fields
 from vitkit.verbs.pretrain import PretrainingRun, pretrain
 
@@ -81,7 +82,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     lines: list[str] = []
     with pytest.raises(Interrupted):
         stop = stop_in("epoch 1/2" if at_end else "epoch 2/2", at_end=at_end)
-        begin(data, tmp_path / "run", finished.choices.objective, say=lines.append, progress=stop)
+        with reporting_to(stop):
+            begin(data, tmp_path / "run", finished.choices.objective, say=lines.append)
     assert lines[-1] == f"to go on: vitkit pretrain --resume {tmp_path / 'run'}"
     assert not (tmp_path / "run" / "report.html").exists()
     pretrain(resume=tmp_path / "run", say=lambda _: None)

@@ -21,7 +21,6 @@ from vitkit.data.split_file import images_of_run, move_run, split_from_file
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.label_errors import LabelError, write_label_errors
-from vitkit.system.progress import silent
 from vitkit.training.lineage import SplitImages
 from vitkit.training.run import write_start
 from vitkit.training.start import resolve
@@ -39,7 +38,7 @@ class Work:
         before = None if split_from is None else str(self.root / "runs" / split_from)
         labels = str(self.labels) if self.labels.exists() else None
         asked = {"data": str(self.photos), "labels": labels, "split_from": before, "split": (0.5, 0.1, 0.4)}
-        settled = resolve(runs.quick_fields(**{**asked, **fields}), silent, runs=[self.root / out])
+        settled = resolve(runs.quick_fields(**{**asked, **fields}), runs=[self.root / out])
         for number, own in enumerate(settled.parts):
             folder = self.root / "runs" / name / (f"fold-{number + 1}" if len(settled.parts) > 1 else "")
             folder.mkdir(parents=True)

@@ -24,6 +24,7 @@ import warm
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.evaluator import evaluate
+from vitkit.system.progress import Progress, reporting_to, silent
 from vitkit.training import checkpoint as writer
 from vitkit.training import run
 from vitkit.training.optim import lr_factor
@@ -53,10 +54,11 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(recipe: Recipe, folder: Path, **options: Any) -> tuple[Path, str]:
+def train(recipe: Recipe, folder: Path, progress: Progress = silent, **options: Any) -> tuple[Path, str]:
     """The run folder and everything that was said."""
     lines: list[str] = []
-    return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
+    with reporting_to(progress):
+        return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
 
 
 def resume(folder: Path) -> str:
@@ -418,8 +420,8 @@ def interrupt_at(epoch: int, number: int = signal.SIGINT) -> Callable[[str, int,
 def test_ctrl_c_leaves_a_model_and_says_how_to_go_on(finished: Path, data: Path, tmp_path: Path, epoch: int) -> None:
     lines: list[str] = []
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted) as caught:
-        run.train(runs.quick(data), folder, say=lines.append, progress=interrupt_at(epoch))
+    with pytest.raises(Interrupted) as caught, reporting_to(interrupt_at(epoch)):
+        run.train(runs.quick(data), folder, say=lines.append)
     assert caught.value.signal_number == signal.SIGINT
     what = "unfinished model" if epoch == 0 else "best model so far"
     assert lines[-2:] == [f"stopped; the {what} is in {folder}", f"to go on: vitkit train --resume {folder}"]

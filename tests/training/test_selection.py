@@ -24,7 +24,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system.files import from_json
-from vitkit.system.progress import silent
+from vitkit.system.progress import reporting_to
 from vitkit.training import select_weights as selection
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import load_fields
@@ -80,7 +80,7 @@ def chosen(data: Path, names: Sequence[str], out: Path, **fields: Any) -> tuple[
 def settled(data: Path, names: Sequence[str], **fields: Any) -> Selection:
     """The choice alone, without the training that follows."""
     asked = {"data": str(data), "weights": list(names), "select_time": "10m", **FIELDS, **fields}
-    _, found = choose_and_resolve(asked, silent, lambda *_: None)
+    _, found = choose_and_resolve(asked, lambda *_: None)
     assert found is not None
     return found
 
@@ -160,12 +160,11 @@ def test_a_choice_that_is_stopped_leaves_nothing_behind(data: Path, two: tuple[s
         if what.startswith("trying"):
             raise Interrupted(2)
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted), reporting_to(stop):
         train(
             {"data": str(data), "weights": list(two), "select_time": "10m", **FIELDS},
             tmp_path / "run",
             say=lambda _: None,
-            progress=stop,
         )
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
 

@@ -9,7 +9,6 @@ import pytest
 
 import runs
 from vitkit.errors import VitkitError
-from vitkit.system.progress import silent
 from vitkit.training.recipe import Recipe
 from vitkit.training.start import resolve
 
@@ -21,7 +20,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def images(data: Path, **fields: Any) -> dict[str, set[str]]:
     """The paths of each split."""
-    (own,) = resolve(runs.quick_fields(data=str(data), **fields), silent).parts
+    (own,) = resolve(runs.quick_fields(data=str(data), **fields)).parts
     table = own.images.table
     return {name: set(table.of_split(name).paths) for name in ("train", "val", "test")}
 
@@ -47,7 +46,7 @@ def test_smaller_subsets_are_nested_for_each_seed_and_fresh_for_another(data: Pa
 
 def test_folds_go_by_the_split_seed_too(data: Path) -> None:
     def tested(**fields: Any) -> list[set[str]]:
-        settled = resolve(runs.quick_fields(data=str(data), folds=3, **fields), silent)
+        settled = resolve(runs.quick_fields(data=str(data), folds=3, **fields))
         return [set(own.images.table.of_split("test").paths) for own in settled.parts]
 
     assert tested(seed=0, split_seed=5) == tested(seed=1, split_seed=5) != tested(seed=1)

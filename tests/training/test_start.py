@@ -37,7 +37,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
 
 def start(source: Path, table: ImageTable, **fields: object) -> Classifier:
     recipe = Recipe(data=str(table.root), weights=str(source), method="full", **fields)  # type: ignore[arg-type]
-    return new_classifier(blueprint_of(recipe, table.classes, lambda *_: None), table, "hash")
+    return new_classifier(blueprint_of(recipe, table.classes), table, "hash")
 
 
 def test_everything_but_the_head_is_the_weights(source: Path, table: ImageTable) -> None:
@@ -82,7 +82,7 @@ def test_rates_for_training_are_the_recipes(source: Path, table: ImageTable) -> 
 def test_what_is_looked_at_first_is_what_is_loaded(source: Path, table: ImageTable) -> None:
     for method in ("full", "probe", "lora"):
         recipe = Recipe(data=str(table.root), weights=str(source), method=method)  # type: ignore[arg-type]
-        begun = blueprint_of(recipe, table.classes, lambda *_: None)
+        begun = blueprint_of(recipe, table.classes)
         classifier = new_classifier(begun, table, "hash")
         assert (begun.config, begun.preprocess) == (classifier.model.config, classifier.preprocess)
 

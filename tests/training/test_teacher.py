@@ -20,6 +20,7 @@ from photos import smooth
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
+from vitkit.system.progress import reporting_to
 from vitkit.training import run
 from vitkit.training.defaults import check_effects
 from vitkit.training.losses import Objective
@@ -287,8 +288,8 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path:
 def test_a_missing_teacher_is_noticed_before_the_images_are_read(tmp_path: Path, data: Path) -> None:
     told: list[str] = []
     recipe = runs.quick(data, teacher="nowhere")
-    with pytest.raises(VitkitError, match="nowhere"):
-        run.train(recipe, tmp_path / "run", say=told.append, progress=lambda what, *_: told.append(what))
+    with pytest.raises(VitkitError, match="nowhere"), reporting_to(lambda what, *_: told.append(what)):
+        run.train(recipe, tmp_path / "run", say=told.append)
     assert told == []
     assert not (tmp_path / "run").exists()
 

@@ -21,6 +21,7 @@ from vitkit.data.split_file import split_from_file
 from vitkit.data.splits import split
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.system.progress import Progress, reporting_to, silent
 from vitkit.training import losses, run
 from vitkit.training.loop import Loop
 from vitkit.training.recipe import build
@@ -39,9 +40,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("data") / "photos")
 
 
-def train(recipe: Any, folder: Path, **options: Any) -> tuple[Path, str]:
+def train(recipe: Any, folder: Path, progress: Progress = silent, **options: Any) -> tuple[Path, str]:
     lines: list[str] = []
-    return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
+    with reporting_to(progress):
+        return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
 
 
 def interrupt_at(epoch: int) -> Callable[[str, int, int], None]:

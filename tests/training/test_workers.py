@@ -16,6 +16,7 @@ from vitkit.data.loading import EvaluationImages, tell_lost_workers_once
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
 from vitkit.errors import VitkitError
+from vitkit.system.progress import reporting_to
 from vitkit.training import probe, run
 from vitkit.training import start as setup
 from vitkit.training.recipe import Recipe
@@ -32,8 +33,8 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
                 os.kill(int(child), signal.SIGKILL)
 
     recipe = runs.quick(runs.photos(tmp_path / "photos", images=40), workers=1)
-    with pytest.raises(VitkitError) as caught:
-        run.train(recipe, folder, say=lambda _: None, progress=kill)
+    with pytest.raises(VitkitError) as caught, reporting_to(kill):
+        run.train(recipe, folder, say=lambda _: None)
     said = str(caught.value)
     assert "a process that prepares images ended" in said
     assert f"set workers = 0 in {folder / 'recipe.toml'}; the best model so far is in {folder}" in said

@@ -14,15 +14,15 @@ from PIL import Image
 
 import runs
 from vitkit.errors import VitkitError
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 from vitkit.webapp import likeness
 from vitkit.webapp.app import create_app
 from vitkit.webapp.workspace import Workspace, open_workspace
 
-Runs = Callable[[list[str], Progress], None]
+Runs = Callable[[list[str]], None]
 
 
-def see_colours(arguments: list[str], progress: Progress) -> None:
+def see_colours(arguments: list[str]) -> None:
     """In the place of `vitkit embed MODEL FOLDER --out FILE`; one photograph cannot be read."""
     progress("embedding", 1, 2)
     verb, model, folder, _, out, _ = arguments
@@ -98,7 +98,7 @@ def test_what_was_seen_is_kept_until_the_photographs_change(place: Workspace, mo
 
 
 def test_a_model_that_cannot_be_read_is_told_in_a_line(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(arguments: list[str], progress: Progress) -> None:
+    def fail(arguments: list[str]) -> None:
         raise VitkitError("eyes.pth is no checkpoint")
 
     monkeypatch.setattr(likeness, "run_vitkit", fail)

@@ -20,6 +20,7 @@ import pytest
 
 import warm
 from vitkit.errors import VitkitError
+from vitkit.system.progress import reporting_to
 from vitkit.weights import download
 from vitkit.weights.catalog import CATALOG
 from vitkit.weights.download import cache_path, fetch_hub, fetch_url
@@ -146,14 +147,15 @@ def interrupt(server: Server, after: int) -> None:
         if done >= after:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        fetch_url(server.url, progress=stop)
+    with pytest.raises(KeyboardInterrupt), reporting_to(stop):
+        fetch_url(server.url)
     assert not cache_path(server.url).exists()
 
 
 def test_a_file_is_fetched_whole_and_told_of(serve: Callable[..., Server]) -> None:
     server, told = serve(), []
-    path = fetch_url(server.url, progress=lambda *report: told.append(report))
+    with reporting_to(lambda *report: told.append(report)):
+        path = fetch_url(server.url)
     assert path.read_bytes() == BYTES and path == cache_path(server.url)
     assert leftovers(server.url) == []
     assert told[0] == ("downloading weights.npz", 0, len(BYTES))
@@ -226,7 +228,8 @@ def test_an_interrupted_download_goes_on_where_it_stopped(serve: Callable[..., S
     kept = part_of(server.url).stat().st_size
     assert 600_000 <= kept < len(BYTES)
     told: list[int] = []
-    assert fetch_url(server.url, progress=lambda what, done, total: told.append(done)).read_bytes() == BYTES
+    with reporting_to(lambda what, done, total: told.append(done)):
+        assert fetch_url(server.url).read_bytes() == BYTES
     assert server.asked[1]["range"] == f"bytes={kept}-"
     assert server.asked[1]["if-range"] in json.loads(headers).values()
     assert told[0] == kept and told[-1] == len(BYTES)
@@ -504,7 +507,11 @@ def test_two_threads_at_once_fetch_it_once(serve: Callable[..., Server]) -> None
         if what.startswith("waiting"):
             waiting.set()
 
-    threads = [threading.Thread(target=fetch_url, args=(server.url, digest(BYTES), watch)) for _ in range(2)]
+    def fetch() -> None:
+        with reporting_to(watch):
+            fetch_url(server.url, digest(BYTES))
+
+    threads = [threading.Thread(target=fetch) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -725,12 +732,14 @@ import json, sys
 for name in [name for name in sys.modules if name.partition(".")[0] in ("huggingface_hub", "vitkit")]:
     del sys.modules[name]
 from vitkit.errors import VitkitError
+from vitkit.system.progress import reporting_to
 from vitkit.weights.download import fetch_hub
 told = []
 assert "huggingface_hub" not in sys.modules
 for name in sys.argv[1:]:
     try:
-        print(fetch_hub(name, lambda *report: told.append(report)))
+        with reporting_to(lambda *report: told.append(report)):
+            print(fetch_hub(name))
     except VitkitError as error:
         print(error)
 print(json.dumps(told[-1:]))

@@ -19,14 +19,11 @@ from vitkit.data.table import UNLABELLED, ImageTable, Row
 from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
-from vitkit.system.progress import Progress
 from vitkit.text.cells import listed, plural
 from vitkit.text.names import bare, look
 
 
-def read_corrected(
-    data: str | Path, labels: str | Path | None, progress: Progress | None = None, layout: LayoutName = "auto"
-) -> ImageTable:
+def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutName = "auto") -> ImageTable:
     """As `read_source`, with the labels of a label file; None: with those that the data have.
 
     Pictures that lie in a folder without class folders, or in a class folder called `unlabelled`, have no class but
@@ -35,18 +32,17 @@ def read_corrected(
     Args:
         data: the folder, file or name.
         labels: the label file.
-        progress: told what is downloaded.
         layout: whether the folders of a folder are `classes` or `splits`.
 
     Raises:
         VitkitError: the data or the label file cannot be understood, or fewer than two classes are left.
     """
     if labels is None:
-        table = read_table(data, progress, layout)
+        table = read_table(data, layout)
     else:
         own = read_labels(labels)
         is_heap = layout == "auto" and has_no_folders(data)
-        table = correct(read_unlabelled(data) if is_heap else read_table(data, progress, layout), own)
+        table = correct(read_unlabelled(data) if is_heap else read_table(data, layout), own)
     check_classes(table)
     return table
 

@@ -24,7 +24,7 @@ from urllib.error import HTTPError, URLError
 from vitkit.data.named_sets import DATASETS, DataSet
 from vitkit.errors import VitkitError
 from vitkit.system.environment import cache_folder, offline
-from vitkit.system.progress import Progress, Say
+from vitkit.system.progress import Say, progress
 
 _TIMEOUT = 30.0  # seconds without a byte; torchvision itself waits for ever
 _TROUBLE = (
@@ -41,7 +41,7 @@ def _on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def materialise(name: str, say: Say = _on_stderr, progress: Progress | None = None) -> Path:
+def materialise(name: str, say: Say = _on_stderr) -> Path:
     """The folder of a named data set, downloaded and written on first use; of two processes one waits.
 
     What is interrupted or fails leaves nothing behind.
@@ -49,8 +49,6 @@ def materialise(name: str, say: Say = _on_stderr, progress: Progress | None = No
     Args:
         name: a key of `DATASETS`, in any spelling.
         say: told in one line what will be downloaded, before it is.
-        progress: told `downloading NAME`, bytes done and bytes in all of each file; without it, torchvision's own bar
-            is drawn on stderr if that is a terminal.
 
     Raises:
         VitkitError: offline, the server cannot be reached or sends something else than was published, or the cache
@@ -69,7 +67,7 @@ def materialise(name: str, say: Say = _on_stderr, progress: Progress | None = No
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _taking_turns(folder, say):
             if not folder.is_dir():  # else another process was first
-                _make(entry, folder, say, progress)
+                _make(entry, folder, say)
     except _TROUBLE as error:
         raise _explained(entry, folder, error) from error
     return folder
@@ -91,7 +89,7 @@ def _taking_turns(folder: Path, say: Say) -> Iterator[None]:
         lock.release()
 
 
-def _make(entry: DataSet, folder: Path, say: Say, progress: Progress | None) -> None:
+def _make(entry: DataSet, folder: Path, say: Say) -> None:
     for stale in folder.parent.glob(f".{entry.name}-*"):  # of a process that was killed: it is our turn
         shutil.rmtree(stale, ignore_errors=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=folder.parent))
@@ -101,7 +99,7 @@ def _make(entry: DataSet, folder: Path, say: Say, progress: Progress | None) -> 
         written.mkdir()
         if entry.megabytes:
             say(_announcement(entry))
-        with _watched(f"downloading {entry.name}", progress) if entry.megabytes else nullcontext():
+        with _watched(f"downloading {entry.name}") if entry.megabytes else nullcontext():
             entry.write(raw, written)
         _check(entry, written)
         _settle(written, folder)
@@ -175,12 +173,12 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _watched(what: str, progress: Progress | None) -> Iterator[None]:
-    """While torchvision downloads: its bar reports to `progress` or to a terminal, and its silence has an end."""
+def _watched(what: str) -> Iterator[None]:
+    """While torchvision downloads: its bar reports to `progress`, and its silence has an end."""
     from torchvision.datasets import utils
 
     bar, timeout = utils.tqdm, socket.getdefaulttimeout()
-    utils.tqdm = partial(bar, disable=None) if progress is None else partial(_Reporting, what, progress)
+    utils.tqdm = partial(_Reporting, what)
     socket.setdefaulttimeout(_TIMEOUT)
     try:
         yield
@@ -192,7 +190,7 @@ def _watched(what: str, progress: Progress | None) -> Iterator[None]:
 class _Reporting:
     """Takes the place of a progress bar and draws nothing."""
 
-    def __init__(self, what: str, progress: Progress, total: int | None = None, **_: Any) -> None:
+    def __init__(self, what: str, total: int | None = None, **_: Any) -> None:
         self._tell, self._done, self._total = partial(progress, what), 0, total or 0
 
     def __enter__(self) -> Self:

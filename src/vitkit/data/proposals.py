@@ -20,7 +20,6 @@ from vitkit.data.table import ImageTable
 from vitkit.data.task import Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text
-from vitkit.system.progress import Progress
 from vitkit.system.run_files import LABEL_ERRORS, PROPOSALS, SPLIT, folds_in
 
 _MOST_RUNS = 10  # of a folder, the newest
@@ -164,7 +163,7 @@ def read_proposals(run: Path) -> tuple[Proposal, ...]:
     return found
 
 
-def proposals_of_run(run: Path, table: ImageTable, progress: Progress | None = None) -> tuple[Proposal, ...]:
+def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
     """The same by the paths that a run's images have in a table of `images_of_run`.
 
     An image that was left out, and that is not where it was, is looked for by its content.
@@ -174,7 +173,7 @@ def proposals_of_run(run: Path, table: ImageTable, progress: Progress | None = N
         return ()
     place = dict(zip(split_from_file(run / SPLIT).paths, table.paths, strict=True))
     lost = {own.digest for own in stored if own.path not in place and digest_of(table.at(own.path)) != own.digest}
-    found = by_content(table, progress) if lost else {}
+    found = by_content(table) if lost else {}
     return tuple(
         own._replace(path=found.get(own.digest, own.path) if own.digest in lost else place.get(own.path, own.path))
         for own in stored

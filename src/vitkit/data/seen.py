@@ -32,7 +32,7 @@ from vitkit.data.file_facts import Facts, Memory
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, to_json
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 
 ROLES = ("test", "val", "train")  # what weights know of a picture: nothing; they were chosen by it; they learned it
 DIGEST = 16  # bytes of a file's SHA-256 that are kept
@@ -424,13 +424,12 @@ def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]
     return frozenset(i for i, own in known.items() if not own & {table.name_of(i), UNLABELLED})
 
 
-def look_up(record: PictureRecord, table: ImageTable, progress: Progress) -> tuple[ImageTable, Overlap]:
+def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
     """The readable images of a table, and what a record says of each.
 
     Args:
         record: of what weights were trained on.
         table: images, which are read if they have not been before.
-        progress: told what is being done, how many are done, of how many.
     """
     with Memory() as memory:
         facts = scan([table.file(i) for i in range(len(table))], memory, partial(progress, "reading images"))
@@ -439,7 +438,7 @@ def look_up(record: PictureRecord, table: ImageTable, progress: Progress) -> tup
     return rows, find_overlap(record, rows, [facts[i] for i in readable], partial(progress, "comparing images"))
 
 
-def read_digests(table: ImageTable, progress: Progress) -> dict[str, str]:
+def read_digests(table: ImageTable) -> dict[str, str]:
     """The beginning of the SHA-256 of each readable image of a table, and of those that are left out, by its path."""
     paths = [*table.paths, *(path for path, _, _ in table.left_out)]
     with Memory() as memory:

@@ -27,7 +27,6 @@ from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_o
 from vitkit.data.task import MULTI_LABEL
 from vitkit.data.walk import Overlooked, images_below, is_passed_over
 from vitkit.errors import VitkitError
-from vitkit.system.progress import Progress
 from vitkit.text.cells import restored
 
 # --- Kinds of sources -------------------------------------------------------------------------------------
@@ -91,13 +90,13 @@ def storage_at(path: Path) -> Storage | None:
     return None if opener is None or not path.is_file() else opener(path)
 
 
-def read_source(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
+def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
     """The images of a folder, a CSV file or a named set, as `read_table` finds them.
 
     Raises:
         VitkitError: there is nothing in it to learn from, or a single class.
     """
-    table = read_table(data, progress, layout)
+    table = read_table(data, layout)
     check_classes(table)
     return table
 
@@ -114,7 +113,7 @@ def check_classes(table: ImageTable) -> None:
         )
 
 
-def read_table(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
+def read_table(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
     """Find the images of a folder, a CSV file or a named set, which is downloaded when it is first named.
 
     A folder holds `class/image`, or `train/class/image` beside `val` and `test` (see `layout.understand`). A CSV file
@@ -124,7 +123,6 @@ def read_table(data: str | Path, progress: Progress | None = None, layout: Layou
 
     Args:
         data: the folder, file or name.
-        progress: told what is downloaded, how many bytes are done, of how many.
         layout: whether the folders of a folder are `classes` or `splits`; `auto` tells by itself, or refuses.
 
     Raises:
@@ -135,7 +133,7 @@ def read_table(data: str | Path, progress: Progress | None = None, layout: Layou
     if kind is None:
         from vitkit.data import named  # and with it what downloads
 
-        root = named.materialise(str(data), progress=progress)
+        root = named.materialise(str(data))
         kind = kind_of(root)
         assert kind is not None
         if layout == "auto":  # which is known of a named set, and need not be told by its folders
@@ -247,7 +245,7 @@ def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool)
     return path, label, split_of_word(split)
 
 
-def read_unlabelled(data: str | Path, progress: Progress | None = None) -> ImageTable:
+def read_unlabelled(data: str | Path) -> ImageTable:
     """The pictures below a folder, or of a named set, as a table of one class without splits.
 
     Raises:
@@ -257,7 +255,7 @@ def read_unlabelled(data: str | Path, progress: Progress | None = None) -> Image
     if not root.exists() and str(data) in DATASETS:
         from vitkit.data import named
 
-        root = named.materialise(str(data), progress=progress)
+        root = named.materialise(str(data))
     if isinstance(storage_at(root), archive.Archive):
         return archive.read_unlabelled_archive(str(data), root)
     if not root.is_dir():

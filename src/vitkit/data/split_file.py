@@ -24,7 +24,7 @@ from vitkit.data.task import SINGLE_LABEL
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 from vitkit.system.run_files import GROUPS, PROPOSALS, SPLIT
 from vitkit.text.cells import JOINT, plural
 
@@ -182,10 +182,7 @@ class Changes:
 
 
 def look_over(
-    table: ImageTable,
-    contents: Mapping[str, str],
-    splits: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    table: ImageTable, contents: Mapping[str, str], splits: Sequence[str] | None = None
 ) -> tuple[ImageTable, Changes]:
     """Compare images of a run with what it recorded of them. Every command that reads a run's pictures asks here.
 
@@ -193,7 +190,6 @@ def look_over(
         table: of `images_of_run`.
         contents: the digest of each image by its path (`read_contents`); those without one are only looked for.
         splits: which of them are looked at; None, or `all` among them: every image.
-        progress: told how many have been looked at.
 
     Returns:
         The table, in which an image that holds another picture now has a path that no file has, so that it counts as
@@ -204,7 +200,7 @@ def look_over(
     gone = {i for i in chosen if table.paths[i].endswith(_OTHER)}  # found to be so under another root
     rest = [i for i in chosen if i not in gone]
     known = [i for i in rest if table.paths[i] in contents]
-    digest_of = dict(zip(known, _digests([table.file(i) for i in known], progress), strict=True))
+    digest_of = dict(zip(known, _digests([table.file(i) for i in known]), strict=True))
     paths, missing = list(table.paths), []
     for i in rest:
         digest = digest_of.get(i)
@@ -223,22 +219,21 @@ def is_unchanged(file: Place, digest: str | None) -> bool:
     return digest is None or digest_of(file) == digest
 
 
-def refuse_changed(split_file: Path, remedy: str, progress: Progress | None = None) -> None:
+def refuse_changed(split_file: Path, remedy: str) -> None:
     """Hold that all images of a run are what they were, before it goes on.
 
     Args:
         split_file: the run's split.json.
         remedy: what may be done but to put the images back.
-        progress: told how many have been looked at.
 
     Raises:
         VitkitError: some are not, or their folder is gone.
     """
-    table = images_of_run(split_file, progress=progress)
-    look_over(table, read_contents(split_file), None, progress)[1].refuse(remedy)
+    table = images_of_run(split_file)
+    look_over(table, read_contents(split_file), None)[1].refuse(remedy)
 
 
-def images_of_run(split_file: Path, root: Path | None = None, progress: Progress | None = None) -> ImageTable:
+def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
     """The split images of a run, with their files where they are now.
 
     Under a root that is given anew, an image is the file that has its content, whatever it is called there; one that
@@ -247,18 +242,17 @@ def images_of_run(split_file: Path, root: Path | None = None, progress: Progress
     Args:
         split_file: the run's split.json.
         root: the folder that holds the images now; None: where they were.
-        progress: told what is being done.
 
     Raises:
         VitkitError: the folder is gone, or holds none of the images.
     """
     table = split_from_file(split_file)
     if root is not None:
-        return _under(table, root, read_contents(split_file), progress)
-    return locate(table, progress)
+        return _under(table, root, read_contents(split_file))
+    return locate(table)
 
 
-def locate(table: ImageTable, progress: Progress | None = None) -> ImageTable:
+def locate(table: ImageTable) -> ImageTable:
     """The table of an earlier run, with its files where they were; a named data set is made again if need be.
 
     Raises:
@@ -267,7 +261,7 @@ def locate(table: ImageTable, progress: Progress | None = None) -> ImageTable:
     if table.storage is not None or table.root.is_dir():
         return table
     if table.name in DATASETS:
-        return replace(table, root=named.materialise(table.name, progress=progress))
+        return replace(table, root=named.materialise(table.name))
     raise VitkitError(f"the images of {table.name} are no longer in {table.root}: say where they are: --data-root DIR")
 
 
@@ -295,7 +289,7 @@ def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | Non
     return {path: role_of.get(bytes.fromhex(digest)) for path, digest in read_contents(split_file).items()}
 
 
-def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> None:
+def move_run(split_file: Path, root: Path) -> None:
     """Write down where a run's images are now.
 
     Raises:
@@ -303,7 +297,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
     """
     before = split_from_file(split_file)
     contents, _ = read_contents(split_file), groups_from_file(split_file.with_name(GROUPS))  # refuse what is damaged
-    after = _under(before, root, contents, progress)
+    after = _under(before, root, contents)
     if gone := [path for i, path in enumerate(after.paths) if not is_there(after.file(i))]:
         raise VitkitError(f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})")
     place = dict(zip(before.paths, after.paths, strict=True))
@@ -313,7 +307,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
         write_json(groups, [[place.get(path, path) for path in own] for own in stored])
     if (proposals := split_file.with_name(PROPOSALS)).is_file():
         stored = from_json(read_text(proposals))
-        found = by_content(after, progress) if any(own["path"] not in place for own in stored) else {}
+        found = by_content(after) if any(own["path"] not in place for own in stored) else {}
         write_json(
             proposals,
             [{**own, "path": place.get(own["path"]) or found.get(own["digest"], own["path"])} for own in stored],
@@ -321,7 +315,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
     write_json(split_file, {**split_to_dict(after), "contents": moved})
 
 
-def _under(table: ImageTable, root: Path, contents: Mapping[str, str], progress: Progress | None) -> ImageTable:
+def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageTable:
     if not root.is_dir() and storage_at(root) is None:
         raise VitkitError(f"--data-root {root}: no such folder")
     table = replace(table, root=root.resolve(), storage=storage_at(root))
@@ -329,7 +323,7 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str], progress:
     paths = list(table.paths)
     lost = [i for i, path in enumerate(paths) if own[i] is None or own[i] != contents.get(path, own[i])]
     if lost:
-        found = by_content(table, progress)
+        found = by_content(table)
         for i in lost:
             paths[i] = found.get(contents.get(paths[i], ""), paths[i])
     if all(own[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
@@ -344,7 +338,7 @@ def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[
     return replace(table, paths=tuple(paths))
 
 
-def by_content(table: ImageTable, progress: Progress | None) -> dict[str, str]:
+def by_content(table: ImageTable) -> dict[str, str]:
     """The key of each content below a table's root, or in its storage."""
     if table.storage is None:
         keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
@@ -356,12 +350,11 @@ def by_content(table: ImageTable, progress: Progress | None) -> dict[str, str]:
         digest = digest_of(table.at(key))
         if digest is not None:
             found.setdefault(digest, key)
-        if progress is not None:
-            progress("looking for the run's images", done, len(keys))
+        progress("looking for the run's images", done, len(keys))
     return found
 
 
-def _digests(files: Sequence[Place], progress: Progress | None) -> list[str | None]:
+def _digests(files: Sequence[Place]) -> list[str | None]:
     """The digest of each file, None where it cannot be read. Files that have not changed since the doctor read them, as
     their size and times tell, are not read again."""
     found: list[str | None] = []
@@ -371,8 +364,7 @@ def _digests(files: Sequence[Place], progress: Progress | None) -> list[str | No
         for done, (file, stamp) in enumerate(zip(files, stamps, strict=True), start=1):
             facts = None if stamp is None else known.get(stamp)
             found.append(digest_of(file) if facts is None else facts.digest[:DIGEST].hex())
-            if progress is not None:
-                progress("looking whether the images have changed", done, len(files))
+            progress("looking whether the images have changed", done, len(files))
     return found
 
 

@@ -30,7 +30,7 @@ from vitkit.data.loading import Images
 from vitkit.data.preprocess import Interpolation, Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError, first_line
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 from vitkit.text.fields import is_number
 from vitkit.text.names import alike, check_names
 
@@ -481,7 +481,7 @@ class Survey:
                 raise VitkitError(f"{where} is a tensor of shape {shape}, and the model reads {expected}: resize it")
 
 
-def survey(datasets: Datasets, progress: Progress) -> Survey:
+def survey(datasets: Datasets) -> Survey:
     """One pass over all images: a dataset need not say its labels in any other way.
 
     Raises:

@@ -27,7 +27,6 @@ from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
 from vitkit.evaluation.registry import METRICS
-from vitkit.system.progress import Progress
 from vitkit.text.cells import interval_text, listed
 
 
@@ -215,28 +214,20 @@ DOUBTS: dict[LookedFor, str] = {
 }
 
 
-def find_seen(
-    record: PictureRecord,
-    table: ImageTable,
-    split: str,
-    progress: Progress,
-    *,
-    is_of_run: bool,
-) -> tuple[dict[str, str], str]:
+def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run: bool) -> tuple[dict[str, str], str]:
     """Find the images of a split, or of `all`, that the weights had seen.
 
     Args:
         record: record of the pictures that the weights were trained on.
         table: images.
         split: split to check, or `all`.
-        progress: called with a description, the number done and the total.
         is_of_run: whether these are the run's images, so that validation images are known to have chosen the weights.
 
     Returns:
         Role (train or val) by path, and why there may be more such images; the reason is empty if there cannot be.
     """
     rows = table if split == "all" else table.of_split(split)
-    rows, overlap = look_up(record, rows, progress)
+    rows, overlap = look_up(record, rows)
     seen = seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_of_run else "all")
     return seen, DOUBTS[overlap.looked_for]
 

@@ -239,17 +239,17 @@ def compare(
         if resume:
             folder, plan = _taken_up(out, asked, shared, hold)
         else:
-            folder, plan = _begun(out, asked, shared, say, progress, hold)
+            folder, plan = _begun(out, asked, shared, say, hold)
         from vitkit.experiments.comparison_runs import make_all
 
         try:
-            past_help = make_all(plan.runs(), folder, devices, say, progress)
+            past_help = make_all(plan.runs(), folder, devices, say)
         except Interrupted:
             say(f"to go on: vitkit compare --resume --out {folder}")
             raise
         if past_help:
             plan = _without(past_help, plan, say)
-        return _conclude(plan, folder, asked["stress"] or plan.asked["stress"], progress)
+        return _conclude(plan, folder, asked["stress"] or plan.asked["stress"])
 
 
 def _asked(
@@ -274,12 +274,7 @@ def _asked(
 
 
 def _begun(
-    out: str | Path | None,
-    asked: dict[str, Any],
-    fields: dict[str, Any],
-    say: Say,
-    progress: Progress,
-    hold: ExitStack,
+    out: str | Path | None, asked: dict[str, Any], fields: dict[str, Any], say: Say, hold: ExitStack
 ) -> tuple[Path, Plan]:
     """A folder that is held, with a plan in it."""
     for name in ("data", "models"):
@@ -290,11 +285,11 @@ def _begun(
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.training.run_folder import check_place, new_run_folder
 
-    table = read_corrected(asked["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
+    table = read_corrected(asked["data"], fields.get("labels"), fields.get("layout", "auto"))
     check_place(out, table, None, "none")
     if out is not None:
         PLACE.reserve(out, hold)
-    plan = make_plan(asked, fields, progress)
+    plan = make_plan(asked, fields)
     folder = Path(out) if out is not None else new_run_folder(f"compare-{table.root.name}", hold)
     write_json(folder / PLAN, {"vitkit": vitkit.__version__, "fields": fields, "plan": plan.to_dict()})
     for note in plan.notes:
@@ -344,7 +339,7 @@ def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
     return replace(plan, models=models, jobs=jobs, notes=(*plan.notes, *notes))
 
 
-def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progress) -> Comparison:
+def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
     """Read all runs, compare, and write it down."""
     from vitkit.experiments.comparison_figures import (
         best_of,
@@ -363,7 +358,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
     judging = after_training(((job.model, folder / job.folder) for job in plan.jobs), plan.test_hash)
     judging.check()
     judged = [read_judged(plan, folder, fraction, judging) for fraction in plan.fractions]
-    costs = costs_of(plan, folder, device, progress)
+    costs = costs_of(plan, folder, device)
     families = families_of(plan, judged)
     models = [of_model(name, plan, folder, families, costs[name]) for name in plan.models]
     by_fraction = [pairs_of(plan, own) for own in families]
@@ -385,7 +380,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
         "pairs": by_fraction[-1],
         "pairs_by_fraction": [pair for pairs in by_fraction for pair in pairs],
         "findings": findings_of(models, judged[-1], judging),
-        "stress": stress_figures(plan, folder, judged[-1], stress, device, progress),
+        "stress": stress_figures(plan, folder, judged[-1], stress, device),
         "notes": list(plan.notes),
     }
     write_text(folder / TABLE, to_csv(models))
@@ -401,7 +396,7 @@ SPEEDS = "speeds.json"
 BATCH, ROUNDS = 32, 5  # images at a time, and how often each model is timed
 
 
-def costs_of(plan: Plan, out: Path, device: str, progress: Progress) -> dict[str, dict[str, Any]]:
+def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     """The costs of each model, by name: of its first run on all the data.
 
     Speeds are measured once for a comparison, all models in one process, in turn.
@@ -410,14 +405,13 @@ def costs_of(plan: Plan, out: Path, device: str, progress: Progress) -> dict[str
         plan: of the comparison.
         out: its folder, whose runs are finished.
         device: where speeds are measured: auto, cpu, cuda or mps.
-        progress: told what is being timed.
     """
     from vitkit.weights import load
 
     last = {job.model: out / job.folder for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]}
     folders = list(dict.fromkeys(last.values()))
     classifiers = {folder.name: load(folder) for folder in folders}
-    speeds = _speeds(classifiers, out / SPEEDS, device, progress)
+    speeds = _speeds(classifiers, out / SPEEDS, device)
     found = {}
     for name, folder in last.items():
         model = classifiers[folder.name].model
@@ -436,7 +430,7 @@ def _gmacs(model: Any) -> float:
     return describe(model.config).gmacs
 
 
-def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str, progress: Progress) -> dict[str, float]:
+def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> dict[str, float]:
     """Images a second of each, as measured before or now."""
     with suppress(OSError, VitkitError):  # they are measured again
         known = read_json(file)
@@ -461,7 +455,7 @@ def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str, prog
         return once
 
     works = {name: work(own) for name, own in classifiers.items()}
-    times = interleave(works, ROUNDS, stopwatch=stopwatch_for(place), progress=progress)
+    times = interleave(works, ROUNDS, stopwatch=stopwatch_for(place))
     speeds = {name: timing.rate(BATCH).median for name, timing in times.items()}
     write_json(file, speeds)
     return speeds

@@ -19,7 +19,7 @@ from vitkit.experiments.judging import before_training, hash_of_images
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, is_model_name
 from vitkit.system.files import fitting, without_place
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 from vitkit.training.architecture import weights_of, without_fields_of_vits
 from vitkit.training.defaults import without_effect
 from vitkit.training.lineage import SplitImages
@@ -125,13 +125,12 @@ class Plan:
         return list(first.values())
 
 
-def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Progress) -> Plan:
+def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     """Settle every model before anything is trained.
 
     Args:
         asked: data, models, recipe, seeds, fractions, budget and stress, as `compare` takes them.
         fields: of the recipe, for all models.
-        progress: told what is being done, how many are done, of how many.
 
     Raises:
         VitkitError: a model cannot be built or trained on these images, or would be judged by others than the rest.
@@ -149,7 +148,7 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
         resolved, left_out = without_fields_of_vits(_fields(name, asked, fields, budget))
         notes += [f"{label}: {reason}" for reason in left_out]
         try:
-            start = resolve(resolved, progress).released()
+            start = resolve(resolved).released()
             check_weights_name(start)
             idle.append(without_effect(start.recipe, resolved, shared))
         except VitkitError as error:

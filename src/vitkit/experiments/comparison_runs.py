@@ -41,7 +41,7 @@ from vitkit.experiments.comparison_plan import Job
 from vitkit.model_folder import DESCRIPTION, read_description
 from vitkit.system.environment import choose_device
 from vitkit.system.files import from_json, to_json, write_json
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Say, ignore, progress, reporting_within
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS, RECIPE, REPORT, SPLIT
 from vitkit.system.stopping import python
 from vitkit.training import run
@@ -110,7 +110,7 @@ def _read_digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def make(job: Job, out: Path, progress: Progress = silent) -> None:
+def make(job: Job, out: Path) -> None:
     """Train a job from its beginning, or from where it was stopped, and measure its memory.
 
     Raises:
@@ -128,9 +128,9 @@ def make(job: Job, out: Path, progress: Progress = silent) -> None:
 
             encoder = folder.with_name(f"{folder.name}-pretrained")
             if not is_finished(encoder):
-                _finish(pretraining.pretrain, pretraining.resume, dict(job.pretraining), encoder, progress)
+                _finish(pretraining.pretrain, pretraining.resume, dict(job.pretraining), encoder)
             fields = {**fields, "weights": str(encoder)}
-        _finish(run.train, run.resume, fields, folder, progress)
+        _finish(run.train, run.resume, fields, folder)
     (out / DIGESTS).mkdir(exist_ok=True)
     write_json(_digests_of(job, out), _read_digests(folder))
     if memory.peak is not None and not is_measured:
@@ -138,24 +138,18 @@ def make(job: Job, out: Path, progress: Progress = silent) -> None:
         write_json(out / COSTS / f"{folder.name}.json", {"peak_memory": memory.peak})
 
 
-def _finish(
-    begin: Callable[..., Path],
-    resume: Callable[..., Path],
-    fields: dict[str, Any],
-    folder: Path,
-    progress: Progress,
-) -> None:
+def _finish(begin: Callable[..., Path], resume: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
     """Make a run from its beginning, or go on with it where it was stopped."""
     if (folder / RECIPE).is_file():
-        resume(folder, say=ignore, progress=progress)
+        resume(folder, say=ignore)
         return
     if folder.is_dir():  # killed before its recipe was written, which comes last
         clear(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    begin(fields, folder, say=ignore, progress=progress)
+    begin(fields, folder, say=ignore)
 
 
-def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: Progress) -> dict[str, str]:
+def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say) -> dict[str, str]:
     """Train all jobs that are not finished. One that leads nowhere keeps none of the others from being trained.
 
     Args:
@@ -163,7 +157,6 @@ def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: P
         out: of the comparison.
         devices: how many are trained at a time, each by a process of its own where there are several.
         say: takes a line for each run that is finished.
-        progress: told which run is under way.
 
     Returns:
         What became of the trainings that are past help, by their folder.
@@ -180,19 +173,16 @@ def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: P
         for job in done:
             check_run(job, out)
         if left:
-            refuse_changed(out / done[0].folder / SPLIT, "begin anew in another folder", progress)
+            refuse_changed(out / done[0].folder / SPLIT, "begin anew in another folder")
     watch = _Watch(len(jobs), left, out, say)
     if devices > 1 and len(left) > 1:
-        make_side_by_side(left, out, devices, watch.finished, watch.failed, progress)
+        make_side_by_side(left, out, devices, watch.finished, watch.failed)
         return watch.past_help
     for job in left:
         number = watch.number
-
-        def tell(what: str, done: int, total: int | None, number: int = number, job: Job = job) -> None:
-            progress(f"run {number} of {len(jobs)}: {job.described}: {what}", done, total)
-
         try:
-            make(job, out, tell)
+            with reporting_within(f"run {number} of {len(jobs)}: {job.described}"):
+                make(job, out)
         except DivergedError as error:
             watch.failed(job, str(error))
             continue
@@ -234,12 +224,7 @@ def in_words(seconds: float) -> str:
 
 
 def make_side_by_side(
-    jobs: Sequence[Job],
-    out: Path,
-    devices: int,
-    finished: Callable[[Job], None],
-    failed: Callable[[Job, str], None],
-    progress: Progress,
+    jobs: Sequence[Job], out: Path, devices: int, finished: Callable[[Job], None], failed: Callable[[Job, str], None]
 ) -> None:
     """Train jobs by several processes, each on a GPU of its own, or on its part of the cores.
 
@@ -249,7 +234,6 @@ def make_side_by_side(
         devices: how many processes.
         finished: called with each job that is finished.
         failed: called with each whose training is past help, and why.
-        progress: told how many are.
 
     Raises:
         VitkitError: there are not as many GPUs, or a job cannot be trained.

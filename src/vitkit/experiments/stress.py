@@ -31,7 +31,7 @@ from vitkit.experiments.statistics import Family
 from vitkit.experiments.stress_kinds import GRID, STRESSES
 from vitkit.model_folder import read_description
 from vitkit.system.files import read_json, write_json
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress, reporting_within
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -130,9 +130,7 @@ def variants(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[I
 ANSWERS = "stress"  # a folder beside the runs
 
 
-def stress_figures(
-    plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str, progress: Progress
-) -> list[dict[str, Any]]:
+def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str) -> list[dict[str, Any]]:
     """The accuracy of each model under each stress, at each strength, with 95 % intervals.
 
     Args:
@@ -141,7 +139,6 @@ def stress_figures(
         judged: the images that judge.
         names: of the stresses.
         device: where it is computed: auto, cpu, cuda or mps.
-        progress: told how many images are done.
     """
     if not names:
         return []
@@ -150,11 +147,8 @@ def stress_figures(
     side = max(_short_side(out / folder) for folder in distinct)
     answers = {}
     for number, folder in enumerate(distinct, start=1):
-
-        def tell(what: str, done: int, total: int | None, number: int = number) -> None:
-            progress(f"stress, run {number} of {len(distinct)}: {what}", done, total)
-
-        answers[folder] = _answers(out, folder, judged.paths, names, side, plan.seeds[0], device, tell)
+        with reporting_within(f"stress, run {number} of {len(distinct)}"):
+            answers[folder] = _answers(out, folder, judged.paths, names, side, plan.seeds[0], device)
     trainings = {model: tuple(folders[model, seed] for seed in plan.seeds) for model in plan.models}
     different = list(dict.fromkeys(trainings.values()))  # models that share their runs count once
     rows = []
@@ -182,14 +176,7 @@ def _short_side(run: Path) -> int:
 
 
 def _answers(
-    out: Path,
-    folder: str,
-    paths: Sequence[str],
-    names: Sequence[str],
-    side: int,
-    seed: int,
-    device: str,
-    progress: Progress,
+    out: Path, folder: str, paths: Sequence[str], names: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """Which images a run has right as they are (``), and under each stress (`blur 2`), as known or asked now; (n,)."""
     file = out / ANSWERS / f"{Path(folder).name}.json"
@@ -198,21 +185,14 @@ def _answers(
     with suppress(OSError, VitkitError):  # they are asked again
         stored = read_json(file)
     if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):
-        stored = _ask(out / folder, paths, names, keys, side, seed, device, progress)
+        stored = _ask(out / folder, paths, names, keys, side, seed, device)
         file.parent.mkdir(exist_ok=True)
         write_json(file, stored)
     return {key: np.array([bit == "1" for bit in stored[key]]) for key in keys}
 
 
 def _ask(
-    run: Path,
-    paths: Sequence[str],
-    names: Sequence[str],
-    keys: Sequence[str],
-    side: int,
-    seed: int,
-    device: str,
-    progress: Progress,
+    run: Path, paths: Sequence[str], names: Sequence[str], keys: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, str]:
     """For each key a `1` for each image that is right, else a `0`."""
     from vitkit.data.split_file import images_of_run, refuse_changed
@@ -220,8 +200,8 @@ def _ask(
     from vitkit.weights import load
 
     classifier = load(run).to(device)
-    refuse_changed(run / SPLIT, "leave out --stress", progress)
-    table = images_of_run(run / SPLIT, progress=progress)
+    refuse_changed(run / SPLIT, "leave out --stress")
+    table = images_of_run(run / SPLIT)
     place = {path: i for i, path in enumerate(table.paths)}
     columns = []
     for done, path in enumerate(paths, start=1):

@@ -22,7 +22,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, is_model_name
 from vitkit.model.network_config import Config, NetworkConfig, is_network_name
 from vitkit.profiling.accelerators import Accelerator, accelerator_names, find_accelerator
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, progress, reporting_to, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
 from vitkit.training.recipe import PlannedFields, Recipe, Request, build, overlay, unfold
@@ -271,7 +271,7 @@ def plan(
         if value is not None and not (math.isfinite(value) and value > 0):
             raise VitkitError(f"{flag} must be a number above 0, not {value:g}")
     found = find_accelerator(accelerator)
-    return _planned(recipe, {**fields}, images, classes, found, utilisation, price, decode_rate, progress)
+    return _planned(recipe, {**fields}, images, classes, found, utilisation, price, decode_rate)
 
 
 def _planned(
@@ -283,7 +283,6 @@ def _planned(
     utilisation: float,
     price: float | None,
     decode_rate: float,
-    progress: Progress,
 ) -> TrainingPlan:
     from vitkit.training.distributed import ProcessGroup, check_team
 
@@ -299,7 +298,7 @@ def _planned(
         devices, notes = 1, (*notes, "method probe: one of the devices fits it, the others wait")
     seen, steps = passes(own, job.images)
     at_a_time = math.ceil(min(own.batch_size, job.images) / devices)
-    step, memory = memories(job, at_a_time, devices, accelerator.memory, precision, progress)
+    step, memory = memories(job, at_a_time, devices, accelerator.memory, precision)
     return TrainingPlan(
         name=str(recipe),
         recipe=own,
@@ -419,7 +418,8 @@ def _config_of(recipe: Recipe, classes: int) -> Config:
     if recipe.weights == "none" or (recipe.weights == "auto" and is_network_name(recipe.model)):
         return config_of(recipe, classes)
     if recipe.weights != "auto" and Path(recipe.weights).exists():
-        return plan_of(recipe, classes, look_at_weights(recipe, silent))[0]
+        with reporting_to(silent):
+            return plan_of(recipe, classes, look_at_weights(recipe))[0]
     name = _model_name(recipe)
     if name is None:
         raise VitkitError(
@@ -479,9 +479,7 @@ def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
     raise VitkitError(f"teacher {recipe.teacher}: there is no such file, nor a model of this name to plan with")
 
 
-def memories(
-    job: Job, images: int, devices: int, room: int, precision: str, progress: Progress
-) -> tuple[Footprint, tuple[Memory, ...]]:
+def memories(job: Job, images: int, devices: int, room: int, precision: str) -> tuple[Footprint, tuple[Memory, ...]]:
     """The step of a training, and what a device holds in it: as the recipe has it first, then otherwise.
 
     Args:
@@ -490,7 +488,6 @@ def memories(
         devices: how many there are.
         room: bytes of each.
         precision: float32 or bfloat16.
-        progress: told what is rehearsed.
     """
     from vitkit.experiments.footprint import rehearse_step
 

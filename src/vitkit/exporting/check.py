@@ -24,7 +24,7 @@ from vitkit.data.storage import Place, is_there
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT
 
 MOST = 200  # of them a single one may be classed otherwise
@@ -47,18 +47,13 @@ class Pictures:
 
 
 def choose_pictures(
-    model: str | Path | None,
-    data: str | None,
-    progress: Progress | None = None,
-    layout: LayoutName = "auto",
-    root: Path | None = None,
+    model: str | Path | None, data: str | None, layout: LayoutName = "auto", root: Path | None = None
 ) -> Pictures:
     """Validation images of `data`, or else of the split that a run remembers; where neither is there, made-up ones.
 
     Args:
         model: where what is exported lies; None: in memory.
         data: the images to take.
-        progress: told of a download.
         layout: how the folders of `data` are to be understood.
         root: the folder that holds the run's images now, if not where they were.
 
@@ -66,7 +61,7 @@ def choose_pictures(
         VitkitError: there is no such data, or the root holds none of the run's images.
     """
     if data is not None:
-        return _of_table(read_source(data, progress, layout), {})
+        return _of_table(read_source(data, layout), {})
     if layout != "auto":
         raise VitkitError(f"--layout {layout} is about the folders of --data: name them, or leave out the flag")
     if model is None and root is not None:
@@ -75,11 +70,11 @@ def choose_pictures(
         return _made_up("no photographs were named")
     split = Path(model) / SPLIT
     if root is not None:
-        return _of_table(images_of_run(split, root, progress), {})
+        return _of_table(images_of_run(split, root), {})
     if not split.is_file():
         return _made_up("no photographs were named")
     try:
-        return _of_table(images_of_run(split, progress=progress), read_contents(split))
+        return _of_table(images_of_run(split), read_contents(split))
     except VitkitError as error:  # the run has moved to another machine
         return _made_up(str(error))
 
@@ -211,15 +206,14 @@ def _read(classifier: Classifier, picture: Place | Image.Image) -> Tensor | None
         return None
 
 
-def answers(classifier: Classifier, images: list[Tensor], what: str, progress: Progress | None = None) -> Tensor:
+def answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
     """The logits of all images, (B, K): of the first alone, then of batches."""
     batches = [images[:1], *(images[i : i + _BATCH] for i in range(1, len(images), _BATCH))]
     rows, done = [], 0
     for batch in batches:
         rows.append(classifier.logits(torch.stack(batch)))
         done += len(batch)
-        if progress is not None:
-            progress(what, done, len(images))
+        progress(what, done, len(images))
     return torch.cat(rows)
 
 

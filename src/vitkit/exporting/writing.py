@@ -19,7 +19,6 @@ from vitkit.exporting.check import Comparison, Pictures, Refused, answers, check
 from vitkit.exporting.formats import Format, format_of
 from vitkit.exporting.loading import load_exported
 from vitkit.system.files import exclusive
-from vitkit.system.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ def export(
     force: bool = True,
     batch: int | None = None,
     precision: str = "float32",
-    progress: Progress | None = None,
 ) -> Outcome:
     """Write the classifier to a file of the format that its suffix names, if it then answers as the classifier does.
 
@@ -60,7 +58,6 @@ def export(
         force: write over what is there.
         batch: the only number of images that it is to take; None: any number.
         precision: in which weights are stored: one of `DTYPES`.
-        progress: told what is being done, how much is done, of how much.
 
     Raises:
         Refused: the answers differ; nothing is left.
@@ -75,13 +72,13 @@ def export(
         begun = time.perf_counter()
         form.write(classifier.model, temporary, card.to_json(), batch, getattr(torch, precision))
         seconds = time.perf_counter() - begun
-        comparison, in_bfloat16, computed = _verify(classifier, temporary, form, card, pictures, progress)
+        comparison, in_bfloat16, computed = _verify(classifier, temporary, form, card, pictures)
         size = sum(file.stat().st_size for file in form.files(temporary))
     return Outcome(comparison, computed, in_bfloat16, size, seconds)
 
 
 def _verify(
-    classifier: Classifier, path: Path, form: Format, card: Card, pictures: Pictures, progress: Progress | None
+    classifier: Classifier, path: Path, form: Format, card: Card, pictures: Pictures
 ) -> tuple[Comparison, Comparison | None, str]:
     precision = card.dtype if form.is_own_precision else "float32"
     try:
@@ -89,16 +86,16 @@ def _verify(
     except VitkitError as error:
         raise Refused(f"the file does not read back (is the disk full?): {error}") from error
     check_card(card, exported.card)
-    plain = answers(classifier, read_pictures(classifier, pictures), "asking the model", progress)
+    plain = answers(classifier, read_pictures(classifier, pictures), "asking the model")
     images = read_pictures(exported, pictures)
-    comparison = compare(plain, answers(exported, images, "asking the file", progress), card)
+    comparison = compare(plain, answers(exported, images, "asking the file"), card)
     faults = comparison.faults()
     if faults:
         raise Refused(f"the file does not answer as the model does: {'; '.join(faults)} ({pictures.what})")
     in_bfloat16 = None
     quick = exported if form.is_own_precision else load_exported(path)
     if quick.precision == "bfloat16" != precision:
-        in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16", progress), card, "bfloat16")
+        in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16"), card, "bfloat16")
         if faults := in_bfloat16.faults():
             raise Refused(
                 f"in bfloat16, as predict would ask it here, the file does not answer as the model does: "

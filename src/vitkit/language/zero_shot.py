@@ -84,24 +84,23 @@ def zero_shot(
     Raises:
         VitkitError: as `read_images_and_words` and `ImagesAndWords.classifier`.
     """
-    return read_images_and_words(source, progress, **overrides).classifier(classes, templates, one=one)
+    return read_images_and_words(source, **overrides).classifier(classes, templates, one=one)
 
 
-def read_images_and_words(source: str | Path, progress: Progress = silent, **overrides: Any) -> ImagesAndWords:
+def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWords:
     """Read both encoders of a published model, and the tokenizer beside them.
 
     Args:
         source: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer beside it, or a name.
-        progress: receives the progress of a download.
         overrides: options of `weights.load` for the image encoder.
 
     Raises:
         VitkitError: the source is not available, it has no text encoder, or its tokenizer is missing or unreadable.
     """
-    path, _ = locate(split_timm(str(source))[0], progress)
+    path, _ = locate(split_timm(str(source))[0])
     if path.is_file() and path.parent.name and (path.parent / "model.json").is_file():
         raise VitkitError(f"{source} is a classifier already: --classes needs a model with a text encoder")
-    weights = look(source, progress=progress)
+    weights = look(source)
     return build_images_and_words(weights, weights.plan(0, **overrides))
 
 

@@ -30,7 +30,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.build import Model, build
 from vitkit.model.network import Network
 from vitkit.model.network_config import Config
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 
 Work = Callable[[], object]
 _Stopwatch = Callable[[Work], float]  # runs the work once and returns its seconds
@@ -42,7 +42,6 @@ def compare(
     images: Tensor,
     batch: int,
     rounds: int,
-    progress: Progress | None = None,
     device: torch.device | None = None,
 ) -> list[Speed]:
     """Time the contenders in turn, together with the ceilings of their precisions.
@@ -53,7 +52,6 @@ def compare(
         images: (B, C, height, width) float32, B a multiple of `batch`. The first batch is timed, all are compared.
         batch: the batch size.
         rounds: the number of rounds.
-        progress: receives what is being timed.
         device: where the contenders compute; the default is where the images are.
     """
     device = device or images.device
@@ -65,7 +63,7 @@ def compare(
     ceilings = {precision: Ceiling(model.config, batch, precision, device) for precision in precisions}
     works: dict[str, Work] = {each.key: _work(each, first) for each in contenders}
     works |= {_ceiling_key(precision): ceiling for precision, ceiling in ceilings.items()}
-    times = interleave(works, rounds, stopwatch=stopwatch_for(device), progress=progress)
+    times = interleave(works, rounds, stopwatch=stopwatch_for(device))
 
     def speed(contender: Contender) -> Speed:
         top, macs = times[_ceiling_key(contender.precision)], ceilings[contender.precision].macs
@@ -226,13 +224,7 @@ class Opened:
     missing: Mapping[str, str]
 
 
-def open_backends(
-    model: Model,
-    wanted: Sequence[tuple[str, str]],
-    images: Tensor,
-    progress: Progress | None = None,
-    device: str = "auto",
-) -> Opened:
+def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tensor, device: str = "auto") -> Opened:
     """Open the (backend, precision) pairs that work here; each computes `images` (B, C, height, width) once."""
     from vitkit.inference.backends import open_runner
 
@@ -240,8 +232,7 @@ def open_backends(
     memory: dict[str, int | None] = {}
     missing: dict[str, str] = {}
     for done, (backend, precision) in enumerate(wanted):
-        if progress is not None:
-            progress(f"preparing {backend} {precision}", done, len(wanted))
+        progress(f"preparing {backend} {precision}", done, len(wanted))
         before = resident()
         try:
             runner = open_runner(
@@ -289,13 +280,7 @@ def stopwatch_for(device: torch.device) -> _Stopwatch:
 
 
 def interleave(
-    works: Mapping[str, Work],
-    rounds: int,
-    *,
-    stopwatch: _Stopwatch = on_cpu,
-    least: float = 0.05,
-    long: float = 1.0,
-    progress: Progress | None = None,
+    works: Mapping[str, Work], rounds: int, *, stopwatch: _Stopwatch = on_cpu, least: float = 0.05, long: float = 1.0
 ) -> dict[str, Timing]:
     """Time each piece of work once a round, in the order of `works`.
 
@@ -311,8 +296,7 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for done in range(rounds):
         for name, work in works.items():
-            if progress is not None:
-                progress(f"timing {name}", done, rounds)
+            progress(f"timing {name}", done, rounds)
             if untimed[name]:
                 work()
             seconds[name].append(_mean(work, repeats[name], stopwatch))

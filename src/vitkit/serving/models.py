@@ -29,7 +29,7 @@ from vitkit.inference.prediction_files import Columns
 from vitkit.serving.batching import ClosedError, Work
 from vitkit.serving.questions import Upload
 from vitkit.system.files import to_json
-from vitkit.system.progress import Progress, Say
+from vitkit.system.progress import Say
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import open_model
 
@@ -50,14 +50,7 @@ _WHAT: tuple[Features, ...] = get_args(Features)
 
 
 def open_models(
-    named: Sequence[str | Path | Classifier],
-    *,
-    backend: str,
-    precision: str,
-    device: str,
-    batch: int | None,
-    note: Say,
-    progress: Progress,
+    named: Sequence[str | Path | Classifier], *, backend: str, precision: str, device: str, batch: int | None, note: Say
 ) -> Shelf:
     """Open models by their sources, or by NAME=SOURCE.
 
@@ -67,7 +60,7 @@ def open_models(
     models = list[ServedModel]()
     for entry in named:
         name, source = split_name(entry)
-        classifier = open_model(source, note, progress, device)
+        classifier = open_model(source, note, device)
         classifier.preprocess.check_known()
         if not classifier.classes:
             raise VitkitError(f"{source} has no head, so there are no classes to answer with: train one")

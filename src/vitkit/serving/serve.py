@@ -116,9 +116,7 @@ def serve(
     rules = rules_of(host, token, more=allow_host, open_paths=_OPEN)
     listener = _listen(host, port)
     try:
-        shelf = open_models(
-            named, backend=backend, precision=precision, device=device, batch=batch, note=note, progress=progress
-        )
+        shelf = open_models(named, backend=backend, precision=precision, device=device, batch=batch, note=note)
         service = Service(
             shelf, wait=max_wait / 1000, most=queue, most_explanations=explain_queue, most_numbers=max_values
         )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from vitkit.errors import VitkitError
+from vitkit.system.progress import reporting_to
 from vitkit.text.fields import Between
 
 P = ParamSpec("P")
@@ -39,7 +40,8 @@ _PHRASES = {
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function to refuse arguments of other types or ranges than its annotations, and empty paths.
 
-    Whole numbers are accepted as floats, and numpy's numbers as Python's.
+    Whole numbers are accepted as floats, and numpy's numbers as Python's. An argument `progress` receives the progress
+    that is reported during the call.
     """
     signature = inspect.signature(function)
     kinds: dict[str, tuple[str, ...]] = {}
@@ -62,7 +64,10 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
                 bound.arguments[name] = _as_one_of(name, kinds[name], value)
             if name in ranges:
                 _check_range(name, ranges[name], bound.arguments[name])
-        return function(*bound.args, **bound.kwargs)
+        if "progress" not in bound.arguments:
+            return function(*bound.args, **bound.kwargs)
+        with reporting_to(bound.arguments["progress"]):
+            return function(*bound.args, **bound.kwargs)
 
     return checked
 

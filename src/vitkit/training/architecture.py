@@ -17,7 +17,6 @@ from vitkit.model.names import config_for, is_model_name
 from vitkit.model.network import check_rates, native_rates
 from vitkit.model.network_config import Config, NetworkConfig, is_network_name, split_network
 from vitkit.model_folder import is_model_folder, read_description
-from vitkit.system.progress import Progress
 from vitkit.training.recipe import Recipe, in_words
 from vitkit.weights.loading import LoadPlan, WeightsSource, look
 
@@ -139,7 +138,7 @@ def network_of_file(recipe: Recipe) -> str | None:
     return recipe.model if is_network_name(recipe.model) and recipe.weights not in ("auto", "none") else None
 
 
-def look_at_weights(recipe: Recipe, progress: Progress) -> WeightsSource:
+def look_at_weights(recipe: Recipe) -> WeightsSource:
     """Look at the weights that a recipe starts from, once: all that is made of them is made of this.
 
     Raises:
@@ -147,7 +146,7 @@ def look_at_weights(recipe: Recipe, progress: Progress) -> WeightsSource:
     """
     if recipe.weights == "auto" and is_model_name(str(recipe.model)):  # before they are downloaded
         _refuse_others(config_for(str(recipe.model)), recipe.model_fields or {}, str(recipe.model))
-    return look(weights_of(recipe), use="training", network=network_of_file(recipe), progress=progress)
+    return look(weights_of(recipe), use="training", network=network_of_file(recipe))
 
 
 def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[Config, LoadPlan]:

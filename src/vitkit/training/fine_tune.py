@@ -28,7 +28,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_text
-from vitkit.system.progress import ignore
+from vitkit.system.progress import ignore, progress
 from vitkit.system.run_files import LAST, RECIPE, SPLIT
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
@@ -73,8 +73,8 @@ def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedIma
     """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
     assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
-    progress = partial(run.progress, "trying learning rates")
-    outcome = find_lr(classifier.model, recipe, data, objective, fabric, progress)
+    told = partial(progress, "trying learning rates")
+    outcome = find_lr(classifier.model, recipe, data, objective, fabric, told)
     best = min(outcome, key=lambda lr: outcome[lr])
     if not math.isfinite(outcome[best]):
         raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
@@ -318,7 +318,6 @@ def run_training(
         team=team,
         callbacks=[writer, *run.callbacks, curves],
         interruption=Interruption(stop, team),
-        progress=run.progress,
     )
     if choose_compile(recipe):
         loop.compile_steps()

@@ -22,7 +22,7 @@ from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import read_bytes, without_place
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT, fold_folder
 from vitkit.text.cells import listed
 from vitkit.training.architecture import weights_of
@@ -98,7 +98,7 @@ def _decode(pictures: bytes | None, source: str) -> PictureRecord:
     return make_record([], [], [], is_whole=False) if pictures is None else PictureRecord.from_bytes(pictures, source)
 
 
-def record_of_run(run: str, progress: Progress) -> PictureRecord:
+def record_of_run(run: str) -> PictureRecord:
     """Read the picture record of the run or model whose split is to be kept.
 
     Raises:
@@ -109,7 +109,7 @@ def record_of_run(run: str, progress: Progress) -> PictureRecord:
             f"split_from {run}: it is a cross-validation; name one of its folds, {fold_folder(Path(run), 0)}"
         )
     record = Path(run) / RECORD
-    pictures = read_bytes(record) if record.is_file() else inspect(run, progress=progress).pictures
+    pictures = read_bytes(record) if record.is_file() else inspect(run).pictures
     if pictures is None:
         raise VitkitError(f"split_from {run}: it has no record of its pictures ({RECORD}): name a run of vitkit's")
     return PictureRecord.from_bytes(pictures, run)
@@ -119,7 +119,6 @@ def divide(
     images: RunImages,
     recipe: Recipe,
     before: PictureRecord,
-    progress: Progress,
     proposers: tuple[PictureRecord | None, Sequence[str]] = (None, ()),
 ) -> SplitImages:
     """Assign a split to every image.
@@ -131,22 +130,21 @@ def divide(
         images: the readable images.
         recipe: the resolved recipe.
         before: the record of the images that the weights were trained on.
-        progress: receives the number of images compared so far.
         proposers: the merged record of the runs that proposed some of the labels, and their names. The labels carry
             what these runs had learned.
 
     Raises:
         VitkitError: `split_from` names no run, or no image is left to train on.
     """
-    overlap = _compare(images, before, "weights", progress)
+    overlap = _compare(images, before, "weights")
     kept_of, source = None, _source(recipe)
     if recipe.split_from is not None:
-        record, source = record_of_run(recipe.split_from, progress), without_place(recipe.split_from)
-        kept_of = _compare(images, record, "run", progress)
+        record, source = record_of_run(recipe.split_from), without_place(recipe.split_from)
+        kept_of = _compare(images, record, "run")
     elif proposers[0] is not None:
         known, named = before.merge(proposers[0]), proposers[1]
         kept_of, source = (
-            _compare(images, known, "runs", progress),
+            _compare(images, known, "runs"),
             listed([*named, *([source] if len(before) else [])]),
         )
     elif overlap.seen():
@@ -179,13 +177,13 @@ def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
     return replace(images, twins=twins, groups=groups)
 
 
-def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord, progress: Progress) -> Overlap:
+def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord) -> Overlap:
     """Compare the images with those that the weights have seen, and refuse to cross-validate on seen images.
 
     Raises:
         VitkitError: the weights were trained on some of the images.
     """
-    overlap = _compare(images, before, "weights", progress)
+    overlap = _compare(images, before, "weights")
     if seen := len(overlap.seen()):
         raise VitkitError(
             f"--folds tests every picture, and {_source(recipe)} has seen {seen} of these {len(images.table)}: name "
@@ -194,7 +192,7 @@ def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord, progr
     return overlap
 
 
-def _compare(images: RunImages, record: PictureRecord, whose: str, progress: Progress) -> Overlap:
+def _compare(images: RunImages, record: PictureRecord, whose: str) -> Overlap:
     return find_overlap(record, images.table, images.facts, partial(progress, f"comparing with {whose}"))
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from vitkit.data.augment import Mixing, mix_seeds
 from vitkit.data.loading import Batch, BatchedImages
 from vitkit.errors import Interrupted
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import progress
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import Draws, heads_of
 from vitkit.training.batch_norm import RunningStatistics
@@ -128,7 +128,6 @@ class Loop:
         team: the processes that train together.
         callbacks: objects with some of `HOOKS`; each is given the state.
         interruption: ends the training when a signal has come.
-        progress: told which epoch is under way, and which of its steps.
     """
 
     def __init__(
@@ -141,11 +140,10 @@ class Loop:
         team: ProcessGroup = ALONE,
         callbacks: Sequence[Any] = (),
         interruption: Interruption | None = None,
-        progress: Progress = silent,
     ) -> None:
         self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, list(callbacks)
         self.objective = objective.to(fabric.device)
-        self.interruption, self.progress = interruption or Interruption(Deferral(), team), progress
+        self.interruption = interruption or Interruption(Deferral(), team)
         self.check: FiniteCheck | DeferredFiniteCheck = FiniteCheck(state.guard, self._describe, team)
         if fabric.device.type == "cuda" and team.size == 1:
             self.check = DeferredFiniteCheck(state.guard, self._describe_again)
@@ -352,7 +350,7 @@ class Loop:
     def _show(self, first: int) -> None:
         accumulated = self.state.recipe.grad_accum
         what = f"epoch {self.state.epoch + 1}/{self.state.recipe.epochs}"
-        self.progress(what, first // accumulated + 1, math.ceil(self.data.batches / accumulated))
+        progress(what, first // accumulated + 1, math.ceil(self.data.batches / accumulated))
 
     def _describe(self, batch: Batch, index: StepIndex) -> dict[str, Any]:
         images, labels = (own.cpu() for own in batch)

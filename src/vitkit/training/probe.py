@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.multilabel import mean_average_precision
 from vitkit.model.build import Model
 from vitkit.system import environment as devices
+from vitkit.system.progress import progress
 from vitkit.system.run_files import METRICS
 from vitkit.training.finalize import prior_correction, record_correction, shift_head_bias
 from vitkit.training.recipe import Recipe
@@ -122,7 +124,7 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
-    begun, fitted, features = _put_best_head(run, recipe, table, classifier, images)
+    begun, fitted, features = _put_best_head(recipe, table, classifier, images)
     standing = prior_correction(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
     record_correction(classifier, standing)
     shift_head_bias(classifier.model, standing, standing.in_head)
@@ -139,7 +141,7 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
         The seconds it took.
     """
     started = time.monotonic()
-    _, fitted, _ = _put_best_head(run, recipe.replace(views=0), table, classifier, images)
+    _, fitted, _ = _put_best_head(recipe.replace(views=0), table, classifier, images)
     reached = "" if fitted.val_accuracy is None else f": val_acc {fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
     run.say(f"the head begins as one fitted to frozen features{reached} ({seconds:.0f} s)")
@@ -147,7 +149,7 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
 
 
 def _put_best_head(
-    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages
+    recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages
 ) -> tuple[Fit | None, Fit, Features]:
     """Fit a head to the features of the training images and of their views, and give it to the model.
 
@@ -159,7 +161,7 @@ def _put_best_head(
     train, val = table.of_split("train"), table.of_split("val")
 
     def features(of: Dataset[Any], what: str) -> tuple[Tensor, Tensor]:
-        return compute_features(classifier.model, of, recipe, precision, lambda *step: run.progress(what, *step))
+        return compute_features(classifier.model, of, recipe, precision, partial(progress, what))
 
     views = [features(images.train, "training images")]
     for view in range(recipe.views):

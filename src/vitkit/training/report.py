@@ -45,7 +45,7 @@ from vitkit.reporting.evaluation_report import draw, write_predictions, write_re
 from vitkit.reporting.report_data import Explained
 from vitkit.reporting.sections import Tried
 from vitkit.system.files import from_json, without_place, write_json
-from vitkit.system.progress import Progress, Say
+from vitkit.system.progress import Say, progress
 from vitkit.system.run_files import (
     EVALUATION,
     FINDINGS,
@@ -71,9 +71,7 @@ from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource, look
 
 
-def settle_and_open(
-    folder: Path, recipe: Recipe, table: ImageTable, say: Say, progress: Progress
-) -> tuple[Classifier, Evaluation | None]:
+def settle_and_open(folder: Path, recipe: Recipe, table: ImageTable, say: Say) -> tuple[Classifier, Evaluation | None]:
     """Settle the confidences of the kept model on the validation images, and say what they came to.
 
     Args:
@@ -81,7 +79,6 @@ def settle_and_open(
         recipe: of the run; it says where is computed.
         table: its images, split.
         say: takes what is worth a line.
-        progress: told what is being done, how many are done, of how many.
 
     Returns:
         The classifier with what computes its answers, and the validation images as they are said now; None without
@@ -171,12 +168,7 @@ class Reported(NamedTuple):
 
 
 def report(
-    folder: Path,
-    recipe: Recipe,
-    table: ImageTable,
-    say: Say,
-    progress: Progress,
-    doubts: Sequence[LabelError] | None = None,
+    folder: Path, recipe: Recipe, table: ImageTable, say: Say, doubts: Sequence[LabelError] | None = None
 ) -> Reported:
     """Calibrate and evaluate the model that was kept, and write all that is said of it into the run.
 
@@ -185,14 +177,13 @@ def report(
         recipe: of the run.
         table: its images, split.
         say: takes what is worth a line.
-        progress: told what is being done, how many are done, of how many.
         doubts: labels that are likely wrong; None to go by what the model says of held-out images.
     """
     held_out: list[str] = [name for name in ("val", "test") if name in table.splits] or ["all"]
-    table, changes = look_over(table, read_contents(folder / SPLIT), held_out, progress)
+    table, changes = look_over(table, read_contents(folder / SPLIT), held_out)
     if changes:
         say(f"problem: {changes.text}; they are left out")
-    classifier, seen = settle_and_open(folder, recipe, table, say, progress)
+    classifier, seen = settle_and_open(folder, recipe, table, say)
     split, groups = held_out_split(table), groups_from_file(folder / GROUPS)
     chosen = chosen_on(split, recipe.__dict__, table.task)
     judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
@@ -241,7 +232,7 @@ def report(
         laid_out=laid_out,
         doubts=doubts,
         recipe=without_places(recipe).to_toml(),
-        explained=_explain_mistakes(classifier, evaluation, table.place, progress),
+        explained=_explain_mistakes(classifier, evaluation, table.place),
         tried=_tried(folder / SELECTION),
     )
     return Reported(numbers, counted)
@@ -256,9 +247,7 @@ def _tried(path: Path) -> Tried | None:
     return Tried(selection.summary(), heading, rows, selection.remarks(without_place))
 
 
-def _explain_mistakes(
-    classifier: Classifier, evaluation: Evaluation, root: Place, progress: Progress
-) -> list[Explained]:
+def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:
     """What speaks for the worst mistakes, by the model itself."""
     chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
     chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
@@ -387,7 +376,7 @@ def doubt_labels(
     precision = choose_precision(recipe.precision, recipe.device)
     try:
         begun = frozen(recipe)
-        source = unspoilt_weights(recipe, table, run.progress, weights)
+        source = unspoilt_weights(recipe, table, weights)
         if source is None:
             text = "the weights had been trained on them, and those before are not at hand"
             run.say(f"note: label errors are looked for among held-out images only: {text}")
@@ -397,9 +386,9 @@ def doubt_labels(
         if source != weights_of(recipe):
             run.say(f"label errors are judged by {source}, which had not seen these images")
             begun, known, weights = begun.replace(weights=source), None, None
-        classifier = new_classifier(blueprint_of(begun, table.classes, run.progress, weights), table, "")
-        progress = partial(run.progress, "looking for label errors")
-        features = _features(table, known, classifier, recipe, precision, progress)
+        classifier = new_classifier(blueprint_of(begun, table.classes, weights), table, "")
+        watch = partial(progress, "looking for label errors")
+        features = _features(table, known, classifier, recipe, precision, watch)
     except VitkitError as error:  # an image that was readable when the run began
         run.say(f"note: label errors were not looked for: {error}")
         return None
@@ -437,9 +426,7 @@ def _features(
     return features
 
 
-def unspoilt_weights(
-    recipe: Recipe, table: ImageTable, progress: Progress, weights: WeightsSource | None = None
-) -> str | None:
+def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None = None) -> str | None:
     """The last weights that the run began from, directly or through other runs, and that had seen none of its images.
 
     Weights without a record, as published ones are, count as such.
@@ -450,12 +437,12 @@ def unspoilt_weights(
     source, passed = weights_of(recipe), set[str]()
     while source not in passed:
         try:
-            plan = (weights or look(source, use="training", progress=progress)).plan()
+            plan = (weights or look(source, use="training")).plan()
         except VitkitError:
             return None
         if plan.pictures is None:
             return source
-        _, overlap = look_up(PictureRecord.from_bytes(plan.pictures, source), table, progress)
+        _, overlap = look_up(PictureRecord.from_bytes(plan.pictures, source), table)
         if not overlap.seen():
             return source
         passed.add(source)

@@ -64,7 +64,7 @@ from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import from_json, read_appended, read_json, write_bytes, write_json, write_text
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Say, progress, reporting_to, silent
 from vitkit.system.run_files import (
     CLASS_INDICES,
     EVALUATION,
@@ -144,9 +144,9 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     Returns:
         The evaluation of the held-out images that count; None where the weights had seen all.
     """
-    table = images_of_run(run.folder / SPLIT, progress=run.progress)
+    table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes, run.progress))
+    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes))
     classifier, teacher = before_training(run, model, table, data_hash)
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
@@ -194,7 +194,7 @@ def _conclude(
 
     def evaluate() -> tuple[dict[str, Any], Evaluation | None]:
         doubts = doubt_labels(run, recipe, table, known, weights)
-        return report(run.folder, recipe, table, run.say, run.progress, doubts)
+        return report(run.folder, recipe, table, run.say, doubts)
 
     numbers, evaluation = run.team.broadcast_from_main(evaluate)
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
@@ -265,7 +265,7 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
         figures = {} if trained else _known(run.folder / FOLDS)
         if not figures:
             evaluations = [
-                trained[folder] if folder in trained else _asked_again(folder, own, recipe, run.progress)
+                trained[folder] if folder in trained else _asked_again(folder, own, recipe)
                 for folder, own in zip(folders, results, strict=True)
             ]
             figures = figures_of_folds([own for own in evaluations if own is not None])
@@ -289,9 +289,9 @@ def _known(file: Path) -> dict[str, FoldFigure]:
     return {name: FoldFigure(mean, None if ends is None else (ends[0], ends[1])) for name, (mean, ends) in rows.items()}
 
 
-def _asked_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe, progress: Progress) -> Evaluation | None:
+def _asked_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
     """What the model of a fold that was done before says of the images that count, as its report had it."""
-    images = images_of_run(folder / SPLIT, progress=progress)
+    images = images_of_run(folder / SPLIT)
     split = held_out_split(images)
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
     judged = evaluate_before(classifier, images, split, read_proposals(folder), partial(progress, "evaluating"))
@@ -364,6 +364,8 @@ def drive(
     check_watchers(recipe, observers.callbacks, observers.loggers)
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     with ExitStack() as hold:
+        if not team.is_main:
+            hold.enter_context(reporting_to(silent))
         blueprints: list[Blueprint | None] = []  # holds open files, so that no other process can receive it
 
         def begin() -> tuple[Path, Recipe]:
@@ -399,7 +401,7 @@ def drive_again(
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         check_team(recipe, team)
-        _tidy(folder, data_root, observers.progress, hold)
+        _tidy(folder, data_root, hold)
         return folder, recipe, None
 
     return drive(recipe, observers, prepare, work, again)
@@ -415,7 +417,6 @@ def train(
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     say: Say = print,
-    progress: Progress = silent,
 ) -> Path:
     """Train a classifier and report on it.
 
@@ -429,7 +430,6 @@ def train(
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, beside the recipe's.
         say: takes each line of the story.
-        progress: told what is being done, how many are done, of how many.
 
     Returns:
         The run folder, which is also the model folder of the best weights.
@@ -444,7 +444,7 @@ def train(
     request = Request.of(recipe)
     if request.recipe.data is None:
         raise VitkitError("the recipe names no data")
-    observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
+    observers = Observers(say, tuple(callbacks), tuple(loggers))
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         return _prepare(request, named, out, force, team, notes, observers, hold)
@@ -475,7 +475,7 @@ def _prepare(
             reserve_folder(out, hold, force=force)
 
     beside = dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])])
-    start, selection = choose_and_resolve(request, observers.progress, reserve, list(beside))
+    start, selection = choose_and_resolve(request, reserve, list(beside))
     recipe, table = start.recipe, start.table
     run = observers.run(Path(out) if out is not None else new_run_folder(table.root.name, hold))
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
@@ -534,7 +534,6 @@ def resume(
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     say: Say = print,
-    progress: Progress = silent,
 ) -> Path:
     """Go on with a run that was interrupted, from its last finished epoch, to the weights it would have had.
 
@@ -544,7 +543,6 @@ def resume(
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, beside the recipe's.
         say: takes each line of the story.
-        progress: told what is being done, how many are done, of how many.
 
     Raises:
         VitkitError: the folder holds no run, or another process works on it, or some of its images are gone or hold
@@ -558,18 +556,18 @@ def resume(
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets given from Python: give vitkit.train them with resume=")
-    observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
+    observers = Observers(say, tuple(callbacks), tuple(loggers))
     return drive_again(folder, recipe, observers, _work, _again, data_root)
 
 
-def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
+def _tidy(folder: Path, data_root: Path | None, hold: ExitStack) -> None:
     """Hold a run that is to go on, whose images may be elsewhere now."""
     lock_run(folder, hold)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
-            move_run(split_file, data_root, progress)
+            move_run(split_file, data_root)
     for split_file in sorted(folder.rglob(SPLIT)):
-        refuse_changed(split_file, "say where they are now: --data-root DIR", progress)
+        refuse_changed(split_file, "say where they are now: --data-root DIR")
 
 
 def tell(run: Run, findings: Iterable[Finding]) -> list[str]:
@@ -645,13 +643,13 @@ def train_on(
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         check_overwritten(out, request.recipe.teacher, weights_of(request.recipe))
-        found = survey(datasets, observers.progress)
+        found = survey(datasets)
         surveys.append(found)
         check_trainable(found.table)
         recipe, reasons = complete(request, found.table)
         reasons += check_effects(recipe, fields, named)
         check_team(recipe, team)
-        blueprint, of_model = resolve_model(recipe, request.fields, found.table, observers.progress)
+        blueprint, of_model = resolve_model(recipe, request.fields, found.table)
         found.check(blueprint.preprocess)
         preprocess, of_pixels = _preprocess_of(datasets, found, blueprint.preprocess)
         recipe = blueprint.recipe
@@ -670,7 +668,7 @@ def train_on(
         return run.folder, recipe, blueprint
 
     def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
-        found = surveys[0] if surveys else survey(datasets, silent)
+        found = surveys[0] if surveys else survey(datasets)
         _work_on_datasets(run, recipe, blueprint, datasets, found)
 
     return drive(request.recipe, observers, prepare, work, _again_on_datasets)
@@ -689,7 +687,7 @@ def resume_on(datasets: Datasets, folder: Path, observers: Observers) -> None:
         raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out train_dataset")
 
     def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
-        _work_on_datasets(run, recipe, blueprint, datasets, survey(datasets, run.watch))
+        _work_on_datasets(run, recipe, blueprint, datasets, survey(datasets))
 
     drive_again(folder, recipe, observers, work, _again_on_datasets)
 
@@ -721,7 +719,7 @@ def _preprocess_of(datasets: Datasets, found: Survey, own: Preprocess) -> tuple[
 
 def _work_on_datasets(run: Run, recipe: Recipe, blueprint: Blueprint | None, datasets: Datasets, found: Survey) -> None:
     table, team = found.table, run.team
-    model = team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes, run.progress))
+    model = team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes))
     classifier, teacher = before_training(run, model, table, found.digest)
     classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
     record, seen = team.broadcast_from_main(partial(_look_up, model, classifier, teacher, found))
@@ -800,10 +798,10 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
         return
     classifier = load(run.folder).use(images=len(val), device=choose_device(recipe))
     before = correction_of(classifier)
-    calibrate_by(run.folder, classifier, lambda: _ask(classifier, val, run.progress))
+    calibrate_by(run.folder, classifier, lambda: _ask(classifier, val))
     if correction_of(classifier) != before:  # the head has changed, and what computes has weights of its own
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
-    evaluation = _ask(classifier, val, run.progress)
+    evaluation = _ask(classifier, val)
     evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__))
     numbers = all_figures(evaluation, seen.roles, classifier.provenance, classifier.computation, seen.doubt)
     write_json(run.folder / EVALUATION, numbers)
@@ -814,7 +812,7 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
     run.say(f"{headline_of(numbers).words}{loss}")
 
 
-def _ask(classifier: Classifier, val: EvaluationOf, progress: Progress) -> Evaluation:
+def _ask(classifier: Classifier, val: EvaluationOf) -> Evaluation:
     batches = torch.utils.data.DataLoader(val, batch_size=64)
     found: list[Tensor] = []
     with torch.inference_mode():

@@ -21,7 +21,7 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.system.files import exclusive_in, is_empty, regular, unfinished, write_text
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Say
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, ProcessGroup
 
@@ -37,7 +37,6 @@ class Run:
 
     folder: Path
     tell: Say
-    watch: Progress
     whole: Path | None = None
     team: ProcessGroup = ALONE
     callbacks: tuple[Any, ...] = ()
@@ -51,11 +50,6 @@ class Run:
         with open(self.folder / LOG, "a", encoding="utf-8", errors="surrogateescape", opener=regular) as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
-    def progress(self, what: str, done: int, total: int | None) -> None:
-        """Tell the user what is being done, how many are done, of how many."""
-        if self.team.is_main:
-            self.watch(what, done, total)
-
 
 @dataclass(frozen=True)
 class Observers:
@@ -63,19 +57,17 @@ class Observers:
 
     Attributes:
         say: receives each line.
-        progress: receives what is being done, how many are done, of how many.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, beside the recipe's.
     """
 
     say: Say = print
-    progress: Progress = silent
     callbacks: tuple[Any, ...] = ()
     loggers: tuple[Any, ...] = ()
 
     def run(self, folder: Path, team: ProcessGroup = ALONE) -> Run:
         """The run in a folder, followed by these."""
-        return Run(folder, self.say, self.progress, team=team, callbacks=self.callbacks, loggers=self.loggers)
+        return Run(folder, self.say, team=team, callbacks=self.callbacks, loggers=self.loggers)
 
 
 def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:

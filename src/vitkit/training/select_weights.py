@@ -34,7 +34,7 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.linear_models import regress
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import progress
 from vitkit.text.cells import aligned, interval_text, listed, plural
 from vitkit.training.defaults import complete
 from vitkit.training.lineage import RunImages, ancestry_of
@@ -273,9 +273,7 @@ class Measured:
     pixels: tuple[int, int]
 
 
-def select(
-    tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int], seconds: float, progress: Progress
-) -> Selection:
+def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int], seconds: float) -> Selection:
     """Measure the weights of each candidate on training images, and say which are the best.
 
     Args:
@@ -283,7 +281,6 @@ def select(
         table: split images, of which no candidate has seen any.
         groups: a number for each image, the same for those that are not independent.
         seconds: for all of it.
-        progress: told what is being done, how many are done, of how many.
 
     Raises:
         VitkitError: the images are too few, or the time is too short for two candidates.
@@ -300,11 +297,11 @@ def select(
     known: dict[int, Measured] = {}
     planned = sum(costs[i].of(count) for i in kept)
     for i in kept if len(kept) > 1 else ():
-        found = _measure(tried[i], judges, count, left * costs[i].of(count) / planned, progress)
+        found = _measure(tried[i], judges, count, left * costs[i].of(count) / planned)
         known |= {i: found} if len(found.features) >= judges.least else {}
     if len(known) < 2:
         raise VitkitError(_too_short(recipes, costs, judges.least, seconds))
-    outcome = _cross_validate(known, judges, started + seconds, progress)
+    outcome = _cross_validate(known, judges, started + seconds)
     reasons = {i: _reason(cost, judges.least, i in kept) for i, cost in enumerate(costs) if i not in known}
     trials = _trials(recipes, known, reasons, outcome, judges)
     best = min((own for own in trials if own.accuracy is not None), key=rank)
@@ -338,7 +335,7 @@ def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> 
 
 def _frozen_encoder(candidate: Blueprint, table: ImageTable) -> Classifier:
     """The candidate's weights as a linear probe reads them."""
-    return new_classifier(blueprint_of(frozen(candidate.recipe), table.classes, silent, candidate.weights), table, "")
+    return new_classifier(blueprint_of(frozen(candidate.recipe), table.classes, candidate.weights), table, "")
 
 
 def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
@@ -373,7 +370,7 @@ def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
     return Cost(PARTS * _FITS * seconds[0], PARTS * _FITS * slope)
 
 
-def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float, progress: Progress) -> Measured:
+def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float) -> Measured:
     """Features of the first images, as many as there is time for."""
     recipe = candidate.recipe
     classifier = _frozen_encoder(candidate, judges.table)
@@ -383,14 +380,14 @@ def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds:
     while done < count and time.monotonic() - started < seconds:
         chunk = list(range(done, min(done + -(-count // _CHUNKS), count)))
         images = EvaluationImages(judges.table.take(chunk), classifier.preprocess)
-        told = partial(_tell, progress, f"trying {recipe.weights}", done, count)
+        told = partial(_tell, f"trying {recipe.weights}", done, count)
         found.append(compute_features(classifier.model, images, recipe, precision, told)[0])
         done += len(chunk)
     features = torch.cat(found) if found else torch.empty(0, 1)
     return Measured(features, (time.monotonic() - started) / max(done, 1), classifier.preprocess.size)
 
 
-def _tell(progress: Progress, what: str, before: int, total: int, done: int, _of: int) -> None:
+def _tell(what: str, before: int, total: int, done: int, _of: int) -> None:
     progress(what, before + done, total)
 
 
@@ -410,9 +407,7 @@ class Outcome:
     done: int
 
 
-def _cross_validate(
-    known: Mapping[int, Measured], judges: SelectionImages, deadline: float, progress: Progress
-) -> Outcome:
+def _cross_validate(known: Mapping[int, Measured], judges: SelectionImages, deadline: float) -> Outcome:
     count = min(len(own.features) for own in known.values())
     parts, y = judges.parts(count), judges.targets(count)
     fold_of = torch.tensor(fold(judges.table.take(list(range(count))), parts, judges.seed, judges.groups[:count]))
@@ -483,7 +478,6 @@ def _too_short(recipes: Sequence[Recipe], costs: Sequence[Cost], least: int, sec
 
 def choose_and_resolve(
     fields: Request | dict[str, Any],
-    progress: Progress,
     reserve: Callable[[ImageTable, Sequence[Recipe]], None],
     runs: Sequence[Path] = (Path("runs"),),
 ) -> tuple[Start, Selection | None]:
@@ -493,7 +487,6 @@ def choose_and_resolve(
 
     Args:
         fields: what is asked for; its `data` must be set.
-        progress: receives what is being done, how many are done, of how many.
         reserve: as of `resolve`, with the recipe of each candidate.
         runs: as of `resolve`.
 
@@ -502,42 +495,42 @@ def choose_and_resolve(
     """
     request = Request.of(fields)
     if request.recipe.select_time is None:
-        return resolve(request, progress, lambda table, recipe: reserve(table, [recipe]), runs), None
+        return resolve(request, lambda table, recipe: reserve(table, [recipe]), runs), None
     requests = [
         Request.of({**request.fields, "weights": name, "select_time": None}) for name in candidates(request.recipe)
     ]
-    tried = _blueprints(requests, progress)
+    tried = _blueprints(requests)
     recipes = [own.recipe for own in tried]
-    first = resolve(requests[0], progress, lambda table, _: reserve(table, recipes), runs)
+    first = resolve(requests[0], lambda table, _: reserve(table, recipes), runs)
     (part,) = first.parts
     for own in tried:
-        _refuse_known(part.images, own, progress)
+        _refuse_known(part.images, own)
     seconds = parse_duration(request.recipe.select_time, "select_time")
-    selection = select(tried, part.images.table, part.images.groups, seconds, progress)
+    selection = select(tried, part.images.table, part.images.groups, seconds)
     place = [recipe.weights for recipe in recipes].index(selection.chosen)
     if place == 0:
         return first, selection
-    start = resolve(requests[place], progress, runs=runs)
+    start = resolve(requests[place], runs=runs)
     assert start.parts[0].images.table.splits == part.images.table.splits  # which no candidate has a say in
     return start, selection
 
 
-def _blueprints(requests: Sequence[Request], progress: Progress) -> list[Blueprint]:
+def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
     """The model of each candidate: what cannot be built should fail before the images are read."""
     asked = requests[0].recipe
     assert asked.data is not None
-    table = read_corrected(asked.data, asked.labels, progress, asked.layout)
+    table = read_corrected(asked.data, asked.labels, asked.layout)
     check_trainable(table)
     found = []
     for recipe in [complete(request, table)[0] for request in requests]:
         try:
-            found.append(blueprint_of(recipe, table.classes, progress))
+            found.append(blueprint_of(recipe, table.classes))
         except VitkitError as error:
             raise VitkitError(f"{recipe.weights}: {error}") from error
     return found
 
 
-def _refuse_known(images: RunImages, candidate: Blueprint, progress: Progress) -> None:
+def _refuse_known(images: RunImages, candidate: Blueprint) -> None:
     """Refuse weights that have learned some of these images: no part of them is a test of what they know."""
     weights = candidate.recipe.weights
     record = ancestry_of(candidate.recipe.replace(teacher=None), candidate.pictures, None)

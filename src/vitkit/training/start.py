@@ -64,7 +64,7 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.model_folder import RECORD
 from vitkit.system import environment as devices
 from vitkit.system.files import read_bytes, without_place
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 from vitkit.text.cells import listed, plural
 from vitkit.training.adapters import check_patch_dropout
 from vitkit.training.architecture import check_network, config_of, look_at_weights, plan_of, weights_of
@@ -178,15 +178,12 @@ class Blueprint:
         return None if self.plan is None else self.plan.pictures
 
 
-def blueprint_of(
-    recipe: Recipe, classes: Sequence[str], progress: Progress, weights: WeightsSource | None = None
-) -> Blueprint:
+def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource | None = None) -> Blueprint:
     """The model that a recipe asks for.
 
     Args:
         recipe: with nothing left open.
         classes: that the model tells apart.
-        progress: receives the steps of a download.
         weights: that the recipe starts from, where they have been looked at.
 
     Raises:
@@ -197,7 +194,7 @@ def blueprint_of(
         _check(config, recipe)
         return Blueprint(recipe, config, _preprocess(recipe, _plain_pixels(config)))
     with _offering_scratch(recipe):
-        weights = weights or look_at_weights(recipe, progress)
+        weights = weights or look_at_weights(recipe)
         config, plan = plan_of(recipe, len(classes), weights)
     _check(config, recipe)
     return Blueprint(recipe, config, _preprocess(recipe, plan.preprocess), weights, plan)
@@ -362,9 +359,7 @@ class Proposed:
     comes_split: bool = False
 
 
-def find_proposed(
-    images: RunImages, table: ImageTable, recipe: Recipe, places: Iterable[Path], progress: Progress
-) -> Proposed:
+def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: Iterable[Path]) -> Proposed:
     """Look for labels that models proposed.
 
     Args:
@@ -372,7 +367,6 @@ def find_proposed(
         table: as they were found, with what their label file says.
         recipe: settled.
         places: folders of runs that may have proposed labels, beside those that the recipe names.
-        progress: told how many images are read.
     """
     ancestors = [own for own in (recipe.split_from, weights_of(recipe)) if own is not None]
     earlier = earlier_runs(ancestors, places)
@@ -535,7 +529,6 @@ class Start:
 
 def resolve(
     fields: Request | dict[str, Any],
-    progress: Progress,
     reserve: Callable[[ImageTable, Recipe], None] | None = None,
     runs: Sequence[Path] = (Path("runs"),),
 ) -> Start:
@@ -543,7 +536,6 @@ def resolve(
 
     Args:
         fields: what is asked for; its `data` must be set.
-        progress: receives what is being done, how many are done, of how many.
         reserve: called before images are read, which may take long, with what is known by then.
         runs: folders of runs that may have proposed labels of these images.
 
@@ -553,20 +545,20 @@ def resolve(
     request = Request.of(fields)
     asked = request.recipe
     assert asked.data is not None
-    table = read_corrected(asked.data, asked.labels, progress, asked.layout)
+    table = read_corrected(asked.data, asked.labels, asked.layout)
     check_trainable(table)
     recipe, reasons = complete(request, table)
     if reserve is not None:
         reserve(table, recipe)
     # What cannot be built should fail before the images are read.
-    blueprint, of_head = resolve_model(recipe, request.fields, table, progress)
+    blueprint, of_head = resolve_model(recipe, request.fields, table)
     recipe = blueprint.recipe
     taught = None
     if recipe.teacher is not None:
         taught = load_teacher(recipe.teacher, table.classes, blueprint.config.image_size).pictures
-    diagnosis = examine(table, blueprint.preprocess, progress)
+    diagnosis = examine(table, blueprint.preprocess)
     if diagnosis.table.classes != table.classes:  # no image of a class can be read
-        blueprint, of_head = resolve_model(recipe, request.fields, diagnosis.table, progress)
+        blueprint, of_head = resolve_model(recipe, request.fields, diagnosis.table)
         recipe = blueprint.recipe
     groups = list(diagnosis.twins)
     if recipe.group_by is not None:
@@ -574,46 +566,41 @@ def resolve(
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
     images = RunImages.of(diagnosis, groups)
     before = ancestry_of(recipe, blueprint.pictures, taught)
-    proposed = find_proposed(images, table, recipe, runs, progress)
-    parts = place_proposals(proposed, _parts(images, recipe, before, proposed, progress), recipe)
+    proposed = find_proposed(images, table, recipe, runs)
+    parts = place_proposals(proposed, _parts(images, recipe, before, proposed), recipe)
     if recipe.max_images is not None:
         parts = [limit(own, recipe.max_images, recipe.seed) for own in parts]
     return Start(blueprint, (*reasons, *of_head), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn))
 
 
-def resolve_model(
-    recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, progress: Progress
-) -> tuple[Blueprint, list[str]]:
+def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) -> tuple[Blueprint, list[str]]:
     """The model that a recipe asks for, with what depends on its weights and its architecture; and why, a line each.
 
     Args:
         recipe: with nothing else left open.
         fields: those that are named.
         table: the images, for their classes.
-        progress: receives the steps of a download.
 
     Raises:
         VitkitError: the model cannot be built, or its weights cannot be had or understood.
     """
     try:
-        weights = None if recipe.weights == "none" else look_at_weights(recipe, progress)
+        weights = None if recipe.weights == "none" else look_at_weights(recipe)
     except VitkitError as error:
         if recipe.head_from == "names":
             raise VitkitError(f"--head-from names: {error}") from error
         with _offering_scratch(recipe):
             raise
     recipe, reasons = choose_head_start(recipe, fields, table, weights)
-    blueprint = blueprint_of(recipe, table.classes, progress, weights)
+    blueprint = blueprint_of(recipe, table.classes, weights)
     return replace(blueprint, recipe=spare_patches(recipe, fields, blueprint.config)), reasons
 
 
-def _parts(
-    images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed, progress: Progress
-) -> list[SplitImages]:
+def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed) -> list[SplitImages]:
     """The images split as the recipe says: once, or with each fold in turn as its test images."""
     if recipe.folds is None:
         proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
-        return [divide(images, recipe, before, progress, proposers)]
+        return [divide(images, recipe, before, proposers)]
     table, groups = images.table, images.groups
     if any(table.splits):
         raise VitkitError(
@@ -621,7 +608,7 @@ def _parts(
         )
     if recipe.split[0] <= 0:
         raise VitkitError(f"split must be three parts with something to train on, not {recipe.split}")
-    overlap = refuse_folds(images, recipe, before, progress)
+    overlap = refuse_folds(images, recipe, before)
     fold_of = fold(table, recipe.folds, recipe.seed_of_split, groups)
     train, val, _ = recipe.split
     shares = (train / (train + val), val / (train + val), 0.0)

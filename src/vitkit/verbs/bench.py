@@ -176,11 +176,11 @@ def bench(
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     folder, notes = path_of(out), Notes(note)
     with _exclusive_out(folder, force=force):
-        built = _model(model, notes, progress)
-        opened = _open(built, requested, wanted, min(sizes), progress, device)
+        built = _model(model, notes)
+        opened = _open(built, requested, wanted, min(sizes), device)
         for left_out, reason in opened.missing.items():
             notes(f"{left_out} is left out: {reason}")
-        results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, progress, device)]
+        results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, device)]
         if folder is not None:
             _write(folder, name, results)
     return Benchmark(name, _machine(), rounds, tuple(results), dict(opened.missing), folder, tuple(notes.lines))
@@ -211,19 +211,17 @@ def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
         yield
 
 
-def _model(model: str | Path | Classifier, note: Say, progress: Progress) -> Model:
+def _model(model: str | Path | Classifier, note: Say) -> Model:
     is_name = is_model_name(str(model)) or is_network_name(str(model))
     if isinstance(model, (str, Path)) and is_name and not Path(model).exists():
         from vitkit.model.build import config_of
         from vitkit.profiling.speed import random_model
 
         return random_model(config_of(str(model)))
-    return open_model(model, note, progress, "cpu").model
+    return open_model(model, note, "cpu").model
 
 
-def _measure(
-    model: Model, opened: Opened, batch: int, rounds: int, progress: Progress, device: str
-) -> Iterator[dict[str, Any]]:
+def _measure(model: Model, opened: Opened, batch: int, rounds: int, device: str) -> Iterator[dict[str, Any]]:
     """Time the opened backends, and yield a row for each of them."""
     import torch
 
@@ -231,7 +229,7 @@ def _measure(
     from vitkit.system.environment import choose_device
 
     target = torch.device(choose_device(device))
-    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, progress, target)
+    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, target)
     eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
     for contender, speed in zip(opened.contenders, speeds, strict=True):
         taken = opened.memory[contender.key]
@@ -243,7 +241,6 @@ def _open(
     backends: list[str] | None,
     precisions: list[str],
     batch: int,
-    progress: Progress,
     device: str,
 ) -> Opened:
     """Open the requested backends, after eager float32, which the others are compared with."""
@@ -251,10 +248,10 @@ def _open(
     from vitkit.profiling.speed import Opened, open_backends
 
     images = _images(model, batch)
-    first = open_backends(model, [("eager", "float32")], images, progress, device)
+    first = open_backends(model, [("eager", "float32")], images, device)
     names = backends or list(BACKENDS)
     wanted = [(backend, precision) for backend in names for precision in precisions]
-    rest = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, progress, device)
+    rest = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, device)
     if backends is not None and rest.missing:
         name, reason = next(iter(rest.missing.items()))
         raise VitkitError(f"--backends {name.split()[0]} does not work here: {reason}")

@@ -117,7 +117,7 @@ def convert(
     overrides = {name: value for name, value in overrides.items() if value is not None}
     with exclusive(destination):
         _check_free(destination, force=force)
-        classifier = load(source, num_classes, image_size, allow_partial=allow_partial, progress=progress, **overrides)
+        classifier = load(source, num_classes, image_size, allow_partial=allow_partial, **overrides)
         write(classifier, destination, kind)
         _compare(classifier, destination, kind)
     assert classifier.report is not None

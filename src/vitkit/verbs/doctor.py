@@ -122,14 +122,14 @@ def doctor(
     if is_list_of_suspects(data):
         if layout != "auto" or (fit, crop_pct) != ("crop", _CROP):
             raise VitkitError(f"{data} lists suspected label errors: leave out --layout, --fit and --crop-pct")
-        return _review_labels(Path(data), out, labels, data_root, progress, force=force)
+        return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
         raise VitkitError("--data-root is only for the label_errors.csv of a run: leave it out")
-    table = read_corrected(str(data), labels, progress, layout)
+    table = read_corrected(str(data), labels, layout)
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
     with exclusive_out(out, force=force):
-        diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct), progress)
+        diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct))
         if out is not None:
             from vitkit.reporting.dataset_report import write_checkup
 
@@ -255,7 +255,6 @@ def _review_labels(
     out: Path | None,
     labels: Path | None,
     data_root: Path | None,
-    progress: Progress,
     *,
     force: bool,
 ) -> SuspectedLabels:
@@ -295,23 +294,21 @@ def _review_labels(
         held_out=sum(table.splits[i] == judged for i in images),
         notes=tuple(notes),
         out=out,
-        changed=_changed(set(images), table, split, data_root, progress),
+        changed=_changed(set(images), table, split, data_root),
     )
     if out is not None:
-        _write(out, result, table, split, data_root, progress, force=force)
+        _write(out, result, table, split, data_root, force=force)
     return result
 
 
-def _changed(
-    images: Collection[int], table: ImageTable, split: Path, data_root: Path | None, progress: Progress
-) -> str:
+def _changed(images: Collection[int], table: ImageTable, split: Path, data_root: Path | None) -> str:
     """Return a description of the images whose content has changed; empty if there are none or they are missing."""
     from vitkit.data.split_file import images_of_run, look_over, read_contents
 
     if data_root is None and not table.root.exists():
         return ""
-    current = images_of_run(split, data_root, progress).take(sorted(images))
-    _, changes = look_over(current, read_contents(split) if data_root is None else {}, None, progress)
+    current = images_of_run(split, data_root).take(sorted(images))
+    _, changes = look_over(current, read_contents(split) if data_root is None else {}, None)
     return changes.text if changes else ""
 
 
@@ -334,16 +331,15 @@ def _write(
     before: ImageTable,
     split: Path,
     data_root: Path | None,
-    progress: Progress,
     *,
     force: bool,
 ) -> None:
     from vitkit.data.split_file import images_of_run, look_over, read_contents
     from vitkit.reporting.dataset_report import write_suspects
 
-    table = images_of_run(split, data_root, progress)
+    table = images_of_run(split, data_root)
     if data_root is None:
-        table, _ = look_over(table, read_contents(split), None, progress)
+        table, _ = look_over(table, read_contents(split), None)
     check_out(out, (".html",), [str(table.root)])
     place = dict(zip(before.paths, table.paths, strict=True))
     files = [table.at(place.get(suspect.path, suspect.path)) for suspect in result.suspects]

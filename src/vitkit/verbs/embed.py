@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
 from vitkit.text.fields import Between
@@ -162,9 +162,9 @@ def embed(
     if not paths:
         raise VitkitError("there is no image to embed: name some")
     with exclusive_out(out, force=force):
-        classifier = open_model(model, notes, progress, device, preprocess)
+        classifier = open_model(model, notes, device, preprocess)
         classifier.preprocess.check_known()
-        collected = _embed(classifier, held or paths, what, batch_size, progress)
+        collected = _embed(classifier, held or paths, what, batch_size)
         known_labels = None if label_of is None else tuple(label_of[path] for path in collected.paths)
         if out is not None:
             _write(out, collected, what, known_labels)
@@ -221,9 +221,7 @@ def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -
         check_out(out, (".npz",), source_folders(sources))
 
 
-def _embed(
-    classifier: Classifier, images: Sequence[Source], what: Features, batch_size: int, progress: Progress
-) -> _FeatureCollector:
+def _embed(classifier: Classifier, images: Sequence[Source], what: Features, batch_size: int) -> _FeatureCollector:
     collected = _FeatureCollector(len(images))
     for done, (path, outcome) in enumerate(classifier.embed(images, what, batch_size), start=1):
         collected.add(path, outcome)

@@ -17,7 +17,7 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, headline_of, value_of
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
@@ -257,10 +257,10 @@ def evaluate(
     folder = Path(model) if isinstance(model, (str, Path)) else None
     out, data_root = path_of(out), path_of(data_root)
     notes = Notes(note)
-    opened = open_for_labels(model, classes, templates, notes, progress, preprocess)
+    opened = open_for_labels(model, classes, templates, notes, preprocess)
     with ExitStack() as hold:
-        run_table = _of_run(folder, data, layout, data_root, progress)
-        table = _table(run_table, data, labels, layout, notes, progress)
+        run_table = _of_run(folder, data, layout, data_root)
+        table = _table(run_table, data, labels, layout, notes)
         classifier = opened(table)
         classifier.preprocess.check_known()
         if run_table is not None and classes is None:
@@ -270,19 +270,19 @@ def evaluate(
             _ = classifier.model  # which the report needs; an exported file is refused here
         changes = None
         if run_table is not None and folder is not None:
-            table, changes = _look_over(folder, table, split, data_root, notes, progress)
-        proposals = _proposals(folder, run_table, table, split, progress)
+            table, changes = _look_over(folder, table, split, data_root, notes)
+        proposals = _proposals(folder, run_table, table, split)
         settings = (backend, precision, plan, merge, device)
-        judged, classifier = _compute(classifier, table, proposals, split, settings, notes, progress)
+        judged, classifier = _compute(classifier, table, proposals, split, settings, notes)
         if run_table is not None and folder is not None:
             judged = _with_run_facts(judged, classifier, folder, run_table)
         outcome = judged.before
-        seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, progress, is_of_run=data is None)
+        seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, is_of_run=data is None)
         numbers = _figures(classifier, judged, seen, doubt, changes)
         findings = findings_of(outcome, numbers)
         for finding in findings:
             notes(finding)
-        report = None if out is None else _write(out, classifier, outcome, table, numbers, findings, progress)
+        report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
     return EvaluationResult(outcome, numbers, table.root, classifier.computed, report, tuple(notes.lines))
 
 
@@ -293,7 +293,6 @@ def _write(
     table: ImageTable,
     numbers: dict[str, Any],
     findings: list[str],
-    progress: Progress,
 ) -> Path:
     """Write the report and the files beside it, and return the report's path."""
     from vitkit.reporting.evaluation_report import write_evaluation
@@ -309,7 +308,6 @@ def _compute(
     split: str | None,
     settings: tuple[str, str, str, int, str],
     note: Say,
-    progress: Progress,
 ) -> tuple[ProposalEvaluation, Classifier]:
     """Return the evaluation, and the classifier with the backend, precision, plan, merging and device that it used."""
     from vitkit.evaluation import metrics
@@ -323,7 +321,7 @@ def _compute(
 
 
 def _proposals(
-    run: Path | None, run_table: ImageTable | None, table: ImageTable, split: str | None, progress: Progress
+    run: Path | None, run_table: ImageTable | None, table: ImageTable, split: str | None
 ) -> tuple[Proposal, ...]:
     """Return the labels that models proposed, according to the label file and to the suggestions of the run."""
     from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
@@ -337,7 +335,7 @@ def _proposals(
         return find_proposals(table, digests_of_run(run, run_table), earlier)
     name = split or held_out_split(table)
     rows = table if name == "all" else table.of_split(name)
-    return find_proposals(rows, read_digests(rows, progress), earlier)
+    return find_proposals(rows, read_digests(rows), earlier)
 
 
 def _with_run_facts(
@@ -356,7 +354,7 @@ def _with_run_facts(
 
 
 def _seen(
-    classifier: Classifier, source: object, table: ImageTable, split: str, progress: Progress, *, is_of_run: bool
+    classifier: Classifier, source: object, table: ImageTable, split: str, *, is_of_run: bool
 ) -> tuple[dict[str, str] | None, str]:
     """Return the images that the weights have seen (None without a record), and why there may be more of them."""
     from vitkit.data.seen import PictureRecord
@@ -364,7 +362,7 @@ def _seen(
 
     if classifier.pictures is None:
         return None, ""
-    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_of_run=is_of_run)
+    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, is_of_run=is_of_run)
 
 
 def _figures(
@@ -379,7 +377,7 @@ def _figures(
 
 
 def _look_over(
-    folder: Path, table: ImageTable, split: str | None, root: Path | None, note: Say, progress: Progress
+    folder: Path, table: ImageTable, split: str | None, root: Path | None, note: Say
 ) -> tuple[ImageTable, Changes]:
     """Leave out images of the run whose content has changed since, with a note.
 
@@ -391,7 +389,7 @@ def _look_over(
 
     # Under another root, images are recognised by their content, whatever their paths are.
     contents = read_contents(folder / SPLIT) if root is None else {}
-    table, changes = look_over(table, contents, (split or held_out_split(table),), progress)
+    table, changes = look_over(table, contents, (split or held_out_split(table),))
     if changes:
         if len(changes.changed) + len(changes.missing) == changes.images:
             changes.refuse()
@@ -399,9 +397,7 @@ def _look_over(
     return table, changes
 
 
-def _of_run(
-    folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None, progress: Progress
-) -> ImageTable | None:
+def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None) -> ImageTable | None:
     """Return the images that the run in a folder has recorded; None if `data` names other images."""
     if data is not None:
         if root is not None:
@@ -416,8 +412,8 @@ def _of_run(
         raise VitkitError("a classifier in memory has no record of its data: name the data")
     if not (folder / SPLIT).is_file():
         raise VitkitError(f"{folder} has no record of its data; name the data: vitkit eval {folder} DATA")
-    table = images_of_run(folder / SPLIT, root, progress)
-    return replace(table, proposals=proposals_of_run(folder, table, progress))
+    table = images_of_run(folder / SPLIT, root)
+    return replace(table, proposals=proposals_of_run(folder, table))
 
 
 def _check_order(classifier: Classifier, run_table: ImageTable) -> None:
@@ -439,7 +435,6 @@ def _table(
     labels: str | Path | None,
     layout: LayoutName,
     note: Say,
-    progress: Progress,
 ) -> ImageTable:
     """Return the images to evaluate, of the run or of `data`, with the labels of the label file."""
     from vitkit.data.corrections import correct, read_corrected
@@ -447,7 +442,7 @@ def _table(
 
     if run_table is None:
         assert data is not None
-        table = read_corrected(data, labels, progress, layout)
+        table = read_corrected(data, labels, layout)
     else:
         table = run_table if labels is None else correct(run_table, read_labels(labels), may_add=False)
     for line in (*table.unmatched, *table.corrections):

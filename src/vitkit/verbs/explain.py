@@ -18,7 +18,7 @@ from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import by_layer, method_names
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import without_place
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import (
@@ -77,7 +77,7 @@ class Anatomy(Result):
         return f"<Anatomy: {self._drawn}>"
 
 
-def draw_anatomy(classifier: Classifier, paths: list[str], out: Path, progress: Progress) -> Anatomy:
+def draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatomy:
     """Draw the figures that the model has into the folder `out`; some of them require images.
 
     Raises:
@@ -89,7 +89,7 @@ def draw_anatomy(classifier: Classifier, paths: list[str], out: Path, progress: 
     from vitkit.text.html import image, write_page
 
     vit_of(classifier.model, "--anatomy")
-    images, remarks = _read_images(classifier, paths, progress)
+    images, remarks = _read_images(classifier, paths)
     pieces: list[str] = []
     arrays: dict[str, Any] = {}
     for name, part in _parts(classifier, images).items():
@@ -113,7 +113,7 @@ def draw_anatomy(classifier: Classifier, paths: list[str], out: Path, progress: 
     return Anatomy(page, arrays, tuple(remarks))
 
 
-def _read_images(classifier: Classifier, paths: list[str], progress: Progress) -> tuple[Tensor | None, list[str]]:
+def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | None, list[str]]:
     """Return the images as the model reads them, (B, C, height, width), and remarks on them."""
     import torch
 
@@ -347,14 +347,14 @@ def explain(
             raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
     result: Explanations | Anatomy
     with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
-        classifier = open_model(model, notes, progress, device, preprocess)
+        classifier = open_model(model, notes, device, preprocess)
         if paths:
             classifier.preprocess.check_known()
         if anatomy:
-            result = draw_anatomy(classifier, paths, folder, progress)
+            result = draw_anatomy(classifier, paths, folder)
         else:
             root = _common_root(paths, source_folders(names))
-            result = _explain_images(classifier, paths, root, folder, (method, target, layer), progress)
+            result = _explain_images(classifier, paths, root, folder, (method, target, layer))
     return replace(result, notes=tuple(notes.lines))
 
 
@@ -374,7 +374,6 @@ def _explain_images(
     root: str,
     out: Path,
     choices: tuple[Method, str | int, int | None],
-    progress: Progress,
 ) -> Explanations:
     """Explain each image in a folder of its own, whose path below `out` is the image's path below `root`."""
     from vitkit.data.decode import UnreadableImageError

@@ -141,12 +141,12 @@ def export(
 
     check_free(out, format_of(out), force=force)
     named, root = None if data is None else str(data), path_of(data_root)
-    pictures = choose_pictures(place, named, progress, layout, root)
+    pictures = choose_pictures(place, named, layout, root)
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes(note)
-    classifier = _load(model, pixels, preprocess, notes, progress)
+    classifier = _load(model, pixels, preprocess, notes)
     batch = None if dynamic_batch else 1
-    outcome = write(classifier, out, pictures, force=force, batch=batch, precision=precision, progress=progress)
+    outcome = write(classifier, out, pictures, force=force, batch=batch, precision=precision)
     return Export(
         out, runtime, pictures.what, outcome, precision, classifier.preprocess.size, batch, tuple(notes.lines)
     )
@@ -183,19 +183,15 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
 
 
 def _load(
-    model: str | Path | Classifier,
-    size: tuple[int, int] | None,
-    preprocess: PreprocessLike | None,
-    note: Say,
-    progress: Progress,
+    model: str | Path | Classifier, size: tuple[int, int] | None, preprocess: PreprocessLike | None, note: Say
 ) -> Classifier:
     if not isinstance(model, (str, Path)):
         if size is not None:
             raise VitkitError("a classifier in memory has its size: leave out --image-size, or load it with image_size")
-        return open_model(model, note, progress, "cpu", preprocess)
+        return open_model(model, note, "cpu", preprocess)
     if is_exported(model):
         raise VitkitError(f"{model} is an exported file already: export the model folder that it was made from")
-    return load_noting(model, note, progress, size, preprocess)
+    return load_noting(model, note, size, preprocess)
 
 
 def _figures(comparison: Comparison) -> str:

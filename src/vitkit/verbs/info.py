@@ -140,7 +140,7 @@ def info(
         if preprocess is not None:
             raise VitkitError(f"{name} is a name alone, without weights: --preprocess is for a checkpoint")
         return Info(name, describe(config_of(name, **options)), None, shapes)
-    plan = _inspect(name, allow_partial=allow_partial, progress=progress, **options)
+    plan = _inspect(name, allow_partial=allow_partial, **options)
     return Info(name, describe(plan.config), _origin(plan), shapes)
 
 

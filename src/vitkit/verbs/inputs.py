@@ -21,7 +21,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
 from vitkit.system.files import exclusive, exclusive_in, is_empty
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import one_of
 from vitkit.weights.formats.registry import pixel_owners
@@ -45,11 +45,7 @@ PREPROCESS = (  # the help of --preprocess
 
 
 def open_model(
-    model: str | Path | Classifier,
-    note: Say,
-    progress: Progress = silent,
-    device: str | None = None,
-    preprocess: PreprocessLike | None = None,
+    model: str | Path | Classifier, note: Say, device: str | None = None, preprocess: PreprocessLike | None = None
 ) -> Classifier:
     """Open a classifier for a verb.
 
@@ -57,7 +53,6 @@ def open_model(
         model: a run or model folder, a checkpoint of any published layout, an exported file, a published name, or a
             classifier in memory.
         note: called with a line for each assumption about the model.
-        progress: called with the progress of loading.
         device: the device of the model; None leaves it where it is. A classifier in memory is copied, not moved.
         preprocess: the preprocessing to use instead of the one that the model specifies or that is assumed for it.
 
@@ -74,7 +69,7 @@ def open_model(
 
         classifier: Classifier = _with_preprocess(load_exported(model), preprocess, note)
     else:
-        classifier = load_noting(model, note, progress, preprocess=preprocess)
+        classifier = load_noting(model, note, preprocess=preprocess)
     return classifier if device is None else classifier.to(device)
 
 
@@ -105,16 +100,12 @@ def _copy_on(classifier: Classifier, device: str) -> Classifier:
 
 
 def load_noting(
-    source: str | Path,
-    note: Say,
-    progress: Progress,
-    image_size: tuple[int, int] | None = None,
-    preprocess: PreprocessLike | None = None,
+    source: str | Path, note: Say, image_size: tuple[int, int] | None = None, preprocess: PreprocessLike | None = None
 ) -> Classifier:
     """Load a classifier with `weights.load`, and note each assumption about it."""
     from vitkit.weights import load
 
-    classifier = load(source, image_size=image_size, preprocess=preprocess, progress=progress)
+    classifier = load(source, image_size=image_size, preprocess=preprocess)
     assert classifier.report is not None
     for caveat in classifier.report.caveats():
         note(caveat)

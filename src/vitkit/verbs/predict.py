@@ -30,7 +30,7 @@ from vitkit.inference.prediction_files import (
 )
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import exclusive
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import JOINT, plural
 from vitkit.text.fields import Between
@@ -281,19 +281,20 @@ def predict(
     may_exist = resume or force
     with _exclusive_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
         _check_free(out, may_exist=may_exist)
-        classifier = open_named(model, classes, templates, notes, progress, one=one, preprocess=preprocess)
+        classifier = open_named(model, classes, templates, notes, one=one, preprocess=preprocess)
         classifier.preprocess.check_known()
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
         form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)
         classifier = classifier.use(backend, precision, len(stock.missing), merge, plan, notes, device)
         album = None if pictures is None else _open_album(pictures, folders, paths)
-        shown = silent if out is None and writer is not None else progress  # rows on the terminal show the progress
-        with _writing(out, form, paths, stock, writer) as write:
+        rows_show_progress = out is None and writer is not None
+        reporting = reporting_to(silent) if rows_show_progress else nullcontext()
+        with reporting, _writing(out, form, paths, stock, writer) as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
             predictions = classifier.predict(held or stock.missing, batch_size)
-            kept = _answer(predictions, columns, album, write, stock.tally, shown, len(paths))
+            kept = _answer(predictions, columns, album, write, stock.tally, len(paths))
     tally = stock.tally
     counts = (tally.images, tally.unreadable, tally.rejected)
     is_whole = is_whole and not tally.unreadable
@@ -306,7 +307,6 @@ def _answer(
     album: Album | None,
     write: Write | None,
     tally: Tally,
-    progress: Progress,
     images: int,
 ) -> list[Row]:
     """Draw, write and count each prediction, and return the rows unless they are written."""

@@ -136,7 +136,7 @@ def pretrain(
         Interrupted: a signal stopped the run; the folder contains the best model so far.
         OSError: the folder cannot be written.
     """
-    common = {**callbacks_and_loggers(callbacks, loggers), "say": say, "progress": progress}
+    common = {**callbacks_and_loggers(callbacks, loggers), "say": say}
     if resume is not None:
         if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")

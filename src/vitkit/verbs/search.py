@@ -105,7 +105,7 @@ def search(
         raise VitkitError("the text to search for is empty")
     notes = Notes(note)
     paths, _ = find_pictures(named(sources), notes)
-    words = open_words(model, notes, progress)
+    words = open_words(model, notes)
     query = words.vectors([text])[0].numpy()  # (P,)
     similar: dict[str, float] = {}
     errors: dict[str, str] = {}

@@ -201,7 +201,6 @@ def train(
             force,
             resume,
             say,
-            progress,
             observing,
         )
     if val_dataset is not None or class_names is not None or preprocess is not None:
@@ -211,7 +210,7 @@ def train(
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
         from vitkit.training import run
 
-        return TrainingRun(run.resume(resume, path_of(data_root), **observing, say=say, progress=progress))
+        return TrainingRun(run.resume(resume, path_of(data_root), **observing, say=say))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
     chosen: dict[str, Any] = {**fields} if data is None else {**fields, "data": str(data)}
@@ -223,7 +222,7 @@ def train(
     from vitkit.training import run
 
     resolution = {"notes": notes, "named": tuple(chosen)}
-    folder = run.train(request, out, force=force, **resolution, **observing, say=say, progress=progress)
+    folder = run.train(request, out, force=force, **resolution, **observing, say=say)
     return TrainingRun(folder)
 
 
@@ -244,14 +243,13 @@ def _train_on_datasets(
     force: bool,
     resume: str | Path | None,
     say: Say,
-    progress: Progress,
     observing: dict[str, Any],
 ) -> TrainingRun:
     from vitkit.data.user_datasets import Datasets
     from vitkit.training.run import OF_FILES, resume_on, train_on
     from vitkit.training.run_folder import Observers
 
-    observers = Observers(say, progress, **observing)
+    observers = Observers(say, **observing)
     if resume is None:
         # Fields about files are ignored in a recipe file, and refused as parameters.
         read = {} if recipe is None else load_fields(recipe)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.data.csv_rows import refuse_encoding
 from vitkit.errors import VitkitError
-from vitkit.system.progress import Progress, Say
+from vitkit.system.progress import Say
 from vitkit.text.cells import JOINT, listed
 from vitkit.verbs.inputs import open_model
 
@@ -32,7 +32,6 @@ def open_named(
     classes: str | Sequence[str] | None,
     templates: Sequence[str],
     note: Say,
-    progress: Progress,
     *,
     one: bool | None,
     preprocess: PreprocessLike | None = None,
@@ -44,7 +43,6 @@ def open_named(
         classes: names as for `named_classes`; None for the classes of the model.
         templates: sentences with {} in place of the name; by default the published ones.
         note: called with a line for each assumption, and on how probabilities are computed.
-        progress: called with the progress of loading.
         one: whether each image has exactly one class, as for `ImagesAndWords.classifier`.
         preprocess: the preprocessing to use instead of the one that the model specifies or that is assumed for it.
 
@@ -54,8 +52,8 @@ def open_named(
     if classes is None:
         if templates or one is not None:
             raise VitkitError(f"{'--template' if templates else '--one'} requires classes by name: add --classes")
-        return open_model(model, note, progress, preprocess=preprocess)
-    classifier = open_words(model, note, progress, preprocess).classifier(named_classes(classes), templates, one=one)
+        return open_model(model, note, preprocess=preprocess)
+    classifier = open_words(model, note, preprocess).classifier(named_classes(classes), templates, one=one)
     _note_names(classifier, note)
     return classifier
 
@@ -65,7 +63,6 @@ def open_for_labels(
     classes: str | Sequence[str] | None,
     templates: Sequence[str],
     note: Say,
-    progress: Progress,
     preprocess: PreprocessLike | None = None,
 ) -> Callable[[ImageTable], Classifier]:
     """Open a model for labelled images, and return a function that makes the classifier for a table of images.
@@ -78,11 +75,11 @@ def open_for_labels(
             belongs to no image, or a class of the images is not named.
     """
     if classes is None:
-        opened = open_named(model, None, templates, note, progress, one=None, preprocess=preprocess)
+        opened = open_named(model, None, templates, note, one=None, preprocess=preprocess)
         return lambda _table: opened
     from vitkit.language.zero_shot import spoken
 
-    words = open_words(model, note, progress, preprocess)
+    words = open_words(model, note, preprocess)
     names = spoken([name.strip() for name in named_classes(classes)])
 
     def named(table: ImageTable) -> Classifier:
@@ -109,9 +106,7 @@ def _note_names(classifier: Classifier, note: Say) -> None:
     note(f"{len(classifier.classes)} classes by name, as {templates}; {how}")
 
 
-def open_words(
-    model: str | Path | Classifier, note: Say, progress: Progress, preprocess: PreprocessLike | None = None
-) -> ImagesAndWords:
+def open_words(model: str | Path | Classifier, note: Say, preprocess: PreprocessLike | None = None) -> ImagesAndWords:
     """Open a model of images and text, and note each assumption about it.
 
     Raises:
@@ -121,7 +116,7 @@ def open_words(
 
     if not isinstance(model, (str, Path)):
         raise VitkitError("text requires the files of CLIP or SigLIP, not a classifier in memory: name their folder")
-    words = read_images_and_words(model, progress, preprocess=preprocess)
+    words = read_images_and_words(model, preprocess=preprocess)
     assert words.images.report is not None
     for caveat in words.images.report.caveats():
         note(caveat)

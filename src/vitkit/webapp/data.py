@@ -22,7 +22,6 @@ from vitkit.data.table import UNLABELLED, ImageTable, table_of
 from vitkit.data.task import MULTI_LABEL
 from vitkit.errors import VitkitError
 from vitkit.system.files import regular, to_json
-from vitkit.system.progress import Progress
 from vitkit.system.run_files import LABEL_ERRORS, SPLIT
 from vitkit.text.cells import restored
 from vitkit.webapp.likeness import Background, Likeness, next_labels
@@ -31,7 +30,7 @@ from vitkit.webapp.thumbnails import Thumbnails
 from vitkit.webapp.workspace import Workspace
 
 
-def diagnose(state: State, progress: Progress) -> dict[str, Any]:
+def diagnose(state: State) -> dict[str, Any]:
     """What the doctor says of the photographs as they are labelled now, those that are left out aside.
 
     Raises:
@@ -45,7 +44,7 @@ def diagnose(state: State, progress: Progress) -> dict[str, Any]:
     labelled = {row[1] for row in rows} - {UNLABELLED}
     if len(labelled) < 2:  # of one class, of which the doctor asks no more than that it can be read
         rows = [(path, UNLABELLED, None) for path, _, _ in rows]
-    found = examine(table_of(table.name, table.root, rows, table.storage), progress=progress)
+    found = examine(table_of(table.name, table.root, rows, table.storage))
     return _by_number(found, {path: i for i, path in enumerate(table.paths)})
 
 
@@ -233,7 +232,7 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
     @routes.post("/check")
     def check() -> dict[str, Any]:
         state = photographs.read()
-        doctor.start(state.version, lambda progress: diagnose(state, progress))
+        doctor.start(state.version, lambda: diagnose(state))
         return doctor.to_dict()
 
     @routes.get("/check")

@@ -21,7 +21,7 @@ from vitkit.data.labels import EXCLUDED
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.environment import cache_folder
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress, reporting_to
 from vitkit.system.stopping import python
 from vitkit.webapp.photographs import State, stamp_of
 from vitkit.webapp.train import Offer, best_eyes
@@ -46,12 +46,12 @@ class Background(Generic[T]):
         self._result: T | None = None
         self._key: object = None
 
-    def start(self, key: object, work: Callable[[Progress], T]) -> None:
+    def start(self, key: object, work: Callable[[], T]) -> None:
         """Begin, unless it runs already.
 
         Args:
             key: what it is that is worked on; what `result` gives back belongs to it.
-            work: is given where to tell how far it is.
+            work: reports how far it is to `vitkit.system.progress.progress`.
         """
         with self._lock:
             if self.is_running:
@@ -74,9 +74,10 @@ class Background(Generic[T]):
         what, done, total = self._told
         return {"running": self.is_running, "what": what, "done": done, "total": total, "error": self._error}
 
-    def _run(self, work: Callable[[Progress], T]) -> None:
+    def _run(self, work: Callable[[], T]) -> None:
         try:
-            self._result = work(self._tell)
+            with reporting_to(self._tell):
+                self._result = work()
         except (VitkitError, OSError) as error:
             self._error = first_line(error)
         except Exception as error:  # a thread's own end, which nobody else hears of
@@ -122,7 +123,7 @@ class Likeness:
             raise VitkitError(NOTHING_TO_SEE_WITH)
         out = self._place(table, eyes)
         if not out.is_file():
-            self.work.start(out, lambda progress: self._embed(eyes, out, progress))
+            self.work.start(out, lambda: self._embed(eyes, out))
 
     def features(self, table: ImageTable) -> tuple[tuple[int, ...], Floats] | None:
         """The numbers of the photographs that could be read, and the unit vectors of each (n, D); None: not yet."""
@@ -181,15 +182,15 @@ class Likeness:
             digest.update(f"{path}\0{stamp_of(table.file(i))}\n".encode("utf-8", "surrogateescape"))
         return cache_folder() / "features" / f"{digest.hexdigest()[:40]}.npz"
 
-    def _embed(self, eyes: Offer, out: Path, progress: Progress) -> Path:
+    def _embed(self, eyes: Offer, out: Path) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = str(self.workspace.photographs)
         arguments = ["embed", eyes.source, folder, "--out", str(out), "--force"]
-        run_vitkit(arguments, progress)
+        run_vitkit(arguments)
         return out
 
 
-def run_vitkit(arguments: list[str], progress: Progress) -> None:
+def run_vitkit(arguments: list[str]) -> None:
     """A command of vitkit's in a process of its own, which ends with this one's thread.
 
     Raises:

@@ -23,7 +23,6 @@ from vitkit.evaluation.registry import read_figures
 from vitkit.exporting.formats import FORMATS
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import read_json
-from vitkit.system.progress import Progress
 from vitkit.system.run_files import EVALUATION, SPLIT
 from vitkit.webapp.likeness import Background
 from vitkit.webapp.workspace import Workspace
@@ -44,7 +43,7 @@ def shippable(workspace: Workspace) -> list[str]:
     return [own for own in workspace.run_names() if (workspace.runs / own / DESCRIPTION).is_file()]
 
 
-def write_export(workspace: Workspace, run: str, to: str, progress: Progress) -> dict[str, Any]:
+def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
     """Write a run's model for a runtime, compared with the model; what the comparison found, in lines.
 
     Raises:
@@ -57,7 +56,7 @@ def write_export(workspace: Workspace, run: str, to: str, progress: Progress) ->
         raise VitkitError(f"{to!r} is none of {', '.join(FORMATS)}")
     place = workspace.runs / EXPORTS
     place.mkdir(parents=True, exist_ok=True)
-    found = export(folder, to, place / f"{run}{FORMATS[to].suffix}", force=True, progress=progress)
+    found = export(folder, to, place / f"{run}{FORMATS[to].suffix}", force=True)
     outcome = found.outcome
     compared = outcome.comparison
     return {
@@ -221,7 +220,7 @@ def router(workspace: Workspace) -> APIRouter:
     def start(wanted: Wanted) -> dict[str, Any]:
         if not work.is_running:
             last[:] = [(wanted.run, wanted.to)]
-            work.start(last[0], lambda progress: write_export(workspace, wanted.run, wanted.to, progress))
+            work.start(last[0], lambda: write_export(workspace, wanted.run, wanted.to))
         return _state()
 
     @routes.get("/export")

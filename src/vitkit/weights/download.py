@@ -33,7 +33,7 @@ from vitkit import __version__
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.environment import cache_folder, offline
 from vitkit.system.files import from_json, write_json
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import progress
 from vitkit.text.fields import settle_types
 
 
@@ -92,13 +92,12 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ELSEWHERE = "or download it by other means and name the file instead"
 
 
-def fetch_url(url: str, sha256: str | None = None, progress: Progress = silent) -> Path:
+def fetch_url(url: str, sha256: str | None = None) -> Path:
     """The file at a web address, in the cache. Interrupted downloads are resumed; two processes take turns.
 
     Args:
         url: https; http for this machine only.
         sha256: hexadecimal digits, the first few or all. Without it, the MD5 that Google's servers send is checked.
-        progress: told `downloading NAME`, bytes done, bytes in all.
 
     Raises:
         VitkitError: offline, the server cannot be reached or does not have the file, the checksum is wrong, or the
@@ -110,9 +109,9 @@ def fetch_url(url: str, sha256: str | None = None, progress: Progress = silent) 
     refuse_offline(url, f"put the file at {final}, or name a file that you have")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _taking_turns(final, progress):
+        with _taking_turns(final):
             if not final.is_file():  # else another process was first
-                _download(url, final, sha256, progress)
+                _download(url, final, sha256)
     except OSError as error:
         raise VitkitError(
             f"cannot write {final}: {error.strerror or error}; VITKIT_CACHE may name another folder"
@@ -151,7 +150,7 @@ def refuse_offline(what: str, instead: str) -> None:
 
 
 @contextmanager
-def _taking_turns(final: Path, progress: Progress) -> Iterator[None]:
+def _taking_turns(final: Path) -> Iterator[None]:
     lock = FileLock(final.with_name(f".{final.name}.lock"))
     try:
         lock.acquire(timeout=0)
@@ -168,12 +167,12 @@ class _BrokenOffError(Exception):
     """An attempt failed in a way that another one may not."""
 
 
-def _download(url: str, final: Path, sha256: str | None, progress: Progress) -> None:
+def _download(url: str, final: Path, sha256: str | None) -> None:
     part = PartialFile(final.with_name(f"{final.name}.part"))
     furthest, failures = part.size(), 0
     while True:
         try:
-            _receive(url, part, f"downloading {final.name}", progress)
+            _receive(url, part, f"downloading {final.name}")
             break
         except _BrokenOffError as error:
             failures = 0 if part.size() > furthest else failures + 1
@@ -193,7 +192,7 @@ def _download(url: str, final: Path, sha256: str | None, progress: Progress) -> 
     part.delete()  # its note
 
 
-def _receive(url: str, part: PartialFile, what: str, progress: Progress) -> None:
+def _receive(url: str, part: PartialFile, what: str) -> None:
     """One attempt to complete the part."""
     version, offset = part.version(), part.size()
     if version.length is not None and offset == version.length:
@@ -307,7 +306,7 @@ _SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
 _OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
 
 
-def fetch_hub(repo_id: str, progress: Progress = silent) -> Path:
+def fetch_hub(repo_id: str) -> Path:
     """The weights and their descriptions of a repository on the Hugging Face hub: a folder in the hub's own cache.
 
     Weights are safetensors, or what else there is. HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE are respected,
@@ -317,9 +316,9 @@ def fetch_hub(repo_id: str, progress: Progress = silent) -> Path:
         VitkitError: offline and not in the cache, there is no such repository, it is private or gated, the hub cannot
             be reached, or the repository has no weights.
     """
-    folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_SAFETENSORS], progress)
+    folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_SAFETENSORS])
     if not any(folder.glob("*.safetensors")):
-        folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_OTHER_WEIGHTS], progress)
+        folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_OTHER_WEIGHTS])
     if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.npz")):
         refuse_offline(repo_id, "download its files elsewhere and name their folder")
         raise VitkitError(
@@ -328,7 +327,7 @@ def fetch_hub(repo_id: str, progress: Progress = silent) -> Path:
     return folder
 
 
-def _snapshot(repo_id: str, patterns: list[str], progress: Progress) -> Path:
+def _snapshot(repo_id: str, patterns: list[str]) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     try:
@@ -338,7 +337,7 @@ def _snapshot(repo_id: str, patterns: list[str], progress: Progress) -> Path:
                 allow_patterns=patterns,
                 ignore_patterns=["*/*"],  # other formats, other precisions
                 local_files_only=offline() is not None,
-                tqdm_class=_reporting(f"downloading {repo_id}", progress),
+                tqdm_class=_reporting(f"downloading {repo_id}"),
             )
         )
     except errors.GatedRepoError as error:
@@ -360,7 +359,7 @@ def _snapshot(repo_id: str, patterns: list[str], progress: Progress) -> Path:
         ) from error
 
 
-def _reporting(what: str, progress: Progress) -> type[Any]:
+def _reporting(what: str) -> type[Any]:
     """A progress bar as the hub's library wants one, that draws nothing and tells `progress` instead."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 

@@ -305,7 +305,6 @@ def load(
         allow_partial=allow_partial,
         use=use,
         network=network,
-        progress=progress,
         **overrides,
     ).build()
 
@@ -326,7 +325,7 @@ def inspect(
     **overrides: Any,
 ) -> LoadPlan:
     """Return what `load` would do with the same arguments, without reading the numbers."""
-    return look(source, use=use, network=network, progress=progress).plan(
+    return look(source, use=use, network=network).plan(
         num_classes,
         image_size,
         classes=classes,
@@ -387,7 +386,7 @@ class WeightsSource:
         changes: dict[str, Any] = {name: overrides.pop(name) for name in _BY_TARGET if name in overrides}
         if self.network is not None:
             config = _network_config(self.network, size, overrides, is_published=self.path is None)
-            origin = read_network(config, self.path, self.progress)
+            origin = read_network(config, self.path)
             size = size or config.image_size
         elif self.description is not None:
             assert self.path is not None and self.checkpoint is not None
@@ -409,9 +408,7 @@ class WeightsSource:
         return make_plan(self.source, origin, target, classes, preprocess)
 
 
-def look(
-    source: str | Path, *, use: Use = "answers", network: str | None = None, progress: Progress = silent
-) -> WeightsSource:
+def look(source: str | Path, *, use: Use = "answers", network: str | None = None) -> WeightsSource:
     """Find a source of weights, download it if necessary, and read its names and shapes.
 
     The arguments are those of `load`.
@@ -424,10 +421,10 @@ def look(
     name = _network_of(str(source), network)
     if name is not None:
         path = None if network is None else Path(source)
-        return WeightsSource(source=str(source), path=path, network=name, progress=progress)
+        return WeightsSource(source=str(source), path=path, network=name)
     bare, is_timms = split_timm(str(source))
     meaning = meaning_of(bare, use)
-    path, entry = locate(bare if meaning is None else meaning.entry.name, progress)
+    path, entry = locate(bare if meaning is None else meaning.entry.name)
     if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
         path = path.parent  # the weights file alone has neither classes nor preprocessing
     if model_folder.is_model_folder(path):
@@ -481,7 +478,7 @@ def _network_config(name: str, size: Pair | None, overrides: Mapping[str, Any], 
     return config if size is None else config.replace(image_size=size)
 
 
-def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:
+def locate(source: str | Path) -> tuple[Path, Entry | None]:
     """Return the path of the weights and their catalog entry; download published weights that are not in the cache.
 
     Raises:
@@ -494,16 +491,16 @@ def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:
 
     if str(source).startswith(HUB):
         repository = str(source).removeprefix(HUB)
-        return download.fetch_hub(repository, progress), find(repository)
+        return download.fetch_hub(repository), find(repository)
     entry = find_published(str(source))
     if entry is not None:
-        return fetch(entry, progress), entry
+        return fetch(entry), entry
     if is_hub_id(str(source)):
-        return download.fetch_hub(str(source), progress), None
+        return download.fetch_hub(str(source)), None
     raise VitkitError(missing(str(source)))
 
 
-def fetch(entry: Entry, progress: Progress = silent) -> Path:
+def fetch(entry: Entry) -> Path:
     """Return the file or folder of published weights; download it unless it is in the cache.
 
     Raises:
@@ -512,9 +509,9 @@ def fetch(entry: Entry, progress: Progress = silent) -> Path:
     from vitkit.weights import download
 
     if entry.url is not None:
-        return download.fetch_url(entry.url, entry.sha256, progress)
+        return download.fetch_url(entry.url, entry.sha256)
     assert entry.hub is not None
-    return download.fetch_hub(entry.hub, progress)
+    return download.fetch_hub(entry.hub)
 
 
 @check_arguments
@@ -548,4 +545,4 @@ def create_model(
         return build(config_of(name, num_classes, **options))
     size = options.pop("image_size", None)
     use: Use = "answers" if num_classes is None else "training"
-    return load(name, num_classes, size, use=use, progress=progress, **options).model
+    return load(name, num_classes, size, use=use, **options).model

@@ -16,7 +16,6 @@ from vitkit.model.config import Pair
 from vitkit.model.network import anatomy_of, published_by_timm
 from vitkit.model.network_config import NetworkConfig
 from vitkit.system.files import without_place
-from vitkit.system.progress import Progress
 from vitkit.text.cells import listed
 from vitkit.weights import download
 from vitkit.weights import download as hub
@@ -30,18 +29,17 @@ _COUNTERS = "num_batches_tracked"  # which files of torch before 0.4.1 lack
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)")
 
 
-def read_network(config: NetworkConfig, source: str | Path | None, progress: Progress) -> SourceWeights:
+def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeights:
     """A network's weights, its pixels and its classes.
 
     Args:
         config: whose network it is, and its name.
         source: a file; None: what the library publishes under the name.
-        progress: told of a download.
 
     Raises:
         VitkitError: there are no such weights, they cannot be had, or they are not of this network.
     """
-    path = Path(source) if source is not None else _fetch(config, progress)
+    path = Path(source) if source is not None else _fetch(config)
     checkpoint = read_checkpoint(path)
     tensors = {_modern(name): tensor for name, tensor in checkpoint.tensors.items()}
     config = _with_classes_of(config, tensors, path)
@@ -124,17 +122,17 @@ def _torchvision_weights(config: NetworkConfig) -> Any:
         return None
 
 
-def _fetch(config: NetworkConfig, progress: Progress) -> Path:
+def _fetch(config: NetworkConfig) -> Path:
     if config.library == "torchvision":
         weights = _torchvision_weights(config)
         if weights is None:
             raise VitkitError(f"torchvision publishes no weights of {config.name}: train it with --weights none")
         digits = re.search(r"-([0-9a-f]{8,})\.pth$", weights.url)
-        return download.fetch_url(weights.url, digits[1] if digits else None, progress)
+        return download.fetch_url(weights.url, digits[1] if digits else None)
     own = published_by_timm(config)
     if own is None or not own.hf_hub_id:
         raise VitkitError(f"timm publishes no weights of {config.name}: train it with --weights none, or name a file")
-    return hub.fetch_hub(own.hf_hub_id, progress)
+    return hub.fetch_hub(own.hf_hub_id)
 
 
 def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor], path: Path) -> NetworkConfig:

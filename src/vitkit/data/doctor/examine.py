@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from vitkit.data.doctor import findings
@@ -15,7 +16,7 @@ from vitkit.data.file_facts import Facts, Memory
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 
 
 @dataclass(frozen=True)
@@ -76,27 +77,23 @@ class Diagnosis:
         }
 
 
-def examine(table: ImageTable, preprocess: Preprocess | None = None, progress: Progress | None = None) -> Diagnosis:
+def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosis:
     """Decode every file once, in full, and look for what a careful person would look for.
 
     Args:
         table: the images.
         preprocess: how the model will see them; without it, how much a crop loses is not looked at.
-        progress: told what is being done, how many are done, of how many.
 
     Raises:
         VitkitError: fewer than two classes have a readable image; of a table of one class, none is readable.
     """
 
-    def tell(what: str) -> Callable[[int, int], None]:
-        return lambda done, total: None if progress is None else progress(what, done, total)
-
     with Memory() as memory:
-        everything = scan([table.file(i) for i in range(len(table))], memory, tell("reading images"))
+        everything = scan([table.file(i) for i in range(len(table))], memory, partial(progress, "reading images"))
         unreadable = {table.paths[i]: fact.error for i, fact in enumerate(everything) if fact.error is not None}
         readable = _readable(table, unreadable)
         facts = [fact for fact in everything if fact.error is None]
-        links, looked_for = _compare(facts, memory, tell("comparing images"))
+        links, looked_for = _compare(facts, memory, partial(progress, "comparing images"))
     links, opposite = _set_opposites_apart(links, readable, facts)
     twins = connect(links, len(facts))
     copies = _copies(readable, links, twins)

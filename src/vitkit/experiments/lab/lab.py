@@ -33,7 +33,7 @@ from vitkit.experiments.lab.presets import (
 from vitkit.experiments.lab.result import LAB, PAGE, LabResult, table_of, told_of
 from vitkit.model.config import suggest
 from vitkit.system.files import without_place, write_json
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Progress, Say, progress, silent
 from vitkit.system.run_files import EVALUATION
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
@@ -122,7 +122,7 @@ def lab(
     if resume:
         if name is not None or data is not None or model is not None or fields:
             raise VitkitError("--resume takes everything from --out: leave out the rest")
-        return _take_up(out, say, progress)
+        return _take_up(out, say)
     if name is None:
         return LabList(tuple(EXPERIMENTS.values()))
     if name not in EXPERIMENTS:
@@ -132,31 +132,24 @@ def lab(
         if fields.keys() - {"seed"}:
             field = min(fields.keys() - {"seed"})
             raise VitkitError(f"{name} measures a model as it is: {field} has nothing to act on; leave it out")
-        return _measure(own, data, model, preset, seeds, int(fields.get("seed", 0)), out, progress)
+        return _measure(own, data, model, preset, seeds, int(fields.get("seed", 0)), out)
     assert isinstance(own, Ablation)
     shared: dict[str, Any] = {**fields} if model is None else {**fields, "model": str(model)}
     if preset == "paper" and data is None:
         return foresee(own, shared)
-    return _ablate(own, str(data or DATA), preset, seeds, shared, out, say, progress)
+    return _ablate(own, str(data or DATA), preset, seeds, shared, out, say)
 
 
 # --- Trainings ------------------------------------------------------------------------------------------------
 
 
 def _ablate(
-    own: Ablation,
-    data: str,
-    preset: Preset,
-    seeds: int,
-    fields: Mapping[str, Any],
-    out: str | Path | None,
-    say: Say,
-    progress: Progress,
+    own: Ablation, data: str, preset: Preset, seeds: int, fields: Mapping[str, Any], out: str | Path | None, say: Say
 ) -> LabResult:
 
     with ExitStack() as hold:
         folder = None if out is None else PLACE.reserve(out, hold)
-        plan, variants = plan_ablation(own, data, preset, seeds, fields, progress)
+        plan, variants = plan_ablation(own, data, preset, seeds, fields)
         for note in plan.notes:
             say(note)
         folder = folder or _next(own, hold)
@@ -164,10 +157,10 @@ def _ablate(
         begun = {"vitkit": vitkit.__version__, "experiment": own.name, "command": command, "variants": variants}
         write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
         say(f"{len(plan.runs())} runs, in {folder}")
-        return _go_on(own, folder, plan, begun, say, progress)
+        return _go_on(own, folder, plan, begun, say)
 
 
-def _take_up(out: str | Path | None, say: Say, progress: Progress) -> LabResult:
+def _take_up(out: str | Path | None, say: Say) -> LabResult:
     from vitkit.experiments.comparison_plan import Plan
 
     with ExitStack() as hold:
@@ -178,14 +171,14 @@ def _take_up(out: str | Path | None, say: Say, progress: Progress) -> LabResult:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PLACE.damaged(folder) from error
         assert isinstance(own, Ablation)
-        return _go_on(own, folder, plan, begun, say, progress)
+        return _go_on(own, folder, plan, begun, say)
 
 
-def _go_on(own: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say: Say, progress: Progress) -> LabResult:
+def _go_on(own: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say: Say) -> LabResult:
     from vitkit.experiments.comparison_runs import make_all
 
     try:
-        past_help = make_all(in_folder(plan, folder).runs(), folder, 1, say, progress)
+        past_help = make_all(in_folder(plan, folder).runs(), folder, 1, say)
     except Interrupted:
         say(f"to go on: vitkit lab --resume --out {folder}")
         raise
@@ -208,7 +201,6 @@ def _measure(
     seeds: int,
     seed: int,
     out: str | Path | None,
-    progress: Progress,
 ) -> LabResult:
     from vitkit.experiments.lab.measure import subject_of
 
@@ -219,7 +211,7 @@ def _measure(
     source = str(data or DATA)
     with ExitStack() as hold:
         folder = None if out is None else PLACE.reserve(out, hold)
-        subject = subject_of(str(model), source, seeds, seed, progress)
+        subject = subject_of(str(model), source, seeds, seed)
         measured = getattr(import_module(own.module), own.function)(subject)
         folder = folder or _next(own, hold)
         figures = {
@@ -280,12 +272,7 @@ _HELD, _NOT_SHOWN, _REVERSED = "held", "not shown", "the other way round"
 
 
 def plan_ablation(
-    ablation: Ablation,
-    data: str,
-    preset: Preset,
-    seeds: int,
-    asked: Mapping[str, Any],
-    progress: Progress,
+    ablation: Ablation, data: str, preset: Preset, seeds: int, asked: Mapping[str, Any]
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """All trainings, and what each variant is, before anything is trained.
 
@@ -310,7 +297,7 @@ def plan_ablation(
         fields = {**variant_fields(base, asked, variant), "split_seed": base.get("split_seed", seed)}
         try:
             if variant.after is None and not variant.pretraining:
-                start = resolve(fields, progress)
+                start = resolve(fields)
                 (own,) = start.parts
                 entries.append((variant.label, own))
                 judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))

@@ -21,7 +21,7 @@ from vitkit.evaluation.intervals import Units
 from vitkit.evaluation.metrics import held_out_split
 from vitkit.experiments.judging import JudgingImages, before_training
 from vitkit.system.files import without_place
-from vitkit.system.progress import Progress
+from vitkit.system.progress import progress
 from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
 from vitkit.training.recipe import Recipe
 from vitkit.weights import load
@@ -38,7 +38,6 @@ class Subject:
         units: which of the held-out images are independent of one another.
         seeds: of whatever is drawn.
         findings: what the reader should know of model and images.
-        progress: told what is being done, how many are done, of how many.
     """
 
     classifier: Classifier
@@ -47,7 +46,6 @@ class Subject:
     units: Units
     seeds: Sequence[int]
     findings: Sequence[str]
-    progress: Progress
 
     @property
     def held_out(self) -> str:
@@ -66,7 +64,7 @@ class Subject:
             if isinstance(outcome, str):
                 raise VitkitError(f"{path}: {outcome}")
             found.append(outcome)
-            self.progress(f"features of {what}", len(found), len(paths))
+            progress(f"features of {what}", len(found), len(paths))
         return np.stack(found).astype(np.float64)
 
     def pictures(self, most: int) -> tuple[Tensor, list[str]]:
@@ -94,19 +92,19 @@ class Measured:
     told: Sequence[str]
 
 
-def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress) -> Subject:
+def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
     """A model, and images split so that it is not judged by what its weights have seen.
 
     Raises:
         VitkitError: the model or the data cannot be had, or the images have several classes each.
     """
-    table = read_source(data, progress)
+    table = read_source(data)
     check_trainable(table)
     table.task.require_single(f"{data}: images with several classes each have no one class to tell from few of them")
-    classifier = load(model, use="training", progress=progress)
+    classifier = load(model, use="training")
     recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
-    diagnosis = examine(table, classifier.preprocess, progress)
-    own = divide(RunImages.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None), progress)
+    diagnosis = examine(table, classifier.preprocess)
+    own = divide(RunImages.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None))
     judging = before_training([(without_place(model), own)])
     left_out = judging.left_out if judging.left else ()
     images = own.images.take([i for i, path in enumerate(own.images.table.paths) if path not in left_out])
@@ -116,4 +114,4 @@ def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress)
     spoiling = [finding for finding in diagnosis.findings if finding.severity == "problem"]
     findings = [*judging.findings(), *map(str, [*ancestry_findings(own, recipe), *own.findings, *spoiling])]
     findings += [] if classifier.report is None else classifier.report.caveats(has_new_head=True)
-    return Subject(classifier, images.table, judging, units, range(seed, seed + seeds), findings, progress)
+    return Subject(classifier, images.table, judging, units, range(seed, seed + seeds), findings)

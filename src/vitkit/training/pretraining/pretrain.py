@@ -42,7 +42,7 @@ from vitkit.model.vit import Attention, VisionTransformer
 from vitkit.model_folder import RECORD
 from vitkit.reporting.pretraining_report import Strip, write_pretraining_report
 from vitkit.system.files import from_json, without_place, write_text
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, FINDINGS, METRICS, PRETRAINING, RECIPE, REPORT, SPLIT
 from vitkit.training.adapters import needs_every_patch
 from vitkit.training.architecture import weights_of
@@ -218,9 +218,9 @@ _SHOWN = 8  # images in the report
 
 def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Blueprint | None = None) -> None:
     """Train and report, from the files that the beginning of the run has written, as a resumed run does, too."""
-    table = images_of_run(run.folder / SPLIT, progress=run.progress)
+    table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, (), run.progress))
+    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, ()))
     classifier = run.team.main_first(lambda: new_encoder(model, choices, table, data_hash))
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
@@ -307,7 +307,6 @@ def pretrain(
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     say: Say = print,
-    progress: Progress = silent,
 ) -> Path:
     """Pre-train an encoder, and return its run folder.
 
@@ -318,7 +317,6 @@ def pretrain(
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, in addition to the recipe's.
         say: called with each line of the run's log.
-        progress: called with the current task, the number of finished items and their total.
 
     Raises:
         VitkitError: the data or the model cannot be used, `out` exists, or another process is working on it.
@@ -326,7 +324,7 @@ def pretrain(
         OSError: the folder cannot be written.
     """
     choices, recipe = resolve_fields(fields)
-    observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
+    observers = Observers(say, tuple(callbacks), tuple(loggers))
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         return _prepare(choices, recipe, "split" in fields, out, force, team, observers, hold)
@@ -355,12 +353,12 @@ def resolve_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
     return choices, recipe
 
 
-def _read(choices: Pretraining, recipe: Recipe, progress: Progress) -> ImageTable:
+def _read(choices: Pretraining, recipe: Recipe) -> ImageTable:
     assert recipe.data is not None
     if choices.unlabelled or has_no_folders(recipe.data):
-        return read_unlabelled(recipe.data, progress)
+        return read_unlabelled(recipe.data)
     try:
-        table = read_source(recipe.data, progress, recipe.layout)
+        table = read_source(recipe.data, recipe.layout)
         check_trainable(table)
     except VitkitError as error:
         if not Path(recipe.data).is_dir():
@@ -380,8 +378,7 @@ def _prepare(
     hold: ExitStack,
 ) -> Prepared:
     """Write everything that the pre-training starts from into its run folder, which stays locked from then on."""
-    progress = observers.progress
-    table = _read(choices, recipe, progress)
+    table = _read(choices, recipe)
     is_unlabelled = len(table.classes) == 1
     if is_unlabelled and not has_split:
         recipe = recipe.replace(split=_UNLABELLED_SPLIT)
@@ -389,10 +386,10 @@ def _prepare(
     check_place(out, table, None, weights_of(recipe))
     if out is not None:
         reserve_folder(out, hold, force=force)
-    blueprint = _blueprint(recipe, choices, progress)
-    diagnosis = examine(table, blueprint.preprocess, progress)
+    blueprint = _blueprint(recipe, choices)
+    diagnosis = examine(table, blueprint.preprocess)
     before = ancestry_of(recipe, blueprint.pictures, None)
-    images = divide(RunImages.of(diagnosis), recipe, before, progress)
+    images = divide(RunImages.of(diagnosis), recipe, before)
     if recipe.max_images is not None:
         images = limit(images, recipe.max_images, recipe.seed)
     name = f"{table.root.name}-{choices.objective}"
@@ -411,13 +408,13 @@ def _prepare(
     return run.folder, recipe, blueprint
 
 
-def _blueprint(recipe: Recipe, choices: Pretraining, progress: Progress) -> Blueprint:
+def _blueprint(recipe: Recipe, choices: Pretraining) -> Blueprint:
     """Return the blueprint of the encoder. A network that cannot be built fails here, before the images are read."""
     import torch
 
     from vitkit.model.vit import VisionTransformer
 
-    blueprint = blueprint_of(recipe, (), progress)
+    blueprint = blueprint_of(recipe, ())
     vit = check_encoder(blueprint.config, choices)
     with torch.device("meta"), torch.random.fork_rng():
         network_of(VisionTransformer(vit), blueprint.preprocess, choices, recipe.seed)
@@ -439,7 +436,6 @@ def resume(
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     say: Say = print,
-    progress: Progress = silent,
 ) -> Path:
     """Continue an interrupted pre-training; it ends with the same weights as without the interruption.
 
@@ -449,7 +445,6 @@ def resume(
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, in addition to the recipe's.
         say: called with each line of the run's log.
-        progress: called with the current task, the number of finished items and their total.
 
     Raises:
         VitkitError: the folder contains no pre-training, or another process is working on it.
@@ -457,7 +452,7 @@ def resume(
     folder = Path(folder)
     choices = choices_of_run(folder)
     recipe = load_of_run(folder / RECIPE)
-    observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
+    observers = Observers(say, tuple(callbacks), tuple(loggers))
     return drive_again(folder, recipe, observers, _work_on(choices), _again, data_root)
 
 
