@@ -43,45 +43,6 @@ if TYPE_CHECKING:
     from vitkit.weights.preprocessing import PreprocessLike
 
 
-_SHOWN = 10  # names of absent classes
-
-
-def findings_of(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
-    """Return sentences that a reader of the figures should know, for example about classes without images."""
-    from vitkit.evaluation.figures import counted_part, describe
-    from vitkit.evaluation.headline import describe_proposals
-
-    sentences = [describe_proposals(numbers), describe(numbers)]
-    return [*_absent(counted_part(outcome, numbers)), *filter(None, sentences)]
-
-
-def _absent(outcome: Evaluation) -> list[str]:
-    from vitkit.evaluation.multilabel import MultiEvaluation
-
-    if not outcome.absent:
-        return []
-    names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
-    there = len(outcome.classes) - len(outcome.absent)
-    absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
-    areas = "mAP" if isinstance(outcome, MultiEvaluation) else "areas"
-    scored = sum(row["f1"] is not None for row in outcome.per_class().values())
-    f1 = f"macro F1 over the {scored} that occur or are predicted"
-    return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
-
-
-def _operating_lines(numbers: dict[str, Any]) -> list[str]:
-    """Return the accuracies for classes as frequent as in training and for equally frequent ones, if they differ."""
-    from vitkit.evaluation.figures import SHARES
-
-    points = numbers.get("operating_points", {})
-    return [
-        f"for classes {shares}: accuracy {points[name]['accuracy']:.4f}, "
-        f"balanced {points[name]['balanced_accuracy']:.4f}{' (chosen)' if name == points['chosen'] else ''}"
-        for name, shares in SHARES.items()
-        if name in points
-    ]
-
-
 @dataclass(frozen=True, repr=False)
 class EvaluationResult(Result):
     """The evaluation of a classifier on labelled images.
@@ -279,7 +240,7 @@ def evaluate(
         outcome = judged.before
         seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, is_of_run=data is None)
         numbers = _figures(classifier, judged, seen, doubt, changes)
-        findings = findings_of(outcome, numbers)
+        findings = _findings(outcome, numbers)
         for finding in findings:
             notes(finding)
         report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
@@ -460,3 +421,42 @@ def _exclusive_out(out: Path | None, table: ImageTable, *, force: bool) -> Abstr
     return exclusive_out_folder(
         "--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force
     )
+
+
+_SHOWN = 10  # names of absent classes
+
+
+def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
+    """Return sentences that a reader of the figures should know, for example about classes without images."""
+    from vitkit.evaluation.figures import counted_part, describe
+    from vitkit.evaluation.headline import describe_proposals
+
+    sentences = [describe_proposals(numbers), describe(numbers)]
+    return [*_absent(counted_part(outcome, numbers)), *filter(None, sentences)]
+
+
+def _absent(outcome: Evaluation) -> list[str]:
+    from vitkit.evaluation.multilabel import MultiEvaluation
+
+    if not outcome.absent:
+        return []
+    names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
+    there = len(outcome.classes) - len(outcome.absent)
+    absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
+    areas = "mAP" if isinstance(outcome, MultiEvaluation) else "areas"
+    scored = sum(row["f1"] is not None for row in outcome.per_class().values())
+    f1 = f"macro F1 over the {scored} that occur or are predicted"
+    return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
+
+
+def _operating_lines(numbers: dict[str, Any]) -> list[str]:
+    """Return the accuracies for classes as frequent as in training and for equally frequent ones, if they differ."""
+    from vitkit.evaluation.figures import SHARES
+
+    points = numbers.get("operating_points", {})
+    return [
+        f"for classes {shares}: accuracy {points[name]['accuracy']:.4f}, "
+        f"balanced {points[name]['balanced_accuracy']:.4f}{' (chosen)' if name == points['chosen'] else ''}"
+        for name, shares in SHARES.items()
+        if name in points
+    ]

@@ -39,9 +39,66 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitkit.classifier import Classifier
+    from vitkit.explanation.explanation import Explanation
+    from vitkit.weights.preprocessing import PreprocessLike
 
+    Method: TypeAlias = str  # the choices are only known at run time
+else:
+    Method = Literal[method_names()]
 
+_IMAGES = "images"  # the folder below `out` that has a folder for each image
+_THUMBNAIL = 320  # pixels
 _MOST_IMAGES = 128  # for attention distances, as in the paper (app. D.7)
+
+
+@dataclass(frozen=True, repr=False)
+class Explanations(Result):
+    """Explanations of the predictions for photographs, as maps.
+
+    Attributes:
+        method: the method of the explanations.
+        explained: the folder of each image, with its page, overlays and `maps.npz`.
+        unreadable: the reasons why other images have no explanation.
+        page: the page with all explanations, or None if there are none.
+        notes: assumptions about the model, and places that could not be searched for images.
+    """
+
+    method: Method
+    explained: dict[str, Path]
+    unreadable: dict[str, str] = field(default_factory=dict)
+    page: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no image could be explained."""
+        return not self.explained
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the paths and the method in plain JSON types."""
+        return {
+            "method": self.method,
+            "explained": {path: str(folder) for path, folder in self.explained.items()},
+            "unreadable": self.unreadable,
+            "page": None if self.page is None else str(self.page),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the images that could not be read with the reasons, and a line on the others."""
+        return [*(f"{path}: {reason}" for path, reason in self.unreadable.items()), self._outcome]
+
+    @property
+    def count(self) -> str:
+        """The number of images, in words."""
+        images = plural(len(self.explained) + len(self.unreadable), "image", "images")
+        return f"{images} ({len(self.unreadable)} unreadable)"
+
+    @property
+    def _outcome(self) -> str:
+        return f"{self.count}: nothing to explain" if self.page is None else f"{self.count}, {self.method}: {self.page}"
+
+    def __repr__(self) -> str:
+        return f"<Explanations: {self._outcome}>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +134,143 @@ class Anatomy(Result):
         return f"<Anatomy: {self._drawn}>"
 
 
-def draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatomy:
+@check_arguments
+def explain(
+    model: str | Path | Classifier,
+    sources: str | Path | Sequence[str | Path] = (),
+    out: Path | str | None = None,
+    *,
+    method: Method = "gradient",
+    target: str | int = "top",
+    layer: Annotated[int | None, f"For {', '.join(by_layer())}: this layer; -1 is the last."] = None,
+    anatomy: bool = False,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
+    device: DeviceName = "auto",
+    force: bool = False,
+    note: Say = ignore,
+    progress: Progress = silent,
+) -> Explanations | Anatomy:
+    """Show which parts of a photograph a prediction rests on, or, with `anatomy`, what the model itself has learned.
+
+    `vitkit.explain("runs/digits-1", "photo.jpg", "explained")` writes the page explained/index.html. To get the maps of
+    one picture without a file, use `vitkit.load("runs/digits-1").explain("photo.jpg").maps`.
+
+    On the command line: `vitkit explain runs/digits-1 photo.jpg -o explained`.
+
+    Args:
+        model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
+            is accepted, too.
+        sources: images, folders (including their sub-folders), or patterns.
+        out: the folder to write to. It is required.
+        method: the method of explanation.
+        target: the class to explain: its name, its number, or `top` for the most probable one.
+        layer: the layer to explain, for methods that explain one layer; -1 is the last.
+        anatomy: draw filters, positions and attention distances of the model, as in the paper, instead of maps.
+        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
+            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
+            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        force: write to `out` even if it is not empty.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
+
+    Raises:
+        VitkitError: the model cannot be loaded or explained, there is no such class or layer, or `out` cannot be
+            written to.
+    """
+    check_choice("--method", method, Method)
+    check_choice("--device", device, DeviceName)
+    if anatomy and (method, target, layer) != ("gradient", "top", None):
+        raise VitkitError("--anatomy shows the model, not a prediction: leave out --method, --target and --layer")
+    names = named(sources)
+    folder = _check(path_of(out), names, anatomy=anatomy)
+    notes = Notes(note)
+    paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
+    for path in paths:
+        if folder.resolve() == Path(path).resolve().parent:
+            raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
+    result: Explanations | Anatomy
+    with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
+        classifier = open_model(model, notes, device, preprocess)
+        if paths:
+            classifier.preprocess.check_known()
+        if anatomy:
+            result = _draw_anatomy(classifier, paths, folder)
+        else:
+            root = _common_root(paths, source_folders(names))
+            result = _explain_images(classifier, paths, root, folder, (method, target, layer))
+    return replace(result, notes=tuple(notes.lines))
+
+
+def _check(out: Path | None, sources: list[str], *, anatomy: bool) -> Path:
+    if out is None:
+        raise VitkitError("name the folder to write to: --out DIR")
+    if not sources and not anatomy:
+        raise VitkitError("name the images to explain: SRC...; or the model itself: --anatomy")
+    for folder in (out, out / _IMAGES):
+        check_outside("--out", folder, source_folders(sources))
+    return out
+
+
+def _explain_images(
+    classifier: Classifier,
+    paths: list[str],
+    root: str,
+    out: Path,
+    choices: tuple[Method, str | int, int | None],
+) -> Explanations:
+    """Explain each image in a folder of its own, whose path below `out` is the image's path below `root`."""
+    from vitkit.data.decode import UnreadableImageError
+    from vitkit.text.html import write_page
+
+    method = choices[0]
+    rows: list[str] = []
+    result = Explanations(method, {})
+    for done, path in enumerate(paths, 1):
+        try:
+            explanation = classifier.explain(path, *choices)
+        except (UnreadableImageError, UnansweredError) as error:
+            result.unreadable[path] = str(error)
+            continue
+        place = Path(_IMAGES) / os.path.relpath(os.path.abspath(path), root)  # noqa: PTH100  # not through links
+        (out / place).mkdir(parents=True, exist_ok=True)
+        explanation.save(out / place)
+        result.explained[path] = out / place
+        rows.append(_row(explanation, path, place))
+        progress("explaining", done, len(paths))
+    if result.is_empty:
+        return result
+    unreadable = [f"<p>{escape(f'{without_place(path)}: {why}')}</p>" for path, why in result.unreadable.items()]
+    head = [f"<h1>{method}</h1>", f"<p>{result.count}</p>", *unreadable]
+    page = out / "index.html"
+    write_page(page, f"vitkit explain: {method}", [*head, f'<div class="row">{"".join(rows)}</div>'])
+    return replace(result, page=page)
+
+
+def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
+    """Return the folder that contains all images and folders, so that equal names in two folders do not collide."""
+    roots = {os.path.abspath(folder) for folder in folders}  # noqa: PTH100
+    return os.path.commonpath(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
+
+
+def _row(explanation: Explanation, path: str, place: Path) -> str:
+    """Return a thumbnail that links to the page of its image."""
+    from vitkit.explanation.draw import thumbnail
+    from vitkit.text.html import image
+
+    method = "gradient" if "gradient" in explanation.maps else next(iter(explanation.maps), "heads")
+    shown = image(without_place(path), thumbnail(explanation.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
+    name = f"{escape(explanation.target)} {explanation.probability:.3f}<br>{escape(without_place(path))}"
+    return f'<figure><a href="{_link(place)}/index.html">{shown}</a><figcaption>{name}</figcaption></figure>'
+
+
+def _link(place: Path) -> str:
+    from urllib.parse import quote_from_bytes
+
+    return quote_from_bytes(os.fsencode(place.as_posix()))
+
+
+def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatomy:
     """Draw the figures that the model has into the folder `out`; some of them require images.
 
     Raises:
@@ -226,201 +419,3 @@ def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
 
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
-
-
-if TYPE_CHECKING:
-    from vitkit.classifier import Classifier
-    from vitkit.explanation.explanation import Explanation
-    from vitkit.weights.preprocessing import PreprocessLike
-
-    Method: TypeAlias = str  # the choices are only known at run time
-else:
-    Method = Literal[method_names()]
-_IMAGES = "images"  # below `out`: a folder for each image
-_THUMBNAIL = 320
-
-
-@dataclass(frozen=True, repr=False)
-class Explanations(Result):
-    """Explanations of the predictions for photographs, as maps.
-
-    Attributes:
-        method: the method of the explanations.
-        explained: the folder of each image, with its page, overlays and `maps.npz`.
-        unreadable: the reasons why other images have no explanation.
-        page: the page with all explanations, or None if there are none.
-        notes: assumptions about the model, and places that could not be searched for images.
-    """
-
-    method: Method
-    explained: dict[str, Path]
-    unreadable: dict[str, str] = field(default_factory=dict)
-    page: Path | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        """True if no image could be explained."""
-        return not self.explained
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the paths and the method in plain JSON types."""
-        return {
-            "method": self.method,
-            "explained": {path: str(folder) for path, folder in self.explained.items()},
-            "unreadable": self.unreadable,
-            "page": None if self.page is None else str(self.page),
-        }
-
-    def lines(self) -> list[str]:
-        """Return the images that could not be read with the reasons, and a line on the others."""
-        return [*(f"{path}: {reason}" for path, reason in self.unreadable.items()), self._outcome]
-
-    @property
-    def count(self) -> str:
-        """The number of images, in words."""
-        images = plural(len(self.explained) + len(self.unreadable), "image", "images")
-        return f"{images} ({len(self.unreadable)} unreadable)"
-
-    @property
-    def _outcome(self) -> str:
-        return f"{self.count}: nothing to explain" if self.page is None else f"{self.count}, {self.method}: {self.page}"
-
-    def __repr__(self) -> str:
-        return f"<Explanations: {self._outcome}>"
-
-
-@check_arguments
-def explain(
-    model: str | Path | Classifier,
-    sources: str | Path | Sequence[str | Path] = (),
-    out: Path | str | None = None,
-    *,
-    method: Method = "gradient",
-    target: str | int = "top",
-    layer: Annotated[int | None, f"For {', '.join(by_layer())}: this layer; -1 is the last."] = None,
-    anatomy: bool = False,
-    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
-    device: DeviceName = "auto",
-    force: bool = False,
-    note: Say = ignore,
-    progress: Progress = silent,
-) -> Explanations | Anatomy:
-    """Show which parts of a photograph a prediction rests on, or, with `anatomy`, what the model itself has learned.
-
-    `vitkit.explain("runs/digits-1", "photo.jpg", "explained")` writes the page explained/index.html. To get the maps of
-    one picture without a file, use `vitkit.load("runs/digits-1").explain("photo.jpg").maps`.
-
-    On the command line: `vitkit explain runs/digits-1 photo.jpg -o explained`.
-
-    Args:
-        model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
-            is accepted, too.
-        sources: images, folders (including their sub-folders), or patterns.
-        out: the folder to write to. It is required.
-        method: the method of explanation.
-        target: the class to explain: its name, its number, or `top` for the most probable one.
-        layer: the layer to explain, for methods that explain one layer; -1 is the last.
-        anatomy: draw filters, positions and attention distances of the model, as in the paper, instead of maps.
-        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
-            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
-            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
-        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
-        force: write to `out` even if it is not empty.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
-
-    Raises:
-        VitkitError: the model cannot be loaded or explained, there is no such class or layer, or `out` cannot be
-            written to.
-    """
-    check_choice("--method", method, Method)
-    check_choice("--device", device, DeviceName)
-    if anatomy and (method, target, layer) != ("gradient", "top", None):
-        raise VitkitError("--anatomy shows the model, not a prediction: leave out --method, --target and --layer")
-    names = named(sources)
-    folder = _check(path_of(out), names, anatomy=anatomy)
-    notes = Notes(note)
-    paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
-    for path in paths:
-        if folder.resolve() == Path(path).resolve().parent:
-            raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
-    result: Explanations | Anatomy
-    with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
-        classifier = open_model(model, notes, device, preprocess)
-        if paths:
-            classifier.preprocess.check_known()
-        if anatomy:
-            result = draw_anatomy(classifier, paths, folder)
-        else:
-            root = _common_root(paths, source_folders(names))
-            result = _explain_images(classifier, paths, root, folder, (method, target, layer))
-    return replace(result, notes=tuple(notes.lines))
-
-
-def _check(out: Path | None, sources: list[str], *, anatomy: bool) -> Path:
-    if out is None:
-        raise VitkitError("name the folder to write to: --out DIR")
-    if not sources and not anatomy:
-        raise VitkitError("name the images to explain: SRC...; or the model itself: --anatomy")
-    for folder in (out, out / _IMAGES):
-        check_outside("--out", folder, source_folders(sources))
-    return out
-
-
-def _explain_images(
-    classifier: Classifier,
-    paths: list[str],
-    root: str,
-    out: Path,
-    choices: tuple[Method, str | int, int | None],
-) -> Explanations:
-    """Explain each image in a folder of its own, whose path below `out` is the image's path below `root`."""
-    from vitkit.data.decode import UnreadableImageError
-    from vitkit.text.html import write_page
-
-    method = choices[0]
-    rows: list[str] = []
-    result = Explanations(method, {})
-    for done, path in enumerate(paths, 1):
-        try:
-            explanation = classifier.explain(path, *choices)
-        except (UnreadableImageError, UnansweredError) as error:
-            result.unreadable[path] = str(error)
-            continue
-        place = Path(_IMAGES) / os.path.relpath(os.path.abspath(path), root)  # noqa: PTH100  # not through links
-        (out / place).mkdir(parents=True, exist_ok=True)
-        explanation.save(out / place)
-        result.explained[path] = out / place
-        rows.append(_row(explanation, path, place))
-        progress("explaining", done, len(paths))
-    if result.is_empty:
-        return result
-    unreadable = [f"<p>{escape(f'{without_place(path)}: {why}')}</p>" for path, why in result.unreadable.items()]
-    head = [f"<h1>{method}</h1>", f"<p>{result.count}</p>", *unreadable]
-    page = out / "index.html"
-    write_page(page, f"vitkit explain: {method}", [*head, f'<div class="row">{"".join(rows)}</div>'])
-    return replace(result, page=page)
-
-
-def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
-    """Return the folder that contains all images and folders, so that equal names in two folders do not collide."""
-    roots = {os.path.abspath(folder) for folder in folders}  # noqa: PTH100
-    return os.path.commonpath(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
-
-
-def _row(explanation: Explanation, path: str, place: Path) -> str:
-    """Return a thumbnail that links to the page of its image."""
-    from vitkit.explanation.draw import thumbnail
-    from vitkit.text.html import image
-
-    method = "gradient" if "gradient" in explanation.maps else next(iter(explanation.maps), "heads")
-    shown = image(without_place(path), thumbnail(explanation.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
-    name = f"{escape(explanation.target)} {explanation.probability:.3f}<br>{escape(without_place(path))}"
-    return f'<figure><a href="{_link(place)}/index.html">{shown}</a><figcaption>{name}</figcaption></figure>'
-
-
-def _link(place: Path) -> str:
-    from urllib.parse import quote_from_bytes
-
-    return quote_from_bytes(os.fsencode(place.as_posix()))

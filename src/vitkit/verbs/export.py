@@ -83,7 +83,7 @@ class Export(Result):
 @check_arguments
 def export(
     model: str | Path | Classifier,
-    to: Annotated[Runtime | None, f"The runtime; by default as --out ends: {one_of(suffixes())}."] = None,
+    to: Annotated[Runtime | None, f"The runtime; by default by the suffix of --out: {one_of(suffixes())}."] = None,
     out: Path | str | None = None,
     *,
     data: str | Path | None = None,

@@ -1,7 +1,7 @@
 """`vitkit.predict`: classify images, in memory or into a file that can be resumed.
 
-`predict` is the verb, and `Predictions` its result. `is_same_model` decides whether the same model has written the rows
-of an interrupted file.
+`predict` is the verb, and `Predictions` its result. `_is_same_model` decides whether the same model has written the
+rows of an interrupted file.
 """
 
 from __future__ import annotations
@@ -55,68 +55,6 @@ if TYPE_CHECKING:
     from vitkit.inference.prediction import Prediction
     from vitkit.reporting.gallery import Album
     from vitkit.weights.preprocessing import PreprocessLike
-
-
-_SAME = 1e-3  # probabilities of the same model differ less than this between machines and batch sizes
-_COMPARED = 8  # rows that are compared, and classes of each
-
-
-def is_same_model(classifier: Classifier, file: Path, form: Format) -> bool:
-    """Return whether the rows of a file were written by this classifier.
-
-    The first readable image is classified again. If label and confidence agree, that decides. Otherwise another backend
-    or precision may have computed the rows, so several of them are compared: their mean difference may be up to twice
-    the change that rounding to bfloat16 causes in this model.
-    """
-    rows: list[tuple[str, float]] = []
-    exact: list[Prediction] = []
-    for _, row in read_rows(file, form):
-        if row.name is None or row.confidence is None:
-            continue
-        prediction = next(classifier.predict(row.path))
-        if prediction.confidence is None:
-            continue
-        if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME:
-            return True
-        rows.append((row.name, row.confidence))
-        exact.append(prediction)
-        if len(rows) == _COMPARED:
-            break
-    if not rows:
-        return True
-    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict([prediction.path for prediction in exact])
-    noise = max(_noise(prediction, other) for prediction, other in zip(exact, rounded, strict=True))
-    distances = [_distance(classifier, *row, prediction) for row, prediction in zip(rows, exact, strict=True)]
-    return sum(distances) / len(distances) <= 2 * max(noise, _SAME)
-
-
-def _noise(exact: Prediction, rounded: Prediction) -> float:
-    """Return the largest difference between the logits of the most probable classes."""
-    other = dict(rounded.ranking)
-    return max(abs(_logit(probability) - _logit(other[name])) for name, probability in exact.ranking[:_COMPARED])
-
-
-def _distance(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
-    """Return the difference between the logits of a row and of the classifier's new prediction for the same classes."""
-    probabilities = dict(prediction.ranking)
-    if classifier.thresholds is None:
-        return abs(_logit(probabilities[name]) - _logit(confidence)) if name in probabilities else math.inf
-    assert prediction.confidence is not None
-    if name == prediction.label:
-        return abs(_logit(prediction.confidence) - _logit(confidence))
-    thresholds = dict(zip(classifier.classes, classifier.thresholds, strict=True))
-    # Classes that only one of the two has may lie at their thresholds.
-    flipped = set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT)) - {""}
-    return max(
-        (abs(_logit(probabilities[label]) - _logit(thresholds[label])) if label in thresholds else math.inf)
-        for label in flipped - {""}
-    )
-
-
-def _logit(probability: float) -> float:
-    """Return the logit of a probability, limited to values that six digits distinguish from 0 and 1."""
-    probability = min(max(probability, 1e-4), 1 - 1e-4)
-    return math.log(probability / (1 - probability))
 
 
 Write = Callable[["Prediction"], None]
@@ -356,7 +294,7 @@ def _take_stock(classifier: Classifier, out: Path, form: Format, paths: Sequence
     """Return the rows that an earlier run of this model has left."""
     stock = take_stock(out, form, paths)
     if stock.file is not None:
-        if not is_same_model(classifier, stock.file, form):
+        if not _is_same_model(classifier, stock.file, form):
             raise VitkitError(
                 f"the rows in {stock.file} come from another model: use that model, or --force to start again"
             )
@@ -386,3 +324,65 @@ def _cells(row: Row) -> tuple[str, str, str]:
     label = row.label if row.error is None else row.error
     rejected = f"rejected: {row.name}" if label is None else label
     return row.path, rejected, "" if row.confidence is None else f"{row.confidence:.4f}"
+
+
+_SAME = 1e-3  # probabilities of the same model differ less than this between machines and batch sizes
+_COMPARED = 8  # rows that are compared, and classes of each
+
+
+def _is_same_model(classifier: Classifier, file: Path, form: Format) -> bool:
+    """Return whether the rows of a file were written by this classifier.
+
+    The first readable image is classified again. If label and confidence agree, that decides. Otherwise another backend
+    or precision may have computed the rows, so several of them are compared: their mean difference may be up to twice
+    the change that rounding to bfloat16 causes in this model.
+    """
+    rows: list[tuple[str, float]] = []
+    exact: list[Prediction] = []
+    for _, row in read_rows(file, form):
+        if row.name is None or row.confidence is None:
+            continue
+        prediction = next(classifier.predict(row.path))
+        if prediction.confidence is None:
+            continue
+        if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME:
+            return True
+        rows.append((row.name, row.confidence))
+        exact.append(prediction)
+        if len(rows) == _COMPARED:
+            break
+    if not rows:
+        return True
+    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict([prediction.path for prediction in exact])
+    noise = max(_noise(prediction, other) for prediction, other in zip(exact, rounded, strict=True))
+    distances = [_distance(classifier, *row, prediction) for row, prediction in zip(rows, exact, strict=True)]
+    return sum(distances) / len(distances) <= 2 * max(noise, _SAME)
+
+
+def _noise(exact: Prediction, rounded: Prediction) -> float:
+    """Return the largest difference between the logits of the most probable classes."""
+    other = dict(rounded.ranking)
+    return max(abs(_logit(probability) - _logit(other[name])) for name, probability in exact.ranking[:_COMPARED])
+
+
+def _distance(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
+    """Return the difference between the logits of a row and of the classifier's new prediction for the same classes."""
+    probabilities = dict(prediction.ranking)
+    if classifier.thresholds is None:
+        return abs(_logit(probabilities[name]) - _logit(confidence)) if name in probabilities else math.inf
+    assert prediction.confidence is not None
+    if name == prediction.label:
+        return abs(_logit(prediction.confidence) - _logit(confidence))
+    thresholds = dict(zip(classifier.classes, classifier.thresholds, strict=True))
+    # Classes that only one of the two has may lie at their thresholds.
+    flipped = set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT)) - {""}
+    return max(
+        (abs(_logit(probabilities[label]) - _logit(thresholds[label])) if label in thresholds else math.inf)
+        for label in flipped - {""}
+    )
+
+
+def _logit(probability: float) -> float:
+    """Return the logit of a probability, limited to values that six digits distinguish from 0 and 1."""
+    probability = min(max(probability, 1e-4), 1 - 1e-4)
+    return math.log(probability / (1 - probability))

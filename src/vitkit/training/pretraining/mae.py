@@ -25,7 +25,7 @@ class MaskedAutoencoding(nn.Module):
 
     Args:
         config: the configuration of the encoder.
-        choices: the options, after `settled`.
+        choices: the options, after `resolved`.
 
     Raises:
         VitkitError: there are too few patches to hide some and to show some.

@@ -35,7 +35,7 @@ class MaskedPatchPrediction(nn.Module):
 
     Args:
         config: the configuration of the encoder.
-        choices: the options, after `settled`.
+        choices: the options, after `resolved`.
         preprocess: the normalisation of images, which is undone to compute their colours.
 
     Raises:

@@ -31,7 +31,7 @@ class Filled(NamedTuple):
     hidden: Tensor
 
 
-class Task(Protocol):
+class PretrainingTask(Protocol):
     """An objective: it hides patches and predicts them. It is a module with weights that are not part of the encoder.
 
     Attributes:
@@ -52,7 +52,7 @@ class SelfSupervised(nn.Module):
 
     Args:
         encoder: a model without a head.
-        task: a module with the methods of `Task`.
+        task: a module with the methods of `PretrainingTask`.
     """
 
     encoder: VisionTransformer

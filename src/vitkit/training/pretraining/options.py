@@ -14,7 +14,7 @@ Target = Literal["auto", "normalised", "pixels", "colour", "colour-4x4"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class ObjectiveDefaults:
     """The defaults of an objective.
 
     Attributes:
@@ -29,15 +29,15 @@ class Kind:
 
 
 _PIXELS = {"hflip": True, "color_jitter": 0.0, "drop_path": 0.0, "monitor": "val_loss", "label_smoothing": 0.0}
-KINDS = {
+OBJECTIVES = {
     # arXiv 2111.06377, table 8, except for lr, epochs and gradient clipping, which depend on the amount of data.
-    "mae": Kind(
+    "mae": ObjectiveDefaults(
         0.75,
         ("normalised", "pixels"),
         {**_PIXELS, "crop_scale": (0.2, 1.0), "beta2": 0.95, "warmup": 0.05, "epochs": 200},
     ),
     # arXiv 2010.11929, app. B.1.2, with the same exceptions.
-    "masked-patch": Kind(
+    "masked-patch": ObjectiveDefaults(
         0.5,
         ("colour", "colour-4x4", "pixels"),
         {**_PIXELS, "crop_scale": (0.2, 1.0), "warmup": 0.05, "epochs": 200},
@@ -75,9 +75,9 @@ class Pretraining:
     def __post_init__(self) -> None:
         settle_types(self)
         check_ranges(self)
-        kind = KINDS[self.objective]
-        if self.target not in ("auto", *kind.targets):
-            raise VitkitError(f"--objective {self.objective} predicts {', '.join(kind.targets)}, not {self.target}")
+        defaults = OBJECTIVES[self.objective]
+        if self.target not in ("auto", *defaults.targets):
+            raise VitkitError(f"--objective {self.objective} predicts {', '.join(defaults.targets)}, not {self.target}")
         if self.objective != "mae":
             for name in ("decoder_layers", "decoder_width"):
                 if getattr(self, name) is not None:
@@ -87,11 +87,11 @@ class Pretraining:
                 f"--decoder-width must be a multiple of 32, for heads of that size, not {self.decoder_width}"
             )
 
-    def settled(self) -> Pretraining:
+    def resolved(self) -> Pretraining:
         """Return the options with the objective's values for mask and target; the decoder depends on the encoder."""
-        kind = KINDS[self.objective]
-        target = kind.targets[0] if self.target == "auto" else self.target
-        return dataclasses.replace(self, mask=kind.mask if self.mask is None else self.mask, target=target)
+        defaults = OBJECTIVES[self.objective]
+        target = defaults.targets[0] if self.target == "auto" else self.target
+        return dataclasses.replace(self, mask=defaults.mask if self.mask is None else self.mask, target=target)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not None."""

@@ -54,7 +54,7 @@ from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, d
 from vitkit.training.pretraining.mae import MaskedAutoencoding
 from vitkit.training.pretraining.masked_patch import MaskedPatchPrediction
 from vitkit.training.pretraining.network import SelfSupervised, patchify, unpatchify
-from vitkit.training.pretraining.options import KINDS, Pretraining, split_fields
+from vitkit.training.pretraining.options import OBJECTIVES, Pretraining, split_fields
 from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run import Prepared, Work, drive, drive_again, tell, write_start
@@ -343,12 +343,12 @@ def resolve_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
         raise VitkitError("no data: name a folder of images, or digits")
     if of_labels := [name for name in OF_LABELS if name in rest]:
         raise VitkitError(f"{of_labels[0]} concerns labels, and pre-training does not use them: leave it out")
-    choices = Pretraining(**options).settled()
+    choices = Pretraining(**options).resolved()
     weights = rest.get("weights", "none")
     if weights == "none" and rest.get("model") is None:
         rest["model"] = DEFAULT_MODEL
-    settled = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
-    recipe = build({**overlay(KINDS[choices.objective].recipe, rest), **settled}, "flags")
+    fixed = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
+    recipe = build({**overlay(OBJECTIVES[choices.objective].recipe, rest), **fixed}, "flags")
     check_effects(recipe, rest, named=rest)
     return choices, recipe
 
