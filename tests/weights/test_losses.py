@@ -73,7 +73,7 @@ def test_twelve_heads_on_192_features_are_not_read_as_three_in_silence(tmp_path:
     assert "make 12 unless told otherwise, with the same tensors: heads=12 says so" in found.report.assumed["heads"]
     assert "heads" not in inspect(path, heads=12).report.assumed
     recipe = Recipe(weights=str(path), model_fields={"heads": 12}, method="full")
-    assert blueprint_of(recipe, ("a", "b"), lambda *_: None).config.heads == 12  # type: ignore[union-attr]
+    assert blueprint_of(recipe, ("a", "b")).config.heads == 12  # type: ignore[union-attr]
 
 
 def test_twelve_heads_of_transformers_as_well(tmp_path: Path) -> None:

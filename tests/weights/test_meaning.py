@@ -127,7 +127,7 @@ def test_training_starts_from_the_other_and_says_so() -> None:
     assert plan.provenance["weights"] == TRAINING and len(plan.classes) == IMAGENET_21K
     assert plan.report.assumed["weights"].startswith(f"{TRAINING} (Apache-2.0), which fine-tunes best")
     for recipe in (Recipe(weights=NAME), Recipe(model=NAME, weights="auto")):
-        begun = blueprint_of(recipe, ("a", "b"), lambda what, done, total: None)
+        begun = blueprint_of(recipe, ("a", "b"))
         assert begun.config.num_classes == 2 and begun.preprocess.fit == "squash"
 
 

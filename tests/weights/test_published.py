@@ -149,7 +149,7 @@ def test_a_tag_is_loaded_from_timm_s_repository(repository: list[str]) -> None:
 
 
 def test_a_tag_is_understood_wherever_a_model_is_named(repository: list[str]) -> None:
-    begun = blueprint_of(Recipe(weights=NAME), ("a", "b"), lambda *_: None)
+    begun = blueprint_of(Recipe(weights=NAME), ("a", "b"))
     assert (begun.config.num_classes, begun.preprocess.crop_pct) == (2, 0.9)
     assert vitkit.info(NAME).cost.config.num_classes == 1000
     assert inspect(NAME, use="training").config.layers == 1

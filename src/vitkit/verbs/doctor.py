@@ -155,7 +155,7 @@ def _range_line(name: str, summary: dict[str, float], unit: str) -> str:
     return f"{name:7}  {summary['min']:g} to {summary['max']:g}, median {summary['median']:g} ({unit})"
 
 
-_LISTED = 20
+_LISTED = 20  # suspects in the printed table
 
 
 @dataclass(frozen=True, repr=False)

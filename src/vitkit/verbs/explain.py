@@ -255,19 +255,16 @@ def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
 
 def _row(explanation: Explanation, path: str, place: Path) -> str:
     """Return a thumbnail that links to the page of its image."""
+    from urllib.parse import quote_from_bytes
+
     from vitkit.explanation.draw import thumbnail
     from vitkit.text.html import image
 
     method = "gradient" if "gradient" in explanation.maps else next(iter(explanation.maps), "heads")
     shown = image(without_place(path), thumbnail(explanation.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
     name = f"{escape(explanation.target)} {explanation.probability:.3f}<br>{escape(without_place(path))}"
-    return f'<figure><a href="{_link(place)}/index.html">{shown}</a><figcaption>{name}</figcaption></figure>'
-
-
-def _link(place: Path) -> str:
-    from urllib.parse import quote_from_bytes
-
-    return quote_from_bytes(os.fsencode(place.as_posix()))
+    link = quote_from_bytes(os.fsencode(place.as_posix()))  # file names may not be UTF-8
+    return f'<figure><a href="{link}/index.html">{shown}</a><figcaption>{name}</figcaption></figure>'
 
 
 def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatomy:

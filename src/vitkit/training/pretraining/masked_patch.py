@@ -92,16 +92,13 @@ class MaskedPatchPrediction(nn.Module):
         if self.side is None:
             error = predicted - patchify(images.float(), self.config.patch_size)
             return (of_corrupted(error).square().mean(dim=(1, 2)),)
-        truth = of_corrupted(self._colours(images))  # (B, number, side * side)
+        pixels = images.float() * self.std + self.mean
+        truth = of_corrupted(colours(pixels, self.config.patch_size, self.side))  # (B, number, side * side)
         shape = (len(images), self.number, self.side**2, -1)
         logits = of_corrupted(predicted).reshape(shape)  # (B, number, side * side, colours)
         losses = F.cross_entropy(logits.permute(0, 3, 1, 2), truth, reduction="none")  # (B, number, side * side)
         right = logits.argmax(dim=3) == truth
         return losses.mean(dim=(1, 2)), right.float().mean(dim=(1, 2))
-
-    def _colours(self, images: Tensor) -> Tensor:
-        assert self.side is not None
-        return colours(images.float() * self.std + self.mean, self.config.patch_size, self.side)
 
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
         """Return the images with their corrupted patches replaced by the predictions."""
