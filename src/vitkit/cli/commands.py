@@ -59,7 +59,7 @@ class Verb:
         switches: flags that are not parameters of the function, with their help.
         ahead: the flag that follows the switches; by default the switches are last.
         flags: positional parameters that are flags on the command line.
-        but: parameters without a flag.
+        exclude: parameters without a flag.
         metavars: names of values in the help.
     """
 
@@ -69,7 +69,7 @@ class Verb:
     switches: Mapping[str, str] = field(default_factory=dict)
     ahead: str = ""
     flags: tuple[str, ...] = ()
-    but: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     metavars: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -80,7 +80,7 @@ class Verb:
     def function(self) -> Callable[..., None]:
         """Return the function that typer calls, with the signature of the command."""
         function: Function = getattr(import_module(f"vitkit.{self.module}"), self.name)
-        parameters = parameters_of(function, self.flags, self.but, self.metavars)
+        parameters = parameters_of(function, self.flags, self.exclude, self.metavars)
         names = [parameter.name for parameter in parameters]
         place = names.index(self.ahead) if self.ahead else len(names)
         parameters[place:place] = [switch(name, text) for name, text in self.switches.items()]
@@ -198,7 +198,7 @@ _ROWS = {
     "studio": Verb("webapp.studio", "studio", _silent),
     "doctor": Verb("verbs.doctor", "doctor", _doctor, {"as_json": "Print the statistics and findings as JSON."}),
     "pretrain": Verb("verbs.pretrain", "pretrain", _silent),
-    "train": Verb("verbs.train", "train", _silent, but=("class_names",)),
+    "train": Verb("verbs.train", "train", _silent, exclude=("class_names",)),
     "compare": Verb("experiments.compare", "compare", switches=_FIGURES, flags=("models",)),
     "lab": Verb("experiments.lab.lab", "lab", switches=_FIGURES, flags=("data",)),
     "eval": Verb(

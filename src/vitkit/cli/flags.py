@@ -54,7 +54,7 @@ _TYPES = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "S
 def parameters_of(
     function: Callable[..., Any],
     flags: Collection[str] = (),
-    but: Collection[str] = (),
+    exclude: Collection[str] = (),
     metavars: Mapping[str, str] | None = None,
 ) -> list[inspect.Parameter]:
     """Return the arguments and flags of a function's command, as parameters for typer.
@@ -62,22 +62,22 @@ def parameters_of(
     Args:
         function: a public function.
         flags: positional parameters that are flags on the command line, as `out` always is.
-        but: parameters without a flag.
+        exclude: parameters without a flag.
         metavars: names of values in the help, in addition to those that all commands have in common.
     """
-    plain, called = inspect.unwrap(function), {**_METAVARS, **(metavars or {})}
+    plain, metavar_of = inspect.unwrap(function), {**_METAVARS, **(metavars or {})}
     entries, written = _entries(inspect.getdoc(plain) or ""), _spelling(function, flags)
     options = []
     for parameter in inspect.signature(plain).parameters.values():
         kind, marks = _read(parameter.annotation, plain.__globals__)
-        if kind is None or parameter.name in but:
+        if kind is None or parameter.name in exclude:
             continue
         text = next((mark for mark in marks if isinstance(mark, str)), None)
         settings: dict[str, Any] = {"help": text or _as_help(entries.get(parameter.name, ""), written)}
         if _is_argument(parameter, flags):
-            options.append(_argument(parameter, kind, settings | {"metavar": called.get(parameter.name)}))
+            options.append(_argument(parameter, kind, settings | {"metavar": metavar_of.get(parameter.name)}))
             continue
-        settings["metavar"] = called.get(parameter.name) if parameter.name not in _ARGUMENTS else None
+        settings["metavar"] = metavar_of.get(parameter.name) if parameter.name not in _ARGUMENTS else None
         if parameter.name in _ENVIRONMENT:
             settings |= {"envvar": _ENVIRONMENT[parameter.name], "show_envvar": True}
         for between in marks:
@@ -89,10 +89,10 @@ def parameters_of(
 
 def parameters_of_fields(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return a flag for each dataclass field that the function accepts as a keyword (`add_recipe_fields`)."""
-    owners, but = getattr(function, "recipe_fields", ((), ()))
+    owners, exclude = getattr(function, "recipe_fields", ((), ()))
     offered = {name: option for owner in reversed(owners) for name, option in _options(owner).items()}
     names = dict.fromkeys(field.name for owner in owners for field in dataclasses.fields(owner))
-    return [offered[name] for name in names if name not in but]
+    return [offered[name] for name in names if name not in exclude]
 
 
 def switch(name: str, text: str) -> inspect.Parameter:

@@ -18,7 +18,7 @@ from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned
 from vitkit.text.fields import Between
-from vitkit.verbs.inputs import check_choice, open_model, path_of, several
+from vitkit.verbs.inputs import check_choice, open_model, path_of, split_choices
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -171,8 +171,8 @@ def bench(
 
     sizes = _numbers(batch_sizes)
     check_choice("--device", device, DeviceName)
-    requested = None if backends is None else several("--backends", backends, backend_names())
-    wanted = several("--precisions", precisions, PRECISIONS)
+    requested = None if backends is None else split_choices("--backends", backends, backend_names())
+    wanted = split_choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     folder, notes = path_of(out), Notes(note)
     with _exclusive_out(folder, force=force):

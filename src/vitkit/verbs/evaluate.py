@@ -238,8 +238,8 @@ def evaluate(
         if run_table is not None and folder is not None:
             judged = _with_run_facts(judged, classifier, folder, run_table)
         outcome = judged.before
-        seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, is_of_run=data is None)
-        numbers = _figures(classifier, judged, seen, doubt, changes)
+        seen, caveat = _seen(classifier, folder or "the model", table, outcome.split, is_of_run=data is None)
+        numbers = _figures(classifier, judged, seen, caveat, changes)
         findings = _findings(outcome, numbers)
         for finding in findings:
             notes(finding)
@@ -327,14 +327,18 @@ def _seen(
 
 
 def _figures(
-    classifier: Classifier, judged: ProposalEvaluation, seen: dict[str, str] | None, doubt: str, changes: Changes | None
+    classifier: Classifier,
+    judged: ProposalEvaluation,
+    seen: dict[str, str] | None,
+    caveat: str,
+    changes: Changes | None,
 ) -> dict[str, Any]:
     from vitkit.evaluation.evaluator import proposal_figures
     from vitkit.evaluation.figures import all_figures
 
     about = classifier.computation | ({} if changes is None else changes.to_dict())
     about |= proposal_figures(judged, seen)
-    return all_figures(judged.before, seen, classifier.provenance, about, doubt)
+    return all_figures(judged.before, seen, classifier.provenance, about, caveat)
 
 
 def _look_over(

@@ -27,10 +27,10 @@ from vitkit.verbs.inputs import (
     check_outside,
     exclusive_out_folder,
     find_pictures,
-    named,
     open_model,
     path_of,
     source_folders,
+    source_names,
 )
 from vitkit.verbs.result import Notes, Result
 
@@ -182,7 +182,7 @@ def explain(
     check_choice("--device", device, DeviceName)
     if anatomy and (method, target, layer) != ("gradient", "top", None):
         raise VitkitError("--anatomy shows the model, not a prediction: leave out --method, --target and --layer")
-    names = named(sources)
+    names = source_names(sources)
     folder = _check(path_of(out), names, anatomy=anatomy)
     notes = Notes(note)
     paths = list(dict.fromkeys(find_pictures(names, notes)[0]))

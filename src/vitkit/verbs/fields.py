@@ -15,7 +15,7 @@ from vitkit.training.recipe import Recipe
 
 def add_recipe_fields(
     function: Callable[..., Any],
-    but: Collection[str] = ("data",),
+    exclude: Collection[str] = ("data",),
     owners: Sequence[type[Any]] = (Recipe,),
     heading: str = "Fields of the recipe",
 ) -> None:
@@ -23,11 +23,11 @@ def add_recipe_fields(
 
     Args:
         function: the function; it is changed in place.
-        but: the fields that it does not accept.
+        exclude: the fields that it does not accept.
         owners: the dataclasses. If several have a field of the same name, the first one counts.
         heading: the heading of the fields in the docstring.
     """
-    entries, seen = "", set(but)
+    entries, seen = "", set(exclude)
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     for owner in owners:
         hints = get_type_hints(owner, include_extras=True)
@@ -39,6 +39,6 @@ def add_recipe_fields(
             keyword = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=kind))
             entries += f"\n        {field.name}: {text}"
-    function.recipe_fields = (tuple(owners), tuple(but))  # type: ignore[attr-defined]  # for the flags (cli.flags)
+    function.recipe_fields = (tuple(owners), tuple(exclude))  # type: ignore[attr-defined]  # for the flags (cli.flags)
     function.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
     function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    {heading}:{entries}\n    "

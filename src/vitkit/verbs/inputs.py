@@ -2,7 +2,7 @@
 
 Models are opened by path, by name or from memory, and images are found by files, folders and patterns. Outputs are
 never written beside the photographs, are locked while they are written, and replace existing files only with `force`.
-The command line checks choices itself; `check_choice` and `several` check them for callers from Python.
+The command line checks choices itself; `check_choice` and `split_choices` check them for callers from Python.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
     return names, held
 
 
-def named(sources: str | Path | Iterable[str | Path]) -> list[str]:
+def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
     """Return one or several sources as text.
 
     Raises:
@@ -304,7 +304,7 @@ def check_choice(flag: str, value: object, literal: Any) -> None:
         raise VitkitError(f"{flag} {value!r} is none of {', '.join(get_args(literal))}")
 
 
-def several(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
+def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
     """Split choices that are separated by commas, or check a list of them; each is returned once.
 
     Raises:

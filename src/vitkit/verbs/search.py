@@ -14,9 +14,9 @@ from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
 from vitkit.text.fields import Between
-from vitkit.verbs.inputs import check_choice, find_pictures, named
+from vitkit.verbs.inputs import check_choice, find_pictures, source_names
 from vitkit.verbs.result import Notes, Result
-from vitkit.verbs.words import open_words
+from vitkit.verbs.words import open_images_and_words
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,8 +104,8 @@ def search(
     if not text.strip():
         raise VitkitError("the text to search for is empty")
     notes = Notes(note)
-    paths, _ = find_pictures(named(sources), notes)
-    words = open_words(model, notes)
+    paths, _ = find_pictures(source_names(sources), notes)
+    words = open_images_and_words(model, notes)
     query = words.vectors([text])[0].numpy()  # (P,)
     similar: dict[str, float] = {}
     errors: dict[str, str] = {}

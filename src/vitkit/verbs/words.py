@@ -53,7 +53,7 @@ def open_named(
         if templates or one is not None:
             raise VitkitError(f"{'--template' if templates else '--one'} requires classes by name: add --classes")
         return open_model(model, note, preprocess=preprocess)
-    classifier = open_words(model, note, preprocess).classifier(named_classes(classes), templates, one=one)
+    classifier = open_images_and_words(model, note, preprocess).classifier(named_classes(classes), templates, one=one)
     _note_names(classifier, note)
     return classifier
 
@@ -79,7 +79,7 @@ def open_for_labels(
         return lambda _table: opened
     from vitkit.language.zero_shot import spoken
 
-    words = open_words(model, note, preprocess)
+    words = open_images_and_words(model, note, preprocess)
     names = spoken([name.strip() for name in named_classes(classes)])
 
     def named(table: ImageTable) -> Classifier:
@@ -106,7 +106,9 @@ def _note_names(classifier: Classifier, note: Say) -> None:
     note(f"{len(classifier.classes)} classes by name, as {templates}; {how}")
 
 
-def open_words(model: str | Path | Classifier, note: Say, preprocess: PreprocessLike | None = None) -> ImagesAndWords:
+def open_images_and_words(
+    model: str | Path | Classifier, note: Say, preprocess: PreprocessLike | None = None
+) -> ImagesAndWords:
     """Open a model of images and text, and note each assumption about it.
 
     Raises:
@@ -136,12 +138,12 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
         return list(classes)
     path = Path(classes)
     if path.suffix.lower() in _LISTS:
-        return _LISTS[path.suffix.lower()](_text_of(path), f"--classes {classes}")
+        return _LISTS[path.suffix.lower()](_read_list(path), f"--classes {classes}")
     is_path = os.sep in classes or "/" in classes or bool(path.suffix)
     if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text that is too long for a path
         kinds = ", ".join(_LISTS)
         raise VitkitError(f"--classes {classes} is not a list of classes: expected a file {kinds}, or names")
-    return _of_text(classes, "--classes")
+    return _names_in_text(classes, "--classes")
 
 
 _COLUMNS = ("class", "label", "name", "classes", "labels", "names")
@@ -149,7 +151,7 @@ _WIDE = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of C
 _QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # in addition to those of CSV
 
 
-def _text_of(path: Path) -> str:
+def _read_list(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -161,7 +163,7 @@ def _text_of(path: Path) -> str:
         raise VitkitError(f"--classes {path}: cannot be read: it is not in UTF-8 ({error.reason})") from error
 
 
-def _of_text(text: str, what: str) -> list[str]:
+def _names_in_text(text: str, what: str) -> list[str]:
     """Return names that are separated by commas, semicolons or line ends; names that contain commas are quoted."""
     lines = [line.translate(_WIDE) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"
@@ -172,15 +174,15 @@ def _of_text(text: str, what: str) -> list[str]:
         raise VitkitError(f"{what} {text!r:.60}: a quote is not closed, or is inside a name ({error})") from error
     if names and all(len(name) > 1 and _QUOTES.get(name[0]) == name[-1] for name in names if name):
         names = [name[1:-1].strip() for name in names if name]
-    return _without_joints(names, what)
+    return _check_separators(names, what)
 
 
-def _of_lines(text: str, what: str) -> list[str]:
+def _names_in_lines(text: str, what: str) -> list[str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return _of_text(lines[0], what) if len(lines) == 1 else _without_joints(lines, what)
+    return _names_in_text(lines[0], what) if len(lines) == 1 else _check_separators(lines, what)
 
 
-def _of_table(text: str, what: str) -> list[str]:
+def _names_in_table(text: str, what: str) -> list[str]:
     try:
         header = next(iter(text.splitlines()), "")
         rows = list(csv.reader(io.StringIO(text), delimiter=max(",;\t", key=header.count), strict=True))
@@ -192,10 +194,10 @@ def _of_table(text: str, what: str) -> list[str]:
     if column is None and any(len([cell for cell in row if cell]) > 1 for row in rows):
         raise VitkitError(f"{what} needs a column called class, label or name; it has: {', '.join(rows[0])}")
     cells = [row[0] for row in rows] if column is None else [row[column] for row in rows[1:] if len(row) > column]
-    return _without_joints(list(dict.fromkeys(filter(None, cells))), what)
+    return _check_separators(list(dict.fromkeys(filter(None, cells))), what)
 
 
-def _of_json(text: str, what: str) -> list[str]:
+def _names_in_json(text: str, what: str) -> list[str]:
     from vitkit.system.files import from_json
     from vitkit.weights.catalog import numbered_names
 
@@ -206,10 +208,10 @@ def _of_json(text: str, what: str) -> list[str]:
         raise VitkitError(f"{what} names no classes: {error}") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise VitkitError(f"{what} names no classes: expected a list of names, or names by number")
-    return _without_joints(names, what)
+    return _check_separators(names, what)
 
 
-def _without_joints(names: list[str], what: str) -> list[str]:
+def _check_separators(names: list[str], what: str) -> list[str]:
     if (joined := next((name for name in names if JOINT in name), None)) is not None:
         raise VitkitError(
             f"{what}: {joined!r} contains a semicolon, which no class name may: name its parts separately"
@@ -217,4 +219,4 @@ def _without_joints(names: list[str], what: str) -> list[str]:
     return names
 
 
-_LISTS = {".txt": _of_lines, ".csv": _of_table, ".tsv": _of_table, ".json": _of_json}
+_LISTS = {".txt": _names_in_lines, ".csv": _names_in_table, ".tsv": _names_in_table, ".json": _names_in_json}
