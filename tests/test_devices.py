@@ -162,7 +162,9 @@ def test_images_go_where_the_model_is_and_answers_come_back(monkeypatch: pytest.
 
 
 def test_a_verb_does_not_move_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "found_devices", lambda: ("cpu", "meta"))  # which holds no numbers, but is a device
+    monkeypatch.setattr(
+        devices, "available_devices", lambda: ("cpu", "meta")
+    )  # which holds no numbers, but is a device
     own = classifier()
     there = open_model(own, lambda _: None, device="meta")
     assert (own.device.type, there.device.type) == ("cpu", "meta")

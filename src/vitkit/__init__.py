@@ -1,9 +1,13 @@
-"""vitkit: Vision Transformers you can trust, look inside and ship. Names are imported when first used."""
+"""vitkit: Vision Transformers that you can trust, inspect and deploy.
+
+`train`, `evaluate`, `predict` and the other verbs do what the commands of the same names do, and `load` opens a trained
+or published model. Names are imported when they are first used. To read the code, start with `model/vit.py`.
+"""
 
 import sys
 
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] == ["vitkit"] and not sys.flags.safe_path:
-    del sys.path[0]  # of `python -m vitkit`: the current folder, ahead of the standard library
+    del sys.path[0]  # the current folder, which `python -m vitkit` puts before the standard library
 
 from typing import TYPE_CHECKING
 
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.models import ModelList, WeightList, models
     from vitkit.verbs.predict import Predictions, predict
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
-    from vitkit.verbs.search import Found, search
+    from vitkit.verbs.search import SearchResult, search
     from vitkit.verbs.train import TrainingRun, train
     from vitkit.webapp.studio import studio
     from vitkit.weights import load
@@ -53,7 +57,6 @@ __all__ = [
     "EvaluationResult",
     "Explanations",
     "Export",
-    "Found",
     "Info",
     "LabResult",
     "LoadReport",
@@ -62,6 +65,7 @@ __all__ = [
     "Predictions",
     "Preprocess",
     "PretrainingRun",
+    "SearchResult",
     "Server",
     "TrainingPlan",
     "TrainingRun",
@@ -93,7 +97,7 @@ __all__ = [
     "zero_shot",
 ]
 
-HOMES = {  # below vitkit; functions in verbs are commands, too (vitkit.cli.commands)
+HOMES = {  # the module of each name, relative to vitkit; functions in verbs are commands, too (vitkit.cli.commands)
     "Anatomy": "verbs.explain",
     "Benchmark": "verbs.bench",
     "Checkup": "verbs.doctor",
@@ -104,7 +108,6 @@ HOMES = {  # below vitkit; functions in verbs are commands, too (vitkit.cli.comm
     "EvaluationResult": "verbs.evaluate",
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
-    "Found": "verbs.search",
     "Info": "verbs.info",
     "LabResult": "experiments.lab.result",
     "LoadReport": "model.load_report",
@@ -113,6 +116,7 @@ HOMES = {  # below vitkit; functions in verbs are commands, too (vitkit.cli.comm
     "Predictions": "verbs.predict",
     "Preprocess": "data.preprocess",
     "PretrainingRun": "verbs.pretrain",
+    "SearchResult": "verbs.search",
     "Server": "serving.serve",
     "TrainingPlan": "experiments.training_plan",
     "TrainingRun": "verbs.train",

@@ -88,7 +88,7 @@ def test_other_data_may_be_split_in_any_usual_way(vitkit: Any, trained: Path, da
     assert outcome.code == 2, "Testing is no class of the model"
     outcome = vitkit("eval", trained, "--layout", "classes")
     assert outcome.code == 2
-    assert "--layout classes is about the folders of DATA" in outcome.err
+    assert "--layout classes applies to the folders of DATA" in outcome.err
 
 
 def test_other_data_need_only_some_of_the_classes(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_the_doctor_says_what_following_a_suggestion_means_and_which_rows_match_
     table = split_from_file(suspected / "split.json")
     held_out = sum(path in table.of_split("test").paths for path, *_ in rows(suspected))
     assert f"{held_out} of these images " in outcome.out
-    assert "the test figure stays that of the labels of before" in outcome.out
+    assert "the test figure keeps counting its previous label" in outcome.out
     found = json.loads(vitkit("doctor", suspected / "label_errors.csv", "--json").out)
     assert found["held_out"] == held_out and found["notes"] == []
 
@@ -118,7 +118,7 @@ def test_a_list_away_from_its_run_or_flags_without_sense_are_refused(
     vitkit: Any, suspected: Path, tmp_path: Path, data: Path
 ) -> None:
     alone = Path(shutil.copy(suspected / "label_errors.csv", tmp_path / "alone.csv"))
-    assert "no run beside it" in vitkit("doctor", alone).err
+    assert "is not in the folder of its run" in vitkit("doctor", alone).err
     assert "--layout" in vitkit("doctor", suspected / "label_errors.csv", "--layout", "classes").err
     assert "--data-root" in vitkit("doctor", data, "--data-root", data).err
     outcome = vitkit("train", data, "--labels", suspected / "label_errors.csv", "-o", tmp_path / "out")

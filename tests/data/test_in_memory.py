@@ -99,7 +99,7 @@ def test_rows_of_pictures_are_written_and_read_again(asked: Classifier, tmp_path
     found = vitkit.predict(asked, [pixels(), smooth(30, 30)], out=tmp_path / "answers.csv")
     assert [row.path for row in found] == ["picture 0", "picture 1"] and found.is_whole
     for refused in ({"resume": True, "out": tmp_path / "answers.csv"}, {"pictures": tmp_path / "drawn"}):
-        with pytest.raises(VitkitError, match="is about files, and these are pictures in memory"):
+        with pytest.raises(VitkitError, match="requires files, and these are pictures in memory"):
             vitkit.predict(asked, pixels(), **refused)  # type: ignore[arg-type]
 
 
@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "floats to 255": (lambda: np.full((8, 8, 3), 200.0), "floats from 200 to 200"),
     "nan": (lambda: np.full((8, 8, 3), np.nan), "floats from nan to nan"),
     "meta": (lambda: torch.zeros(3, 8, 8, device="meta"), "a tensor without plain numbers"),
-    "mixed": (lambda: ["photo.png", np.zeros((8, 8, 3), np.uint8)], "not both"),
+    "mixed": (lambda: ["photo.png", np.zeros((8, 8, 3), np.uint8)], "cannot be mixed"),
 }
 
 
@@ -155,7 +155,7 @@ def test_what_is_no_picture_is_refused_in_a_line(asked: Classifier, make: Callab
         with pytest.raises(VitkitError, match=said) as caught:
             ask(asked, make())
         assert "\n" not in str(caught.value)
-    if "both" not in said:
+    if "mixed" not in said:
         with pytest.raises(VitkitError, match=said):
             list(asked.predict(make()))
     assert not FILES.is_dir() or len(list(FILES.iterdir())) <= opened

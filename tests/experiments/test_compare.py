@@ -363,7 +363,7 @@ def test_what_is_of_vision_transformers_is_left_out_for_networks_and_told(
     with pytest.raises(_Killed):
         own = {"epochs": 1, "init": "reference", "drop_path": 0.1, "image_size": 32}
         compare(data, [A, network], out=tmp_path / "out", say=lines.append, **OF_ANY_MODEL, **own)
-    assert f"{network}: init reference is of Vision Transformers, and left out" in lines
+    assert f"{network}: init reference requires a Vision Transformer, and is left out" in lines
     assert f"{network}: drop_path 0.1 is left out: the network has none" in lines
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
     assert {(job["model"], job["fields"].get("init")) for job in plan["jobs"]} == {(A, "reference"), (network, None)}

@@ -186,7 +186,7 @@ def test_a_network_of_another_library_is_planned(planned: Callable[..., vitkit.T
     assert own.tokens == 0
     assert [row.checkpointing for row in own.memory] == ["none"]
     assert 2.5 < own.flops_per_image / own.forward_flops < 3
-    with pytest.raises(vitkit.VitkitError, match="checkpointing is of Vision Transformers"):
+    with pytest.raises(vitkit.VitkitError, match="checkpointing requires a Vision Transformer"):
         planned("torchvision:resnet18", checkpointing="all")
 
 

@@ -101,7 +101,7 @@ def test_occlusion_is_what_covering_does(resnet: Classifier) -> None:
 
 @pytest.mark.parametrize("method", ["rollout", "raw", "heads", "gradient-attention"])
 def test_what_needs_attention_says_so(resnet: Classifier, method: str, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match=f"{method} is of Vision Transformers; for torchvision:resnet18 take"):
+    with pytest.raises(VitkitError, match=f"{method} requires a Vision Transformer; for torchvision:resnet18 use"):
         resnet.explain(save(noise(), tmp_path / "photo.png"), method=method)
 
 
@@ -114,5 +114,5 @@ def test_a_network_whose_last_parts_attend_has_no_map(tmp_path: Path) -> None:
 
 
 def test_its_own_figures_are_of_vision_transformers(resnet: Classifier, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="--anatomy is of Vision Transformers, and this is torchvision:resnet18"):
+    with pytest.raises(VitkitError, match="--anatomy requires a Vision Transformer, and this is torchvision:resnet18"):
         vitkit.explain(resnet, out=tmp_path / "out", anatomy=True)

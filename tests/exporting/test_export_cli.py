@@ -122,7 +122,7 @@ def test_a_broken_export_exits_with_1_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ((), "say what for: --to onnx, openvino or torch"),
+        ((), "name the runtime: --to onnx, openvino or torch"),
         (("-o", "model.txt"), "--out model.txt must end in .onnx, .xml or .pt2"),
         (("--to", "onnx", "-o", "model.xml"), "--out model.xml must end in .onnx for --to onnx"),
         (("-o", "nowhere/model.onnx"), "there is no folder nowhere"),

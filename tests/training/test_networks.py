@@ -318,13 +318,15 @@ def test_what_needs_a_vision_transformer_says_so_before_any_picture_is_read(
 
 
 def test_low_rank_changes_are_refused_before_weights_are_downloaded(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="method lora is of Vision Transformers, and this is torchvision:resnet18"):
+    with pytest.raises(
+        VitkitError, match="method lora requires a Vision Transformer, and this is torchvision:resnet18"
+    ):
         vitkit.train(data, model="torchvision:resnet18", method="lora", out=tmp_path / "run", **QUIET)
 
 
 def test_fields_of_a_vision_transformer_are_refused(data: Path, tmp_path: Path) -> None:
     fields = {**recipe_for(data), "model_fields": {"layers": 6}}
-    with pytest.raises(VitkitError, match="'layers' is of Vision Transformers alone"):
+    with pytest.raises(VitkitError, match="'layers' exists only in Vision Transformers"):
         train(fields, tmp_path / "run", **QUIET)
 
 
@@ -416,7 +418,7 @@ def test_a_published_recipe_trains_a_network_without_what_it_has_not(monkeypatch
     assert {"init", "drop_path"} <= published.keys() and not {"init", "drop_path"} & recipe.keys()
     assert recipe["lr"] == published["lr"]
     assert [line for line in notes if "left out" in line] == [
-        "init reference is of Vision Transformers, and left out",
+        "init reference requires a Vision Transformer, and is left out",
         "drop_path 0.1 is left out: the network has none",
     ]
     vitkit.train("digits", model=f"torchvision:{NAME}", init="reference", **QUIET)

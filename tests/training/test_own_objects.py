@@ -200,7 +200,7 @@ class Labels(Coloured):
         ({"train_dataset": Coloured(), "class_names": ["a", "a"]}, "two or more different names"),
         ({"train_dataset": Coloured(), "data": "digits"}, "leave out data"),
         ({"train_dataset": Coloured(), "folds": 3}, "folds is about files"),
-        ({"val_dataset": Coloured()}, "go with train_dataset"),
+        ({"val_dataset": Coloured()}, "require train_dataset"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )

@@ -55,7 +55,7 @@ def network(objective: Any, seed: int = 0, preprocess: Preprocess = HALVES, **fi
     }
     torch.manual_seed(seed)
     encoder = VisionTransformer(config(**fields))
-    return network_of(encoder, preprocess, Pretraining(objective=objective, **choices).settled(), seed)
+    return network_of(encoder, preprocess, Pretraining(objective=objective, **choices).resolved(), seed)
 
 
 def images(number: int = 4, size: tuple[int, int] = (16, 16)) -> Tensor:
@@ -358,10 +358,10 @@ def test_tokens_norms_and_biases_do_not_decay() -> None:
 
 def test_the_decoder_of_a_base_model_is_the_papers() -> None:
     base = ViTConfig(num_classes=0)
-    found = decoder_config(base, Pretraining().settled())
+    found = decoder_config(base, Pretraining().resolved())
     assert (found.layers, found.hidden_size, found.heads, found.mlp_size) == (8, 512, 16, 2048)
     with torch.device("meta"):
-        task = MaskedAutoencoding(base, Pretraining().settled())
+        task = MaskedAutoencoding(base, Pretraining().resolved())
         whole = SelfSupervised(VisionTransformer(base), task)
     assert task.visible == 49
     fixed = (196 + 1) * (768 + 512)  # positions that transformers keeps as parameters
@@ -379,13 +379,13 @@ def test_the_decoder_of_a_base_model_is_the_papers() -> None:
         ("mae", {"distill_token": True}, "distillation token"),
         ("mae", {"representation_size": 8}, "representation layer"),
         ("masked-patch", {"pool": "gap", "fc_norm": True}, "fc_norm"),
-        ("mae", {"position": "relative", "position_at": "every_layer"}, "take --objective masked-patch"),
+        ("mae", {"position": "relative", "position_at": "every_layer"}, "use --objective masked-patch"),
         ("mae", {"mlp_kind": "conv"}, "convolve"),
     ],
 )
 def test_a_model_that_cannot_learn_so_is_refused_in_a_line(objective: Any, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(VitkitError, match=said) as caught:
-        check_encoder(config(**fields), Pretraining(objective=objective).settled())
+        check_encoder(config(**fields), Pretraining(objective=objective).resolved())
     assert "\n" not in str(caught.value)
 
 
@@ -420,5 +420,5 @@ def test_choices_that_do_not_go_together_are_refused(fields: dict[str, Any], sai
 
 def test_masked_patches_of_grey_pictures_have_eight_colours() -> None:
     grey = Preprocess(size=(16, 16), mean=(0.5,), std=(0.5,))
-    task = MaskedPatchPrediction(config(in_channels=1), Pretraining(objective="masked-patch").settled(), grey)
+    task = MaskedPatchPrediction(config(in_channels=1), Pretraining(objective="masked-patch").resolved(), grey)
     assert task.head.out_features == 8

@@ -19,7 +19,7 @@ from vitkit.data.seen import UNLABELLED, PictureRecord
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system.progress import reporting_to
-from vitkit.training.pretraining.pretrain import keys_of_validation, mask_key, settle_fields
+from vitkit.training.pretraining.pretrain import keys_of_validation, mask_key, resolve_fields
 from vitkit.verbs.pretrain import PretrainingRun, pretrain
 
 QUICK: dict[str, Any] = {
@@ -263,15 +263,15 @@ def test_a_folder_without_pictures_is_refused(tmp_path: Path, is_there: bool) ->
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"label_smoothing": 0.1}, "label_smoothing is about learning labels"),
-        ({"mixup": 0.2}, "mixup is about learning labels"),
+        ({"label_smoothing": 0.1}, "label_smoothing concerns labels"),
+        ({"mixup": 0.2}, "mixup concerns labels"),
         ({"epoch": 3}, "unknown field 'epoch'"),
         ({"decoder_width": 50}, "multiple of 32"),
     ],
 )
 def test_fields_that_mean_nothing_here_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(VitkitError, match=said):
-        settle_fields({"data": "x", **fields})
+        resolve_fields({"data": "x", **fields})
 
 
 @pytest.mark.parametrize(

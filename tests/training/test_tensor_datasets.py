@@ -235,7 +235,7 @@ def test_it_can_be_said(photos: Path, tmp_path: Path) -> None:
         size=(16, 16), fit="squash", interpolation="bilinear", mean=MEAN, std=STD
     )
     assert_agrees(run, folder(photos, "val", *steps))
-    with pytest.raises(VitkitError, match="go with train_dataset"):
+    with pytest.raises(VitkitError, match="require train_dataset"):
         vitkit.train(photos, preprocess=named, out=tmp_path / "files", **SMALL, **QUIET)
     with pytest.raises(VitkitError, match="mean"):
         vitkit.train(**hidden(photos, *steps), preprocess="mean=3", out=tmp_path / "other", **SMALL, **QUIET)

@@ -55,7 +55,7 @@ def test_an_evaluation_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> No
     ("values", "told"),
     [
         ({"layout": "pairs"}, "--layout 'pairs' is none of auto, classes, splits"),
-        ({"layout": "classes"}, "--layout classes is about the folders of DATA"),
+        ({"layout": "classes"}, "--layout classes applies to the folders of DATA"),
         ({"merge": -1}, "--merge must be at least 0"),
         ({"backend": "fastest"}, "fastest"),
         ({"precision": "float16"}, "float16"),
@@ -70,7 +70,7 @@ def test_what_cannot_be_is_refused(trained: Path, values: dict[str, Any], told: 
 
 
 def test_a_classifier_in_memory_has_no_data_of_its_own(trained: Path) -> None:
-    with pytest.raises(VitkitError, match="a classifier in memory does not remember its data: name it"):
+    with pytest.raises(VitkitError, match="a classifier in memory has no record of its data: name the data"):
         package.evaluate(load(trained))
 
 

@@ -106,9 +106,9 @@ def test_an_anatomy_has_the_numbers_of_its_figures(folder: Path, tmp_path: Path)
     ("options", "complaint"),
     [
         ({"method": "lime"}, "--method 'lime' is none of gradient, rollout, raw"),
-        ({"out": None}, "say where to: --out DIR"),
-        ({"sources": ()}, "say what to explain"),
-        ({"anatomy": True, "target": 1}, "--anatomy is about the model, not about an answer"),
+        ({"out": None}, "name the folder to write to: --out DIR"),
+        ({"sources": ()}, "name the images to explain"),
+        ({"anatomy": True, "target": 1}, "--anatomy shows the model, not a prediction"),
     ],
 )
 def test_what_is_no_choice_is_refused(

@@ -57,7 +57,7 @@ def test_a_classifier_in_memory_is_written(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({}, "say what for: --to onnx, openvino or torch"),
+        ({}, "name the runtime: --to onnx, openvino or torch"),
         ({"to": "tflite"}, "--to 'tflite' is none of onnx, openvino, torch"),
         ({"out": "a.h5"}, r"--out a\.h5 must end in \.onnx, \.xml or \.pt2"),
         ({"to": "onnx", "precision": "int8"}, "--precision 'int8' is none of float32, bfloat16, float16"),
@@ -73,7 +73,7 @@ def test_what_is_no_choice_is_refused(folder: Path, options: Any, complaint: str
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"to": "onnx"}, r"a classifier in memory has no name: say where to: --out FILE\.onnx"),
+        ({"to": "onnx"}, r"a classifier in memory has no name: name a file with --out FILE\.onnx"),
         ({"out": "a.onnx", "image_size": 32}, "a classifier in memory has its size"),
         ({"out": "a.onnx", "data_root": "photos"}, "--data-root is about the images of a run"),
     ],

@@ -145,7 +145,7 @@ def test_a_place_that_another_process_writes_is_left_to_it(model: Path, photos: 
         ({"precision": "float16"}, "float16"),
         ({"plan": "best"}, "best"),
         ({"out": "out.txt"}, "must end in .csv or .jsonl"),
-        ({"resume": True}, "--resume needs the --out"),
+        ({"resume": True}, "--resume requires --out"),
         ({"out": "photos/out.csv"}, "beside the photographs"),
         ({"pictures": "photos/drawn"}, "beside the photographs"),
     ],

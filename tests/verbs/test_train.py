@@ -128,7 +128,7 @@ def test_resume_goes_on_with_the_run(trained: Path, tmp_path: Path) -> None:
         ({"method": "all"}, "method"),
         ({"epoch": 3}, "unknown field 'epoch' .did you mean epochs"),
         ({"epochs": "3"}, "epochs"),
-        ({"data_root": "."}, "--data-root .* goes with --resume"),
+        ({"data_root": "."}, "--data-root .* requires --resume"),
         ({"resume": "run", "epochs": 3}, "--resume takes everything from the run"),
         ({"recipe": "nowhere.toml"}, "no such recipe: nowhere.toml"),
     ],

@@ -84,9 +84,9 @@ def test_classes_and_templates_by_the_command(place: Path, vitkit: Any) -> None:
 
 
 def test_what_goes_with_classes_alone_is_refused_without_them(place: Path) -> None:
-    with pytest.raises(VitkitError, match="--template is for classes by name"):
+    with pytest.raises(VitkitError, match="--template requires classes by name"):
         package.predict(place / "clip", place / "photos", templates=["a {}"])
-    with pytest.raises(VitkitError, match="--one is for classes by name"):
+    with pytest.raises(VitkitError, match="--one requires classes by name"):
         package.predict(place / "clip", place / "photos", one=True)
     with pytest.raises(VitkitError, match="not a classifier in memory"):
         package.predict(package.zero_shot(place / "clip", CLASSES), place / "photos", classes=CLASSES)
@@ -124,7 +124,7 @@ def test_search_by_the_command(place: Path, vitkit: Any) -> None:
 
 
 def test_a_search_for_nothing_or_among_nothing_is_refused(place: Path) -> None:
-    with pytest.raises(VitkitError, match="no text"):
+    with pytest.raises(VitkitError, match="text to search for is empty"):
         package.search(place / "clip", place / "photos", "  ")
     with pytest.raises(VitkitError, match="can be read"):
         package.search(place / "clip", place / "photos" / "broken.png", "a dog")
@@ -176,16 +176,16 @@ def test_zero_shot_figures_by_the_command(place: Path, labelled: Path, vitkit: A
 
 def test_names_that_are_of_no_images_and_images_without_a_name_are_refused(place: Path, labelled: Path) -> None:
     for classes, said in (
-        ("daisy, rose", "has images of red_tulip, not named"),
+        ("daisy, rose", "has images of red_tulip, which are not named"),
         ("daisy, rose, red tulip, pansy", "has no images of pansy"),
-        ("daisy, rose, tulip", "has no images of tulip and images of red_tulip, not named"),
+        ("daisy, rose, tulip", "has no images of tulip and images of red_tulip, which are not named"),
         ("daisy, daisy", "names 'daisy' twice"),
     ):
         with pytest.raises(VitkitError, match=said):
             package.evaluate(place / "clip", labelled, classes=classes)
-    with pytest.raises(VitkitError, match="--template is for classes by name"):
+    with pytest.raises(VitkitError, match="--template requires classes by name"):
         package.evaluate(place / "clip", labelled, templates=["a {}"])
-    with pytest.raises(VitkitError, match="does not remember its data"):
+    with pytest.raises(VitkitError, match="has no record of its data"):
         package.evaluate(place / "clip", classes="daisy")
 
 
@@ -247,7 +247,7 @@ def test_names_may_be_in_a_file(tmp_path: Path, file: str, content: str) -> None
         (b"path,id\na,1\nb,2\n", "needs a column called class, label or name; it has: path, id"),
         (b"caf\xe9\nrose\n", "is not in UTF-8"),
         ("daisy\nrose\n".encode("utf-16"), "but in UTF-16"),
-        (b"daisy\nrose;tulip\n", "holds a semicolon"),
+        (b"daisy\nrose;tulip\n", "contains a semicolon"),
     ],
 )
 def test_a_list_that_is_unclear_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -261,11 +261,11 @@ def test_a_list_that_is_unclear_is_refused(tmp_path: Path, content: bytes, said:
     [
         (
             "/etc/passwd",
-            "/etc/passwd is a file or folder, and no list of classes: expected .txt, .csv, .tsv, .json, or names",
+            "/etc/passwd is not a list of classes: expected a file .txt, .csv, .tsv, .json, or names",
         ),
-        ("/", "/ is a file or folder, and no list of classes"),
+        ("/", "/ is not a list of classes"),
         ("nowhere.csv", "nowhere.csv: cannot be read"),
-        ("daisy, rose;tulip", "'rose;tulip' holds a semicolon"),
+        ("daisy, rose;tulip", "'rose;tulip' contains a semicolon"),
         ('daisy, "rose', "a quote is not closed"),
     ],
 )

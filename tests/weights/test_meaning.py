@@ -208,7 +208,7 @@ def test_the_list_says_whose_pixels_are_others(capsys: pytest.CaptureFixture[str
 
     function_of("models")(weights=True, as_json=False)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-1].startswith("56 have other pixels here, their authors' own, than in timm")
+    assert printed[-1].startswith("56 have the preprocessing of their authors, which differs from timm's")
     column = printed[0].index("timm's")
     found: dict[str, list[Any]] = {}
     for line in printed[1:-1]:

@@ -1,6 +1,6 @@
-"""The command line: commands are made from the functions that they call.
+"""The command line, whose commands are made from the functions that they call.
 
-Open `commands` first: a row a verb, with what a terminal alone needs. `flags` makes arguments, flags and help from a
-function's signature and docstring, `app` is the program with its errors and exit codes, `predict` prints rows as they
-come, `progress` and `say` write to the terminal. Heavy imports happen inside the verbs.
+Open `commands.py` first: it has a row for each command, with what only a terminal needs. `flags.py` makes arguments,
+flags and help from a function's signature and docstring. `app.py` is the program with its errors and exit codes,
+`predict.py` prints predictions while they are computed, and `progress.py` and `say.py` write to the terminal.
 """

@@ -1,4 +1,4 @@
-"""`vitkit VERB THING... --flag value`: the verbs, and how every one of them ends when something is wrong."""
+"""The program `vitkit`: its list of commands, its error messages and its exit codes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from vitkit.cli.commands import VERBS
 from vitkit.cli.say import give_up_stdout, prepare_streams, say
 from vitkit.errors import VitkitError, first_line, is_memory_short
 
-_BROKEN_PIPE = 128 + 13  # as a command ends that writes to one who has read enough
-_LONGEST = 2000  # characters of an error
+_BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed it (SIGPIPE)
+_LONGEST = 2000  # characters of an error message
 
 
 def function_of(verb: str) -> Callable[..., None]:
-    """What the verb calls. A verb is imported when it is asked for: all of them would take longer than most answers."""
+    """Return the function of a command. Only this command's module is imported, since importing all takes too long."""
     return VERBS[verb].function()
 
 
 class _Commands(Mapping[str, Any]):
-    """The verbs as typer's commands, by name."""
+    """The commands of typer by name, which are made when they are used."""
 
     def __getitem__(self, verb: str) -> Any:
         if verb not in VERBS:
             raise KeyError(verb)
-        own = typer.Typer(add_completion=False)
-        own.command(verb)(function_of(verb))
-        return typer.main.get_command(own)
+        program = typer.Typer(add_completion=False)
+        program.command(verb)(function_of(verb))
+        return typer.main.get_command(program)
 
     def __iter__(self) -> Iterator[str]:
         return iter(VERBS)
@@ -41,7 +41,7 @@ class _Commands(Mapping[str, Any]):
 
 
 class _Verbs(TyperGroup):
-    """The list of verbs without boxes: what draws them takes half of the time that `vitkit --help` may."""
+    """The group of all commands. Its help has no boxes, because drawing them would double the time of `--help`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -52,7 +52,7 @@ class _Verbs(TyperGroup):
         super().format_help(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # called by its name
-        """Each with its whole sentence, which click would cut to a line."""
+        """Write each command with its whole sentence, which click would cut to one line."""
         with formatter.section("Commands"):
             formatter.write_dl([(verb, command.sentence) for verb, command in VERBS.items()])
 
@@ -64,8 +64,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Vision Transformers you can trust, look inside and ship: a folder of photographs in, a classifier out.",
-    epilog="Begin with: vitkit train digits",
+    help="Vision Transformers that you can trust, inspect and deploy: a folder of photographs in, a classifier out.",
+    epilog="Start with: vitkit train digits",
 )
 
 
@@ -81,14 +81,18 @@ def _flags_of_every_verb(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; works after a verb too.")
+        bool, typer.Option("--debug", help="Show the traceback of an error; works after a command, too.")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Exit codes: 0 done; 1 the answer is no; 2 the user must change something; 128 + n stopped by signal n."""
+    """Run the command line.
+
+    Exit codes: 0 for success; 1 if the answer is no (for example, the data have problems); 2 if the user must change
+    something; 128 + n if signal n stopped the program.
+    """
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     prepare_streams()
     try:
@@ -121,13 +125,13 @@ def _end(error: BaseException, arguments: list[str]) -> NoReturn:
 
 
 def _shortened(text: str) -> str:
-    """What a hostile file may make of a message, in so many characters."""
+    """Return a message with limited length, since names from a damaged or hostile file may be very long."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 def _describe(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
-        return error.format_message().replace(": Value error, ", ": ")  # the parser's words for a value it refuses
+        return error.format_message().replace(": Value error, ", ": ")  # added by the parser
     if is_memory_short(error):
         return f"there is too little memory ({first_line(error)}): free some, or ask for less at a time"
     if isinstance(error, OSError) and error.strerror:

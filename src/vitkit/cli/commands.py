@@ -1,8 +1,8 @@
-"""The commands: which function each one calls, and what a terminal alone needs beside it.
+"""The table of commands: the function that each one calls, and what only a terminal needs.
 
-Arguments, flags and help come from the function (`cli.flags`), and its result is printed, by `--json` as JSON. A row
-says what else there is: another form, an exit code, a wait, other names. To add a verb, write its module in `verbs` and
-name the function in `vitkit/__init__.py`; it needs a row only for such things, or for its place in the list.
+Arguments, flags and help come from the function (`cli.flags`), and its result is printed, with `--json` as JSON. A row
+describes what differs: another output, an exit code, other names. To add a command, write its module in `verbs` and
+name the function in `vitkit/__init__.py`. It needs a row only if something differs, or for its position in the list.
 """
 
 from __future__ import annotations
@@ -28,38 +28,39 @@ from vitkit.system.files import to_json
 
 Function = Callable[..., Any]
 Values = dict[str, Any]
-_FIGURES = {"as_json": "The figures as JSON."}
-_EVERYTHING = {"as_json": "Everything as JSON."}
+_FIGURES = {"as_json": "Print the figures as JSON."}
+_EVERYTHING = {"as_json": "Print everything as JSON."}
 
 
 def call(function: Function, values: Values, *, as_json: bool = False) -> Any:
-    """The result of a verb, whose progress and notes are shown. With `as_json` stdout is left to the JSON."""
-    heard = inspect.signature(inspect.unwrap(function)).parameters.keys() & {"say", "note", "progress"}
-    with Bar() if "progress" in heard else nullcontext() as bar:
+    """Call a verb, show its progress and notes, and return its result. With `as_json` only JSON goes to stdout."""
+    accepted = inspect.signature(inspect.unwrap(function)).parameters.keys() & {"say", "note", "progress"}
+    with Bar() if "progress" in accepted else nullcontext() as bar:
         to_stdout = partial(say, flush=True) if bar is None else bar.say
         listeners = {"say": partial(say, file=sys.stderr) if as_json else to_stdout, "note": tell, "progress": bar}
-        return function(**values, **{name: listeners[name] for name in heard})
+        return function(**values, **{name: listeners[name] for name in accepted})
 
 
 def answer(function: Function, values: Values, *, as_json: bool = False) -> int | None:
-    """Print the result."""
+    """Call a verb and print its result."""
     show(call(function, values, as_json=as_json), as_json=as_json)
     return None
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One row.
+    """A row of the table of commands.
 
     Attributes:
-        module: below `vitkit`, light to import.
-        name: of the function in it.
-        run: calls the function with the values and the switches, prints, and says which exit code there is but 0.
-        switches: flags that are no parameters of the function, and their help.
-        ahead: the flag that the switches stand before; by default they are the last.
+        module: the module of the function, relative to `vitkit`; importing it must be fast.
+        name: the name of the function.
+        run: calls the function with the values and the switches, prints the result, and returns the exit code, or None
+            for 0.
+        switches: flags that are not parameters of the function, with their help.
+        ahead: the flag that follows the switches; by default the switches are last.
         flags: positional parameters that are flags on the command line.
-        but: parameters that have no flag.
-        metavars: how values are called in the help.
+        exclude: parameters without a flag.
+        metavars: names of values in the help.
     """
 
     module: str
@@ -68,18 +69,18 @@ class Verb:
     switches: Mapping[str, str] = field(default_factory=dict)
     ahead: str = ""
     flags: tuple[str, ...] = ()
-    but: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     metavars: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
-        """The first of the help, had without importing the verb."""
+        """The first sentence of the help, which is read without importing the verb."""
         return sentence_of(Path(vitkit.__file__).parent.joinpath(*self.module.split(".")).with_suffix(".py"), self.name)
 
     def function(self) -> Callable[..., None]:
-        """What typer calls, with the signature that it reads."""
+        """Return the function that typer calls, with the signature of the command."""
         function: Function = getattr(import_module(f"vitkit.{self.module}"), self.name)
-        parameters = parameters_of(function, self.flags, self.but, self.metavars)
+        parameters = parameters_of(function, self.flags, self.exclude, self.metavars)
         names = [parameter.name for parameter in parameters]
         place = names.index(self.ahead) if self.ahead else len(names)
         parameters[place:place] = [switch(name, text) for name, text in self.switches.items()]
@@ -87,7 +88,7 @@ class Verb:
 
         def command(**values: Any) -> None:
             switches = {name: values.pop(name) for name in self.switches}
-            if code := self.run(function, _settled(function, values), **switches):
+            if code := self.run(function, _set_values(function, values), **switches):
                 raise typer.Exit(code)
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -96,8 +97,11 @@ class Verb:
         return command
 
 
-def _settled(function: Function, values: Values) -> Values:
-    """The values that are given; the others are left to the function. A switch is on, or is not given."""
+def _set_values(function: Function, values: Values) -> Values:
+    """Return the values that the user has set; for the others the function's defaults apply.
+
+    A flag that is off counts as unset if the function's default is None.
+    """
     if "model_fields" in values:
         from vitkit.training.recipe import read_sets
 
@@ -110,13 +114,13 @@ def _settled(function: Function, values: Values) -> Values:
 
 
 def _silent(function: Function, values: Values) -> None:
-    call(function, values)  # which tells its story itself
+    call(function, values)  # which prints its log itself
 
 
 def _doctor(function: Function, values: Values, *, as_json: bool) -> int:
-    found = call(function, values)
-    show(found, as_json=as_json)
-    return int(not found.is_trustworthy)
+    result = call(function, values)
+    show(result, as_json=as_json)
+    return int(not result.is_trustworthy)
 
 
 def _predict(function: Function, values: Values, **switches: bool) -> int:
@@ -127,30 +131,30 @@ def _predict(function: Function, values: Values, **switches: bool) -> int:
 
 def _embed(function: Function, values: Values) -> None:
     if "out" not in values and "near" not in values:
-        raise VitkitError("say where to: --out FILE.npz; or what to look for: --near IMAGE")
+        raise VitkitError("name the file to write: --out FILE.npz; or an image to search for: --near IMAGE")
     answer(function, values)
 
 
 def _search(function: Function, values: Values, *, as_json: bool) -> None:
-    found = call(function, values)
+    result = call(function, values)
     if as_json:
-        print(to_json(found.to_dict()))
+        print(to_json(result.to_dict()))
     else:
-        show(found, as_json=False)
+        show(result, as_json=False)
 
 
 def _explain(function: Function, values: Values) -> int:
-    found = call(function, values)
-    show(found, as_json=False)
-    return int(getattr(found, "is_empty", False))
+    result = call(function, values)
+    show(result, as_json=False)
+    return int(getattr(result, "is_empty", False))
 
 
 def _models(function: Function, values: Values, *, as_json: bool = False) -> None:
-    found = call(function, values)
+    result = call(function, values)
     if as_json:
-        print(to_json(next(iter(found.to_dict().values())), indent=2 if values["weights"] else None))
+        print(to_json(next(iter(result.to_dict().values())), indent=2 if values["weights"] else None))
     else:
-        show(found, as_json=False)
+        show(result, as_json=False)
 
 
 def _export(function: Function, values: Values, *, as_json: bool) -> int | None:
@@ -171,40 +175,44 @@ def _serve(function: Function, values: Values) -> None:
 
 
 def _bench(function: Function, values: Values, *, as_json: bool) -> None:
-    found = call(function, values)
+    result = call(function, values)
     if as_json or not sys.stdout.isatty():
-        show(found, as_json=as_json)
+        show(result, as_json=as_json)
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=found.title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in found.headings:
+    table = Table(title=result.title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in result.headings:
         table.add_column(heading, justify="left" if heading == "backend" else "right", no_wrap=True)
-    for cells in found.cells:
+    for cells in result.cells:
         table.add_row(*cells)
     Console().print(table)
-    for line in found.legend:
+    for line in result.legend:
         say(line)
 
 
-# In the order of the list; a verb that needs nothing more than a result to print has no row.
+# In the order of the help. A verb that only has a result to print needs no row.
 _ROWS = {
     "studio": Verb("webapp.studio", "studio", _silent),
-    "doctor": Verb("verbs.doctor", "doctor", _doctor, {"as_json": "All that was found, as JSON."}),
+    "doctor": Verb("verbs.doctor", "doctor", _doctor, {"as_json": "Print the statistics and findings as JSON."}),
     "pretrain": Verb("verbs.pretrain", "pretrain", _silent),
-    "train": Verb("verbs.train", "train", _silent, but=("class_names",)),
+    "train": Verb("verbs.train", "train", _silent, exclude=("class_names",)),
     "compare": Verb("experiments.compare", "compare", switches=_FIGURES, flags=("models",)),
     "lab": Verb("experiments.lab.lab", "lab", switches=_FIGURES, flags=("data",)),
-    "eval": Verb("verbs.evaluate", "evaluate", switches={"as_json": "The numbers as JSON, accuracy (0-1) first."}),
+    "eval": Verb(
+        "verbs.evaluate",
+        "evaluate",
+        switches={"as_json": "Print the figures as JSON, with the accuracy (0 to 1) first."},
+    ),
     "predict": Verb(
         "verbs.predict",
         "predict",
         _predict,
         {
             "strict": "Exit with 1 if an image or folder cannot be read.",
-            "as_json": "A JSON object a line for each image, as in a .jsonl file; with --out the counts.",
+            "as_json": "Print a line with a JSON object for each image, as in a .jsonl file; with --out, the counts.",
         },
     ),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),
@@ -212,7 +220,7 @@ _ROWS = {
     "search": Verb("verbs.search", "search", _search, {"as_json": "Print a JSON object."}),
     "explain": Verb("verbs.explain", "explain", _explain),
     "info": Verb("verbs.info", "info", switches=_EVERYTHING, ahead="image_size"),
-    "models": Verb("verbs.models", "models", _models, {"as_json": "A JSON list."}),
+    "models": Verb("verbs.models", "models", _models, {"as_json": "Print a JSON list."}),
     "plan": Verb("experiments.training_plan", "plan", switches=_EVERYTHING),
     "export": Verb("verbs.export", "export", _export, _FIGURES, flags=("to",), metavars={"image_size": "H,W"}),
     "serve": Verb("serving.serve", "serve", _serve),

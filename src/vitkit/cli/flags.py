@@ -1,9 +1,10 @@
-"""Commands from functions: the signature and the docstring of a verb, and the fields of a recipe, say it all.
+"""Make the arguments, flags and help of a command from the signature and the docstring of its function.
 
-A parameter that a text can be is an argument or a flag. Of a union the first such type counts: `Path | str` is a path,
-`str | Path` may be a name, too. The first sentence of its entry under `Args:` is its help, with parameters in
-backticks; further sentences are for those who call the function. A text in `Annotated` takes the place of the sentence
-where the help depends on a table, and a `Between` is the range. A paragraph `On the command line: ...` is the example.
+A parameter that can be typed as text becomes an argument or a flag. In a union the first such type counts: `Path | str`
+is a path, `str | Path` may also be a name. The first sentence of the parameter's entry under `Args:` is the help;
+further sentences are for callers from Python. Parameters in backticks become flags. In `Annotated`, a text replaces the
+sentence, for help that depends on a table, and a `Between` is the range. The paragraph `On the command line: ...` is
+the example. Fields of recipes become flags in the same way.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ PANELS = {  # the first flag of each panel of the help
     "fit": "Pixels and augmentation",
     "layout": "Data, choice of the best, machine",
 }
-_FLAGS = {  # that are not called as their parameters are
+_FLAGS = {  # flags whose names differ from their parameters
     "out": ("--out", "-o"),
     "templates": ("--template",),
     "show": ("--open/--no-open",),
     "model_fields": ("--set",),
     "as_json": ("--json",),
 }
-_ARGUMENTS = {  # what the help calls them; one that ends in ... may be given several times
+_ARGUMENTS = {  # names in the help; one that ends in ... can be repeated
     "model": "MODEL",
     "models": "MODEL...",
     "sources": "SRC...",
@@ -53,54 +54,54 @@ _TYPES = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "S
 def parameters_of(
     function: Callable[..., Any],
     flags: Collection[str] = (),
-    but: Collection[str] = (),
+    exclude: Collection[str] = (),
     metavars: Mapping[str, str] | None = None,
 ) -> list[inspect.Parameter]:
-    """The arguments and flags of a function's command, in the order and the form that typer reads.
+    """Return the arguments and flags of a function's command, as parameters for typer.
 
     Args:
-        function: of the public interface.
+        function: a public function.
         flags: positional parameters that are flags on the command line, as `out` always is.
-        but: parameters without a flag, though a text could be one.
-        metavars: what the help calls values, beside those that are called alike in all commands.
+        exclude: parameters without a flag.
+        metavars: names of values in the help, in addition to those that all commands have in common.
     """
-    plain, called = inspect.unwrap(function), {**_METAVARS, **(metavars or {})}
+    plain, metavar_of = inspect.unwrap(function), {**_METAVARS, **(metavars or {})}
     entries, written = _entries(inspect.getdoc(plain) or ""), _spelling(function, flags)
-    found = []
+    options = []
     for parameter in inspect.signature(plain).parameters.values():
         kind, marks = _read(parameter.annotation, plain.__globals__)
-        if kind is None or parameter.name in but:
+        if kind is None or parameter.name in exclude:
             continue
         text = next((mark for mark in marks if isinstance(mark, str)), None)
         settings: dict[str, Any] = {"help": text or _as_help(entries.get(parameter.name, ""), written)}
         if _is_argument(parameter, flags):
-            found.append(_argument(parameter, kind, settings | {"metavar": called.get(parameter.name)}))
+            options.append(_argument(parameter, kind, settings | {"metavar": metavar_of.get(parameter.name)}))
             continue
-        settings["metavar"] = called.get(parameter.name) if parameter.name not in _ARGUMENTS else None
+        settings["metavar"] = metavar_of.get(parameter.name) if parameter.name not in _ARGUMENTS else None
         if parameter.name in _ENVIRONMENT:
             settings |= {"envvar": _ENVIRONMENT[parameter.name], "show_envvar": True}
         for between in marks:
             if isinstance(between, Between):
                 settings |= {"min": between.low, "max": None if between.high == math.inf else between.high}
-        found.append(_flag(parameter, kind, settings))
-    return found
+        options.append(_flag(parameter, kind, settings))
+    return options
 
 
 def parameters_of_fields(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """A flag of each field of dataclasses that the function takes besides its parameters, if it takes such."""
-    owners, but = getattr(function, "recipe_fields", ((), ()))
+    """Return a flag for each dataclass field that the function accepts as a keyword (`add_recipe_fields`)."""
+    owners, exclude = getattr(function, "recipe_fields", ((), ()))
     offered = {name: option for owner in reversed(owners) for name, option in _options(owner).items()}
     names = dict.fromkeys(field.name for owner in owners for field in dataclasses.fields(owner))
-    return [offered[name] for name in names if name not in but]
+    return [offered[name] for name in names if name not in exclude]
 
 
 def switch(name: str, text: str) -> inspect.Parameter:
-    """A flag that is no parameter of the function, such as --json."""
+    """Return a flag that is not a parameter of the function, such as --json."""
     return _parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False)
 
 
 def description_of(function: Callable[..., Any], flags: Collection[str] = ()) -> str:
-    """The text of a command's help; paragraphs with Python in them are for those who call the function."""
+    """Return the description in a command's help, without the paragraphs for callers from Python."""
     text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
     paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
     shown = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
@@ -109,7 +110,7 @@ def description_of(function: Callable[..., Any], flags: Collection[str] = ()) ->
 
 
 def sentence_of(file: Path, name: str) -> str:
-    """The first sentence of a function's docstring, found in its file: to import or to parse it takes longer."""
+    """Return the first sentence of a function's docstring from its file, which is faster than to import or parse it."""
     text = file.read_text(encoding="utf-8")
     begun = text.index('    """', text.index(f"\ndef {name}(")) + len('    """')
     paragraph = " ".join(text[begun : text.index('"""', begun)].partition("\n\n")[0].split())
@@ -127,19 +128,19 @@ def _is_argument(parameter: inspect.Parameter, flags: Collection[str]) -> bool:
 
 
 def _spelling(function: Callable[..., Any], flags: Collection[str]) -> dict[str, str]:
-    """Each parameter as the help of others names it."""
+    """Return the name of each parameter in the help of the others, such as MODEL or --out."""
     parameters = inspect.signature(function).parameters.values()
     arguments = {p.name: _ARGUMENTS.get(p.name, p.name.upper()) for p in parameters if _is_argument(p, flags)}
     return {p.name: _flags_of(p.name)[0].split("/")[0] for p in parameters} | arguments
 
 
 def _in_flags(text: str, written: Mapping[str, str]) -> str:
-    """Text with parameters as the command line writes them, and nothing in backticks."""
+    """Replace parameters in backticks by their names on the command line, and remove other backticks."""
     return re.sub(r"`([^`]+)`", lambda match: written.get(match[1], match[1]), text)
 
 
 def _entries(doc: str) -> dict[str, str]:
-    """What a docstring says of each parameter, in a line."""
+    """Return the entry of each parameter under `Args:`, as one line."""
     section = re.split(r"\n\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
     parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
@@ -151,9 +152,9 @@ def _as_help(entry: str, written: Mapping[str, str]) -> str:
 
 
 def _read(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """The type that a text is read as, None where it can be none, and what `Annotated` adds.
+    """Return the type that text is converted to, None if there is none, and the marks of `Annotated`.
 
-    Annotations are read as text: they may name types that take seconds to import.
+    Annotations are read as text, since some name types that take seconds to import.
     """
     kind, marks = unannotated(annotation, known)
     parts = (_type(ast.unparse(part), known) for part in _alternatives(ast.parse(kind, mode="eval").body))
@@ -207,7 +208,7 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str, panel: str, sho
     settings: dict[str, Any] = {"help": text, "show_default": shown, "rich_help_panel": panel}
     if field.name == "model_fields":
         kind = list[str]
-        settings["help"] = "Change a field of the model, as in --set model.position=none --set model.layers=6."
+        settings["help"] = "Change a field of the model, for example --set model.position=none --set model.layers=6."
         settings |= {"metavar": "model.FIELD=VALUE", "show_default": False}
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     optional = kind if type(None) in get_args(kind) and get_origin(kind) is not tuple else kind | None

@@ -1,4 +1,4 @@
-"""`vitkit predict`: rows on stdout as they come, and the way on from an output that was cut short."""
+"""`vitkit predict`: print rows while they are computed, and print how to resume an interrupted output."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 def run(function: Callable[..., Predictions], values: dict[str, Any], *, strict: bool, as_json: bool) -> int:
-    """Predict, print, and say whether the exit code is 1."""
+    """Predict and print, and return the exit code."""
     out = values.get("out")
     with _resumable(out), Bar() as bar:
         writer = (_json_writer if as_json else _writer)(bar)
-        found = function(**values, say=tell if as_json else bar.say, note=tell, progress=bar, writer=writer)
+        result = function(**values, say=tell if as_json else bar.say, note=tell, progress=bar, writer=writer)
     if as_json and out is not None:
-        print(to_json(found.counts()))
+        print(to_json(result.counts()))
     else:
-        for line in found.lines():
-            say(line, file=sys.stderr if out is None else None)  # where the rows are on stdout
-    return int(found.unreadable == found.images or (strict and not found.is_whole))
+        for line in result.lines():
+            say(line, file=sys.stderr if out is None else None)  # because the rows are on stdout
+    return int(result.unreadable == result.images or (strict and not result.is_whole))
 
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """A signal is answered with the command to go on, and so is a machine that is short of something."""
+    """Print the command that resumes the output if a signal or a shortage of memory or files interrupts it."""
     try:
         yield
     except (Interrupted, ShortageError):
@@ -50,7 +50,7 @@ def _resumable(out: Path | None) -> Iterator[None]:
 
 
 def _writer(bar: Bar) -> Writer:
-    """Rows to stdout as they come, in place of the bar; a single image on a terminal in a form for people."""
+    """Write rows to stdout, after removing the bar; a single image on a terminal is printed for people."""
 
     def begin(form: Format, images: int) -> Write:
         bar.stop()
@@ -65,7 +65,7 @@ def _writer(bar: Bar) -> Writer:
 
 
 def _json_writer(bar: Bar) -> Writer:
-    """The rows of a JSON lines file to stdout, as they come."""
+    """Write the rows of a JSON lines file to stdout."""
 
     def begin(form: Format, images: int) -> Write:  # noqa: ARG001
         bar.stop()
@@ -76,7 +76,7 @@ def _json_writer(bar: Bar) -> Writer:
 
 
 def _print_all(prediction: Prediction, columns: Columns) -> None:
-    """One image on a terminal: every class with its probability, and which of several it has."""
+    """Print the probability of every class for one image, and the classes that a multi-label model gives it."""
     say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:

@@ -1,4 +1,4 @@
-"""How long work is shown: a bar on a terminal, now and then a line elsewhere. Always on stderr."""
+"""Show the progress of long work on stderr: as a bar on a terminal, and as occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Bar:
-    """`bar(what, done, total)` moves the bar; `bar.say(line)` prints above it, to stdout."""
+    """A progress bar. `bar(what, done, total)` moves it, and `bar.say(line)` prints a line above it, to stdout."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._what = ""
-        self._told = time.monotonic()
+        self._last_output = time.monotonic()
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -41,7 +41,7 @@ class Bar:
         self.stop()
 
     def stop(self) -> None:
-        """Leave the terminal to others."""
+        """Remove the bar from the terminal."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -51,13 +51,13 @@ class Bar:
             if self._task is None:
                 self._task = self._progress.add_task(what)
             self._progress.update(self._task, description=what, completed=done, total=total)
-        elif time.monotonic() - self._told > _SECONDS_BETWEEN_LINES:
-            self._told = time.monotonic()
+        elif time.monotonic() - self._last_output > _SECONDS_BETWEEN_LINES:
+            self._last_output = time.monotonic()
             say(f"{what}: {done}" + (f" of {total}" if total else ""), file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
-        self._told = time.monotonic()
+        """Print a line that stays on the terminal."""
+        self._last_output = time.monotonic()
         if self._progress is not None and sys.stdout.isatty():
             self._progress.console.file.flush()
             self._progress.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)

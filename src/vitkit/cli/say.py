@@ -1,4 +1,4 @@
-"""What goes to the terminal: any text on any console, and none that a terminal would act upon."""
+"""Print any text on any console, without characters that a terminal would interpret as commands."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vitkit.text.cells import visible
 if TYPE_CHECKING:
     from vitkit.verbs.result import Result
 
-HARMLESS = "vitkit"  # how what an encoding lacks is written
+HARMLESS = "vitkit"  # the error handler for characters that an encoding lacks
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Bytes of file names that are not UTF-8 as they are; a character that the console lacks as an escape."""
+    """Keep bytes of file names that are not UTF-8, and write characters that the console lacks as escapes."""
     assert isinstance(error, UnicodeEncodeError)
     if all("\udc80" <= character <= "\udcff" for character in error.object[error.start : error.end]):
         return codecs.lookup_error("surrogateescape")(error)
@@ -30,7 +30,7 @@ codecs.register_error(HARMLESS, _replace)
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr take any text; one that was closed from the start swallows it."""
+    """Make stdout and stderr accept any text, and replace one that was closed when the program started."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # for as long as it runs
@@ -40,7 +40,7 @@ def prepare_streams() -> None:
 
 
 def give_up_stdout() -> None:
-    """Nobody reads any more: what is still to be written goes nowhere, without a word at exit."""
+    """Discard all further output, silently, because its reader has closed it."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, sys.stdout.fileno())
@@ -51,19 +51,19 @@ def give_up_stdout() -> None:
 
 
 def say(text: object = "", *, file: TextIO | None = None, flush: bool = False) -> None:
-    """A line for people; control characters, as names may have them, are shown as escapes."""
+    """Print a line in which control characters, for example in file names, are shown as escapes."""
     print(visible(str(text)), file=file, flush=flush)
 
 
 def tell(line: str) -> None:
-    """A line beside the answers, on stderr."""
+    """Print a note on stderr."""
     say(f"note: {line}", file=sys.stderr)
 
 
-def show(found: Result, *, as_json: bool) -> None:
-    """What a verb found, on stdout: its lines for people, or its figures as JSON for programs."""
+def show(result: Result, *, as_json: bool) -> None:
+    """Print a result on stdout, as lines or as JSON."""
     if as_json:
-        print(to_json(found.to_dict(), indent=2))
+        print(to_json(result.to_dict(), indent=2))
         return
-    for line in found.lines():
+    for line in result.lines():
         say(line)

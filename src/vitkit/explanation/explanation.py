@@ -75,9 +75,9 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
 def _methods_of_network(method: str, layer: int | None, model: Network) -> list[str]:
     name = model.config.full_name
     if method != "all" and method not in OF_NETWORKS:
-        raise VitkitError(f"{method} is of Vision Transformers; for {name} take {' or '.join(OF_NETWORKS)}")
+        raise VitkitError(f"{method} requires a Vision Transformer; for {name} use {' or '.join(OF_NETWORKS)}")
     if layer is not None:
-        raise VitkitError(f"--layer is of Vision Transformers, and this is {name}: leave it out")
+        raise VitkitError(f"--layer requires a Vision Transformer, and this is {name}: leave it out")
     methods = list(OF_NETWORKS) if method == "all" else [method]
     if "gradient" in methods and not can_explain(model):
         if method != "all":

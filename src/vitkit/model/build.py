@@ -106,4 +106,4 @@ def vit_of(model: object, what: str) -> VisionTransformer:
         return model
     config = getattr(model, "config", None)
     name = config.full_name if isinstance(config, NetworkConfig) else type(model).__name__
-    raise VitkitError(f"{what} is of Vision Transformers, and this is {name}")
+    raise VitkitError(f"{what} requires a Vision Transformer, and this is {name}")

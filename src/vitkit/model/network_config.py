@@ -79,7 +79,7 @@ class NetworkConfig:
         of_vit = {field.name for field in dataclasses.fields(ViTConfig)}
         for name in changes:
             if name not in known:
-                why = "is of Vision Transformers alone" if name in of_vit else f"is unknown{suggest(name, known)}"
+                why = "exists only in Vision Transformers" if name in of_vit else f"is unknown{suggest(name, known)}"
                 raise VitkitError(f"model option {name!r} {why}; {self.full_name} has {', '.join(known)}")
         return dataclasses.replace(self, **changes)
 

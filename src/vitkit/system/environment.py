@@ -59,7 +59,7 @@ def choose_device(device: str = "auto") -> str:
     Raises:
         VitkitError: this machine has no such device.
     """
-    available = found_devices()
+    available = available_devices()
     if device == "auto":
         return "cuda" if "cuda" in available else "cpu"
     if device not in available:
@@ -67,7 +67,7 @@ def choose_device(device: str = "auto") -> str:
     return device
 
 
-def found_devices() -> tuple[str, ...]:
+def available_devices() -> tuple[str, ...]:
     """Return the devices of this machine that PyTorch can use."""
     import torch
 

@@ -38,22 +38,22 @@ def stoppable() -> Iterator[None]:
     Raises:
         SystemExit: with 128 + the signal's number, after a line on stderr.
     """
-    program = _Program()
-    program.listen()
+    handlers = _SignalHandlers()
+    handlers.listen()
     try:
         yield
     except BaseException as error:
-        number = error.signal_number if isinstance(error, Interrupted) else program.received
+        number = error.signal_number if isinstance(error, Interrupted) else handlers.received
         if number is None or isinstance(error, SystemExit):
             raise
         with suppress(OSError):  # the terminal may have hung up
             print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + number) from None
     finally:
-        program.leave()
+        handlers.leave()
 
 
-class _Program:
+class _SignalHandlers:
     """Answers signals by raising `Interrupted` in the main thread."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ def _let_go(number: int) -> None:
 def _leave_to_parent() -> None:
     """Reset the handlers in a forked helper: Ctrl-C reaches it too, but its parent decides what happens to the work."""
     for number in _SIGNALS:
-        if isinstance(getattr(signal.getsignal(number), "__self__", None), (_Program, Deferral)):
+        if isinstance(getattr(signal.getsignal(number), "__self__", None), (_SignalHandlers, Deferral)):
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
 

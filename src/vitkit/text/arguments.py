@@ -48,9 +48,9 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     ranges: dict[str, Between] = {}
     for name, parameter in signature.parameters.items():
         annotation, marks = unannotated(parameter.annotation, function.__globals__)
-        found = _kinds(annotation, function.__globals__)
-        if found is not None:
-            kinds[name] = found
+        accepted = _kinds(annotation, function.__globals__)
+        if accepted is not None:
+            kinds[name] = accepted
         ranges.update((name, mark) for mark in marks if isinstance(mark, Between))
 
     @functools.wraps(function)
@@ -73,11 +73,11 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """The type in `Annotated[type, marks]`, as text, and the marks; of any other annotation itself, and none.
+    """Return the type in `Annotated[type, marks]` as text, and the marks; for other annotations, no marks.
 
     Args:
-        annotation: of a parameter, as text.
-        known: what the marks name.
+        annotation: the annotation of a parameter, as text.
+        known: the names that marks can refer to.
     """
     if not isinstance(annotation, str) or not annotation.startswith("Annotated["):
         return annotation, []

@@ -112,18 +112,18 @@ def _expected(kind: Any) -> str:
     return {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[kind]
 
 
-def settle_types(instance: Any, but: tuple[str, ...] = ()) -> None:
+def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
     """Convert each field of a frozen dataclass to its type; for `__post_init__`.
 
     Args:
         instance: the dataclass instance.
-        but: the fields to leave as they are.
+        exclude: the fields to leave as they are.
 
     Raises:
         VitkitError: a value has another type; the message names the field.
     """
     for name, hint in hints_of(instance.__class__).items():
-        if name not in but:
+        if name not in exclude:
             object.__setattr__(instance, name, as_typed(name, hint, getattr(instance, name)))
 
 

@@ -42,7 +42,7 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
     if recipe.strategy == "fsdp":
         asked.append("strategy fsdp")
     if asked:
-        raise VitkitError(f"{asked[0]} is of Vision Transformers, and this is {config.full_name}: leave it out")
+        raise VitkitError(f"{asked[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out")
 
 
 def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -56,7 +56,7 @@ def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], l
     own = NetworkConfig(library=found[0], name=found[1])
     unknown = [name for name, nothing in OF_VIT.items() if fields.get(name, nothing) != nothing]
     lacking = [name for name in ("dropout", "drop_path") if fields.get(name) and not _has(own, name)]
-    notes = [f"{name} {fields[name]} is of Vision Transformers, and left out" for name in unknown]
+    notes = [f"{name} {fields[name]} requires a Vision Transformer, and is left out" for name in unknown]
     notes += [f"{name} {fields[name]} is left out: the network has none" for name in lacking]
     return {name: value for name, value in fields.items() if name not in (*unknown, *lacking)}, notes
 

@@ -516,7 +516,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", join_weights(self.weights))
-        settle_types(self, but=("model_fields",))
+        settle_types(self, exclude=("model_fields",))
         object.__setattr__(self, "model_fields", check_model_fields(self.model_fields))
         check_values(self)
         check_together(self)

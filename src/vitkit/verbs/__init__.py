@@ -1,4 +1,6 @@
-"""What vitkit does, one function a command: same parameters, defaults and decisions, and a result to look at.
+"""The verbs: one function for each command, with the same parameters, defaults and decisions, and a result.
 
-`vitkit.train`, `vitkit.evaluate` and so on are these functions; the command line parses, calls and prints.
+`vitkit.train`, `vitkit.evaluate` and so on are these functions. The command line makes its flags and its help from
+their signatures and docstrings, calls them, and prints their results. Open `predict.py` first, as an example;
+`inputs.py` has what verbs have in common, and `result.py` the base class of their results.
 """

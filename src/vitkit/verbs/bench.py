@@ -1,7 +1,4 @@
-"""`vitkit.bench`: how fast a model runs on this machine, by each backend.
-
-Bars of images a second, with the quartiles of the rounds.
-"""
+"""`vitkit.bench`: measure the speed of a model on this machine with each backend, as a table and a bar chart."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned
 from vitkit.text.fields import Between
-from vitkit.verbs.inputs import check_choice, open_model, path_of, several
+from vitkit.verbs.inputs import check_choice, open_model, path_of, split_choices
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 
 _RATIO = "times_eager_float32"
 TABLE, PICTURE = "bench.csv", "bench.png"
-COLUMNS = {  # of a row: heading and form
+COLUMNS = {  # keys of a row, with the heading and the format of the column
     "name": ("backend", "{}"),
     "batch": ("batch", "{}"),
     "images_per_s": ("images/s", "{}"),
@@ -51,16 +48,16 @@ COLUMNS = {  # of a row: heading and form
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Result):
-    """Images per second of each backend and precision.
+    """The speed of each backend and precision in images per second.
 
     Attributes:
-        model: as it was asked for.
-        machine: processor, cores, gpu, threads, torch.
-        rounds: how often each was timed.
-        results: a row for each backend, precision and batch size, as `bench.csv` has them.
-        missing: why a backend was left out, for each that was.
-        out: the folder that holds the table and the picture, where one was asked for.
-        notes: what had to be assumed of the model, and which backends are left out.
+        model: the name or path of the model.
+        machine: processor, cores, gpu, threads and torch version.
+        rounds: the number of timings of each backend.
+        results: a row for each backend, precision and batch size, as in `bench.csv`.
+        missing: the reasons why other backends were left out, by backend.
+        out: the folder with the table and the picture, if they were written.
+        notes: assumptions about the model, and the backends that were left out.
     """
 
     model: str
@@ -72,7 +69,7 @@ class Benchmark(Result):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in plain JSON types."""
+        """Return everything in plain JSON types."""
         return {
             "model": self.model,
             "machine": self.machine,
@@ -83,37 +80,37 @@ class Benchmark(Result):
 
     @property
     def title(self) -> str:
-        """What was measured, and where."""
+        """The model, the machine and the number of rounds."""
         machine = self.machine
-        place = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
-        return f"{self.model} on {place}, torch {machine['torch']}, {self.rounds} rounds"
+        hardware = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
+        return f"{self.model} on {hardware}, torch {machine['torch']}, {self.rounds} rounds"
 
     @property
     def headings(self) -> list[str]:
-        """Of the columns for people."""
+        """The headings of the columns."""
         return [heading for heading, _ in COLUMNS.values()]
 
     @property
     def cells(self) -> list[list[str]]:
-        """The results for people, row by row."""
+        """The formatted results, row by row."""
         return [_cells(row) for row in self.results]
 
     @property
     def legend(self) -> list[str]:
-        """What the columns mean, the speed that is the ceiling, and where the table is."""
+        """The meanings of the columns, the speeds of the ceilings, and the files that were written."""
         ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in self.results)
         rates = [
             f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products"
             for precision, batch, rate in ceilings
         ]
         return [
-            "ratio: to eager float32; ceiling: share of the speed of the matrix products alone; drift: from float32",
+            "ratio: to eager float32; ceiling: share of the matrix products' speed; drift: of the logits from float32",
             *rates,
             *([f"{self.out / TABLE}, {self.out / PICTURE}"] if self.out is not None else []),
         ]
 
     def lines(self) -> list[str]:
-        """Title, table and legend."""
+        """Return the title, the table and the legend."""
         return [self.title, *aligned([self.headings, *self.cells]), *self.legend]
 
     def _repr_html_(self) -> str:
@@ -131,9 +128,12 @@ def bench(
     *,
     batch_sizes: str | int | Sequence[int] = "1,8,32",
     backends: Annotated[
-        str | Sequence[str] | None, f"With commas: {', '.join(BACKENDS)}; by default all that work."
+        str | Sequence[str] | None,
+        f"With commas: some of {', '.join(BACKENDS)}; by default all that work here.",
     ] = None,
-    precisions: Annotated[str | Sequence[str], f"With commas: {', '.join(PRECISIONS[1:])}."] = "float32,bfloat16",
+    precisions: Annotated[
+        str | Sequence[str], f"With commas: some of {', '.join(PRECISIONS[1:])}."
+    ] = "float32,bfloat16",
     rounds: Annotated[int, Between(1)] = 15,
     device: DeviceName = "auto",
     out: Path | str | None = None,
@@ -141,42 +141,43 @@ def bench(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Benchmark:
-    """Images per second of each backend and precision, timed in turn: A B C ... A B C ...
+    """Measure the speed of each backend and precision in images per second, in alternating rounds.
 
-    Beside each: its speed relative to eager float32; the share it reaches of the ceiling, which is the model's matrix
-    products alone; how far its logits and first classes are from float32; the memory it took to open and run it.
+    For each of them the table shows: the speed relative to eager float32; the share of the ceiling, which is the speed
+    of the model's matrix products alone; the largest difference of the logits from float32 and the part of equal
+    predictions; and the memory for opening and running it.
 
-    `vitkit.bench("vit_tiny_patch16_224", batch_sizes=[1, 8])` prints nothing; the result shows its table.
+    `vitkit.bench("vit_tiny_patch16_224", batch_sizes=[1, 8])` prints nothing; the result has the table.
 
     On the command line: `vitkit bench vit_base_patch16_224 --batch-sizes 1,8`.
 
     Args:
-        model: a model name (random weights), a run or model folder, or a checkpoint. A classifier in memory will do,
-            too.
-        batch_sizes: images at a time, with commas. A list will do, too.
-        backends: eager, compile, openvino, onnx; None: all that work here.
-        precisions: float32, bfloat16.
-        rounds: how often each is timed, in turn.
-        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
-        out: a folder for the table (bench.csv) and a picture (bench.png).
-        force: write over what is in `out`.
-        note: told what had to be assumed of the model, and which backends are left out, a line each.
-        progress: of loading and timing.
+        model: a model name (with random weights), a run or model folder, or a checkpoint. A classifier in memory is
+            accepted, too.
+        batch_sizes: the batch sizes, separated by commas. A list is accepted, too.
+        backends: some of eager, compile, openvino and onnx; by default all that work here.
+        precisions: float32, bfloat16, or both.
+        rounds: the number of timings of each backend.
+        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        out: the folder to write a table (bench.csv) and a picture (bench.png) to.
+        force: overwrite files in `out`.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: there is no such model, a backend that was named does not work here, or `out` holds a table.
+        VitkitError: there is no such model, a requested backend does not work here, or `out` contains a table.
     """
     from vitkit.inference.backends.registry import PRECISIONS, backend_names
 
     sizes = _numbers(batch_sizes)
     check_choice("--device", device, DeviceName)
-    asked = None if backends is None else several("--backends", backends, backend_names())
-    wanted = several("--precisions", precisions, PRECISIONS)
+    requested = None if backends is None else split_choices("--backends", backends, backend_names())
+    wanted = split_choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     folder, notes = path_of(out), Notes(note)
-    with _sole_out(folder, force=force):
+    with _exclusive_out(folder, force=force):
         built = _model(model, notes)
-        opened = _open(built, asked, wanted, min(sizes), device)
+        opened = _open(built, requested, wanted, min(sizes), device)
         for left_out, reason in opened.missing.items():
             notes(f"{left_out} is left out: {reason}")
         results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, device)]
@@ -186,20 +187,19 @@ def bench(
 
 
 def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
-    parts = [part.strip() for part in sizes.split(",")] if isinstance(sizes, str) else list(map(str, _listed(sizes)))
+    if isinstance(sizes, str):
+        parts = [part.strip() for part in sizes.split(",")]
+    else:
+        parts = [str(size) for size in ([sizes] if isinstance(sizes, int) else sizes)]
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         text = sizes if isinstance(sizes, str) else ",".join(parts)
         raise VitkitError(f"--batch-sizes {text!r} must be whole numbers above 0 with commas between them, as 1,8,32")
     return sorted(set(map(int, parts)))
 
 
-def _listed(sizes: int | Sequence[int]) -> Sequence[int]:
-    return [sizes] if isinstance(sizes, int) else sizes
-
-
 @contextmanager
-def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Write into the folder as the only process that does; other files than a table may be in it."""
+def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
+    """Lock the folder for this process, and refuse it if it contains a table; it may contain other files."""
     if out is None:
         yield
         return
@@ -207,7 +207,7 @@ def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
         raise VitkitError(f"--out {out} is a file; name a folder")
     with exclusive_in(out):
         if not force and any((out / name).exists() for name in (TABLE, PICTURE)):
-            raise VitkitError(f"--out {out} holds a table already: name another folder, or --force to write over it")
+            raise VitkitError(f"--out {out} contains a table: name another folder, or --force to overwrite it")
         yield
 
 
@@ -222,30 +222,36 @@ def _model(model: str | Path | Classifier, note: Say) -> Model:
 
 
 def _measure(model: Model, opened: Opened, batch: int, rounds: int, device: str) -> Iterator[dict[str, Any]]:
-    """A row for each of those that are opened."""
+    """Time the opened backends, and yield a row for each of them."""
     import torch
 
     from vitkit.profiling.speed import compare, row
     from vitkit.system.environment import choose_device
 
-    place = torch.device(choose_device(device))
-    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, place)
+    target = torch.device(choose_device(device))
+    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, target)
     eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
     for contender, speed in zip(opened.contenders, speeds, strict=True):
         taken = opened.memory[contender.key]
         yield row(speed, {_RATIO: eager}) | {"memory_mib": None if taken is None else round(taken / 2**20)}
 
 
-def _open(model: Model, backends: list[str] | None, precisions: list[str], batch: int, device: str) -> Opened:
-    """Those asked for, and eager float32 ahead of them: the others are measured by it."""
+def _open(
+    model: Model,
+    backends: list[str] | None,
+    precisions: list[str],
+    batch: int,
+    device: str,
+) -> Opened:
+    """Open the requested backends, after eager float32, which the others are compared with."""
     from vitkit.inference.backends.registry import BACKENDS
     from vitkit.profiling.speed import Opened, open_backends
 
     images = _images(model, batch)
     first = open_backends(model, [("eager", "float32")], images, device)
-    asked = backends or list(BACKENDS)
-    wanted = [(backend, precision) for backend in asked for precision in precisions]
-    rest = open_backends(model, [own for own in wanted if own != ("eager", "float32")], images, device)
+    names = backends or list(BACKENDS)
+    wanted = [(backend, precision) for backend in names for precision in precisions]
+    rest = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, device)
     if backends is not None and rest.missing:
         name, reason = next(iter(rest.missing.items()))
         raise VitkitError(f"--backends {name.split()[0]} does not work here: {reason}")
@@ -253,7 +259,7 @@ def _open(model: Model, backends: list[str] | None, precisions: list[str], batch
 
 
 def _images(model: Model, batch: int) -> Tensor:
-    """At least 16, in whole batches."""
+    """Return at least 16 random images, in whole batches."""
     import torch
 
     config, count = model.config, batch * max(16 // batch, 1)
@@ -303,10 +309,10 @@ _BAR, _HEAD = 0.24, 0.9  # inches
 
 
 def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """A panel of horizontal bars for each title, from the rows of `vitkit.profiling.speed.row`.
+    """Draw a panel of horizontal bars for each title, from rows of `vitkit.profiling.speed.row`.
 
-    Blue is vitkit, orange the others, float32 hatched; a line through each bar's end spans the quartiles. A grey bar is
-    the ceiling of a precision.
+    Bars of vitkit are blue and those of others orange; float32 is hatched. A line through the end of each bar spans the
+    quartiles. Grey bars are the ceilings of the precisions.
     """
     from matplotlib.figure import Figure
 
@@ -343,6 +349,6 @@ def _panel(axis: Axes, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         names.append(f"matrix products alone, {precision}")
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.margins(x=0.12)
-    axis.set_xlabel("images a second")
+    axis.set_xlabel("images per second")
     axis.set_title(title, fontsize=10, loc="left")
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""`vitkit.convert`: any published checkpoint into a model folder, and back out into the layouts of others."""
+"""`vitkit.convert`: convert any published checkpoint to a model folder, and models to the common published layouts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,22 @@ if TYPE_CHECKING:
     from vitkit.model.load_report import LoadReport
     from vitkit.weights.preprocessing import PreprocessLike
 
-    Kind: TypeAlias = str  # choices are known when the table has been read
+    Kind: TypeAlias = str  # the choices are only known at run time
 else:
     Kind = Literal[kinds()]
 
-_KINDS = one_of(
-    ("folder (vitkit's own)", *(f"{n} ({form.tells})" if form.tells else n for n, form in writable().items()))
-)
+_KINDS = one_of(("folder (vitkit's)", *(f"{n} ({form.tells})" if form.tells else n for n, form in writable().items())))
 
 
 @dataclass(frozen=True, repr=False)
 class Conversion(Result):
-    """A checkpoint in another layout, written and read back.
+    """A checkpoint that was written in another layout, read back and compared.
 
     Attributes:
-        destination: what was written.
-        to: its layout: folder (vitkit's own), npz (Google's), timm or hf.
-        report: what became of every tensor.
-        temperature: by which the head was divided, in a layout that cannot say it; else None.
+        destination: the file or folder that was written.
+        to: its layout: folder (vitkit's), npz (Google's), timm or hf.
+        report: the report on every tensor.
+        temperature: the temperature by which the head was divided, because the layout cannot store it; otherwise None.
     """
 
     destination: Path
@@ -47,7 +45,7 @@ class Conversion(Result):
     temperature: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return everything in plain JSON types."""
         return {
             "destination": str(self.destination),
             "to": self.to,
@@ -56,9 +54,9 @@ class Conversion(Result):
         }
 
     def lines(self) -> list[str]:
-        """The report, and what was written."""
+        """Return the report, and a line on what was written."""
         temperature = self.temperature
-        divided = f"the head is divided by the temperature, {temperature or 1:.3f}, which this layout cannot say"
+        divided = f"the head is divided by the temperature, {temperature or 1:.3f}, which this layout cannot store"
         return [*self.report.lines(), *([] if temperature is None else [divided]), self._written]
 
     @property
@@ -72,9 +70,9 @@ class Conversion(Result):
 @check_arguments
 def convert(
     source: str | Path,
-    destination: Annotated[Path | str, f"Folder, or {one_of(file_suffixes())} file."],
+    destination: Annotated[Path | str, f"The folder, or the {one_of(file_suffixes())} file, to write."],
     *,
-    to: Annotated[Kind | None, f"{_KINDS}; by default as DST ends."] = None,
+    to: Annotated[Kind | None, f"The layout: {_KINDS}; by default according to the suffix of DST."] = None,
     num_classes: Annotated[int | None, Between(0)] = None,
     image_size: Annotated[int | None, Between(1)] = None,
     heads: Annotated[int | None, Between(1)] = None,
@@ -83,28 +81,29 @@ def convert(
     force: bool = False,
     progress: Progress = silent,
 ) -> Conversion:
-    """Convert a checkpoint, saying what became of every tensor; the result is read back and compared.
+    """Convert a checkpoint to another layout, with a report on every tensor; the result is read back and compared.
 
     `vitkit.convert("runs/digits-1", "digits.npz")` writes Google's layout.
 
     On the command line: `vitkit convert deit_tiny_patch16_224.pth models/deit-tiny`.
 
     Args:
-        source: run or model folder, checkpoint of any published layout, or published name.
-        destination: folder, or .npz, .safetensors or .pth file.
-        to: folder (vitkit's own), npz (Google's), timm or hf; None: as the destination ends.
-        num_classes: a new head, all zeros; 0: no head. By default the one that there is.
-        image_size: pixels; positions are resized as the source does.
-        heads: where the checkpoint cannot tell.
-        preprocess: how images are read, where the model does not say it: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
-        allow_partial: write what fits, though tensors are missing or left over.
-        force: write over `destination`.
-        progress: of loading.
+        source: a run or model folder, a checkpoint of any published layout, or a published name.
+        destination: the folder, or the .npz, .safetensors or .pth file, to write.
+        to: the layout: folder (vitkit's), npz (Google's), timm or hf; by default according to the destination's suffix.
+        num_classes: the number of classes of a new head with zero weights, or 0 for no head; by default the existing
+            head is kept.
+        image_size: another image size, in pixels; position embeddings are resized in the way of the source.
+        heads: the number of attention heads, if the checkpoint does not determine it.
+        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
+            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
+            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        allow_partial: convert the tensors that fit, even if others are missing or left over.
+        force: overwrite `destination`.
+        progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: the source cannot be loaded, this layout cannot hold it, or the place is taken.
+        VitkitError: the source cannot be loaded, the layout cannot represent it, or the destination exists.
     """
     if to is not None:
         check_choice("--to", to, Kind)
@@ -143,7 +142,7 @@ def _check_free(destination: Path, *, force: bool) -> None:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether what would be overwritten is a model and nothing else."""
+    """Return whether a folder contains a model and nothing else, so that it may be overwritten."""
     known = {
         "model.json",
         "model.safetensors",
@@ -160,7 +159,7 @@ def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
     from vitkit.weights import inspect
     from vitkit.weights.formats.export import settled
 
-    is_bare = destination.suffix in (".pth", ".pt")  # which cannot say how many heads there are
+    is_bare = destination.suffix in (".pth", ".pt")  # which does not record the number of heads
     options: dict[str, Any] = {"heads": vit_of(classifier.model, kind).config.heads} if is_bare else {}
     written = inspect(destination, **options).read
     wanted = stored_weights(classifier.model) if kind == OWN else settled(classifier)

@@ -1,6 +1,6 @@
-"""`vitkit.doctor`: what is wrong with a data set, before a second is spent on training.
+"""`vitkit.doctor`: check a data set for problems before training, or review the suspected label errors of a run.
 
-What `vitkit.doctor` makes of a run's label_errors.csv: which labels to look at, and how to correct them.
+`doctor` is the verb. For a data set its result is a `Checkup`, and for a run's label_errors.csv `SuspectedLabels`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, plural
-from vitkit.verbs.inputs import check_choice, check_out, path_of, sole_out
+from vitkit.verbs.inputs import check_choice, check_out, exclusive_out, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 Fit = Literal["crop", "pad", "squash"]
-_BAR = 40  # characters of the longest
-_CROP = 0.875  # of the short side
+_BAR = 40  # characters of the longest bar
+_CROP = 0.875  # part of the short side
 
 
 @dataclass(frozen=True, repr=False)
 class Checkup(Result):
-    """What a data set is made of, and what is wrong with it.
+    """The contents of a data set, and its problems.
 
     Attributes:
-        diagnosis: all that was found.
-        out: the page with pictures, where one was written.
+        diagnosis: the statistics and findings.
+        out: the page with pictures, if one was written.
     """
 
     diagnosis: Diagnosis
@@ -47,26 +47,26 @@ class Checkup(Result):
 
     @property
     def is_trustworthy(self) -> bool:
-        """Whether a result on this data could be trusted: no picture is in two splits, or has two labels."""
+        """True if results on this data can be trusted: no picture is in two splits or has two labels."""
         return not self.diagnosis.has_problems
 
     def to_dict(self) -> dict[str, Any]:
-        """All that was found, in plain JSON types."""
+        """Return the statistics and findings in plain JSON types."""
         return self.diagnosis.to_dict()
 
     def lines(self) -> list[str]:
-        """Images per class, kinds of files, sizes, and what is wrong, the worst first."""
-        table, found = self.diagnosis.table, self.to_dict()
+        """Return the images per class, kinds of files, sizes, and problems, the worst first."""
+        table, figures = self.diagnosis.table, self.to_dict()
         about = f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.root}"
         sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
         return [
             about,
             *([table.layout] if table.layout else []),
             *_count_lines(table.counts()),
-            *([f"splits   {_counted(found['splits'])}"] if found["splits"] else []),
-            f"formats  {_counted(found['formats'])}",
-            f"colours  {_counted(found['modes'])}",
-            *(_range_line(name, found[name], unit) for name, unit in sizes),
+            *([f"splits   {_counted(figures['splits'])}"] if figures["splits"] else []),
+            f"formats  {_counted(figures['formats'])}",
+            f"colours  {_counted(figures['modes'])}",
+            *(_range_line(name, figures[name], unit) for name, unit in sizes),
             *(map(str, self.diagnosis.findings) if self.diagnosis.findings else ["nothing wrong was found"]),
             *([f"with pictures: {self.out}"] if self.out is not None else []),
         ]
@@ -84,31 +84,32 @@ def doctor(
     layout: LayoutName = "auto",
     force: bool = False,
     progress: Progress = silent,
-) -> Checkup | DoubtfulLabels:
-    """Look for what spoils training: broken files, copies across splits, copies with two labels, tiny classes.
+) -> Checkup | SuspectedLabels:
+    """Check a data set for problems: broken files, copies across splits, copies with different labels, tiny classes.
 
-    Every file is decoded once; files seen before are recognised by their content. A result cannot be trusted where a
-    picture is in two splits, or has two labels: the command exits with 1 then.
+    Every file is decoded once; files that were checked before are recognised by their content. If a picture is in two
+    splits or has two labels, results cannot be trusted, and the command exits with 1. For a run's label_errors.csv, the
+    suspected label errors are listed instead.
 
-    `vitkit.doctor("digits")` finds nothing wrong. Of a run's label_errors.csv it shows which labels to look at.
+    `vitkit.doctor("digits")` finds no problem.
 
     On the command line: `vitkit doctor digits`.
 
     Args:
-        data: folder, CSV file, or the name of a data set; or a run's label_errors.csv.
-        out: write an HTML page with pictures, too.
-        labels: label file (CSV: path, label), whose rows go before the data's own labels. Of doubtful labels it says
-            which are decided.
-        data_root: the folder that holds the run's images now, under these or other names. It goes with
+        data: a folder, a CSV file, or the name of a data set; or the label_errors.csv of a run.
+        out: also write an HTML page with pictures.
+        labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data. Suspected label
+            errors that have a row in it count as decided.
+        data_root: the folder that now contains the run's images, under the same or other names; only for
             label_errors.csv.
-        fit: how pictures will be fitted to the model's input.
-        crop_pct: part of the short side that the crop keeps, 0 to 1.
-        layout: whether the folders in `data` are classes or splits; auto: told by their names.
-        force: write over `out`.
-        progress: of a download, of reading and of comparing.
+        fit: how training will fit pictures to the input of the model.
+        crop_pct: the part of the short side that a crop keeps, from 0 to 1.
+        layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
+        force: overwrite `out`.
+        progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: there is no such data, fewer than two classes can be read, or `out` cannot be written.
+        VitkitError: the data do not exist, fewer than two classes can be read, or `out` cannot be written.
     """
     check_choice("--fit", fit, Fit)
     check_choice("--layout", layout, LayoutName)
@@ -120,14 +121,14 @@ def doctor(
     out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)
     if is_list_of_suspects(data):
         if layout != "auto" or (fit, crop_pct) != ("crop", _CROP):
-            raise VitkitError(f"{data} lists doubtful labels: --layout, --fit and --crop-pct have nothing to act on")
-        return doubtful_labels(Path(data), out, labels, data_root, force=force)
+            raise VitkitError(f"{data} lists suspected label errors: leave out --layout, --fit and --crop-pct")
+        return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
-        raise VitkitError("--data-root says where the pictures of a run's label_errors.csv are: leave it out")
+        raise VitkitError("--data-root is only for the label_errors.csv of a run: leave it out")
     table = read_corrected(str(data), labels, layout)
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
-    with sole_out(out, force=force):
+    with exclusive_out(out, force=force):
         diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct))
         if out is not None:
             from vitkit.reporting.dataset_report import write_checkup
@@ -150,28 +151,28 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
-def _range_line(name: str, own: dict[str, float], unit: str) -> str:
-    return f"{name:7}  {own['min']:g} to {own['max']:g}, median {own['median']:g} ({unit})"
+def _range_line(name: str, summary: dict[str, float], unit: str) -> str:
+    return f"{name:7}  {summary['min']:g} to {summary['max']:g}, median {summary['median']:g} ({unit})"
 
 
-_LISTED = 20
+_LISTED = 20  # suspects in the printed table
 
 
 @dataclass(frozen=True, repr=False)
-class DoubtfulLabels(Result):
-    """Labels of a run's images that look wrong, and of which nobody has decided yet.
+class SuspectedLabels(Result):
+    """Suspected label errors of a run that nobody has decided yet.
 
     Attributes:
-        file: the list.
-        run: its folder.
-        data: what the run was trained on.
-        images: of the run.
-        suspects: the most doubtful first.
-        decided: how many more the list has, that have a row in a label file or another label in the list by now.
-        held_out: how many of the suspects are in the split that the run was tested on.
-        notes: rows of the label file that match no image, and what models proposed of the run's test images.
-        out: the page with pictures, where one was written.
-        changed: what is to be said of images that are no longer what they were; empty: nothing.
+        file: the list, label_errors.csv.
+        run: the folder of the run.
+        data: the data that the run was trained on.
+        images: the number of the run's images.
+        suspects: the undecided rows of the list, the most suspicious first.
+        decided: the number of other rows, which have a row in the label file or a corrected label in the list.
+        held_out: the number of suspects in the split that the run was tested on.
+        notes: rows of the label file that match no image, and the number of test labels that models proposed.
+        out: the page with pictures, if one was written.
+        changed: a description of images whose content has changed since, or an empty text.
     """
 
     file: Path
@@ -187,25 +188,33 @@ class DoubtfulLabels(Result):
 
     @property
     def is_trustworthy(self) -> bool:
-        """True: a label that looks wrong may be right, and only hard."""
+        """True, because a suspected label may be right and the image only difficult."""
         return True
 
     def to_dict(self) -> dict[str, Any]:
-        """The suspects and their number."""
-        rows = [own._asdict() for own in self.suspects]
+        """Return the suspects and their numbers in plain JSON types."""
         from vitkit.data.labels import expected_by_chance
 
-        counts: dict[str, Any] = {"images": self.images, "decided": self.decided, "held_out": self.held_out}
-        counts |= {"expected_by_chance": expected_by_chance(self.suspects)}
-        changed = {"changed": self.changed} if self.changed else {}
-        told = {**counts, **changed, "notes": list(self.notes)}
-        return {"run": str(self.run), "data": self.data, **told, "suspects": rows}
+        return {
+            "run": str(self.run),
+            "data": self.data,
+            "images": self.images,
+            "decided": self.decided,
+            "held_out": self.held_out,
+            "expected_by_chance": expected_by_chance(self.suspects),
+            **({"changed": self.changed} if self.changed else {}),
+            "notes": list(self.notes),
+            "suspects": [suspect._asdict() for suspect in self.suspects],
+        }
 
     def lines(self) -> list[str]:
-        """The first of them, and what to do."""
+        """Return the first suspects as a table, and advice on what to do with them."""
         from vitkit.data.labels import chance_in_words
 
-        rows = [(own.score, f"{own.label} -> {own.suggested}", own.path) for own in self.suspects[:_LISTED]]
+        rows = [
+            (suspect.score, f"{suspect.label} -> {suspect.suggested}", suspect.path)
+            for suspect in self.suspects[:_LISTED]
+        ]
         more = len(self.suspects) - len(rows)
         done = f", {self.decided} more decided already" if self.decided else ""
         looks = plural(len(self.suspects), "label looks", "labels look")
@@ -213,47 +222,46 @@ class DoubtfulLabels(Result):
             f"{self.file}: {looks} wrong, of {self.images}{done}{chance_in_words(self.suspects)}",
             *(aligned([("score", "label -> looks like", "path"), *rows]) if rows else []),
             *([f"and {more} more"] if more > 0 else []),
-            *([f"note: {self.changed}: their labels were doubted for other pictures"] if self.changed else []),
+            *([f"note: {self.changed}: their labels were suspected for other pictures"] if self.changed else []),
             *(f"note: {note}" for note in self.notes),
             *([self.advice(self.data, str(self.run))] if rows else []),
             *([f"with pictures: {self.out}"] if self.out is not None else []),
         ]
 
     def advice(self, data: str, run: str) -> str:
-        """What to do with them, where the data and the run are called so."""
+        """Return advice on what to do with the suspects, with these names for the data and the run."""
         if (self.run / LABELS).is_file():
-            how = f"add rows with path and what is right (nothing: leave the picture out) to a copy of {run}/{LABELS}"
+            how = f"add rows with path and correct label (empty to leave the picture out) to a copy of {run}/{LABELS}"
         else:
-            how = "copy the list and write what is right into its column label (nothing: leave the picture out)"
+            how = "copy the list and write the correct label into its column label (empty to leave the picture out)"
         return (
-            f"Many are right and only hard: look before you change one. To correct some, {how}, and train again: "
-            f"vitkit train {data} --labels COPY.csv --split-from {run}. {self.consequence}"
+            "Many of these labels are right and the pictures only difficult: look before you change one. To correct "
+            f"some, {how}, and train again: vitkit train {data} --labels COPY.csv --split-from {run}. "
+            f"{self.consequence}"
         )
 
     @property
     def consequence(self) -> str:
-        """What becomes of the test figure where a suggestion is followed."""
+        """A sentence on the test figure after a suggestion is followed."""
         images = plural(self.held_out, "of these images is", "of these images are")
         return (
-            f"{images} held out: where one gets the suggested class, or is left out, a model proposed that, and the "
-            "test figure stays that of the labels of before"
+            f"{images} held out: if one gets the suggested class or is left out, a model has proposed that, so the "
+            "test figure keeps counting its previous label"
         )
 
 
-def doubtful_labels(
-    file: Path, out: Path | None, labels: Path | None, data_root: Path | None, *, force: bool
-) -> DoubtfulLabels:
-    """The labels of a list on which nobody has decided yet, and a page of their pictures.
-
-    Args:
-        file: a run's label_errors.csv, in the run's folder.
-        out: the page; None: none is written.
-        labels: a label file, whose rows decide.
-        data_root: the folder that holds the run's images now.
-        force: write over `out`.
+def _review_labels(
+    file: Path,
+    out: Path | None,
+    labels: Path | None,
+    data_root: Path | None,
+    *,
+    force: bool,
+) -> SuspectedLabels:
+    """Return the undecided suspects of a label_errors.csv, and write a page with their pictures.
 
     Raises:
-        VitkitError: there is no run beside the list, or its images are gone, or `out` cannot be written.
+        VitkitError: there is no run beside the list, its images are missing, or `out` cannot be written.
     """
     from vitkit.data.corrections import Followed
     from vitkit.data.labels import PathFinder, read_labels, read_suspects
@@ -261,22 +269,22 @@ def doubtful_labels(
     from vitkit.evaluation.metrics import held_out_split
 
     run = file.parent
-    split = next((own / SPLIT for own in (run, *folds_in(run)) if (own / SPLIT).is_file()), None)
+    split = next((folder / SPLIT for folder in (run, *folds_in(run)) if (folder / SPLIT).is_file()), None)
     if split is None:
-        raise VitkitError(f"{file}: there is no run beside it that says where its pictures are; name it in the run")
+        raise VitkitError(f"{file} is not in the folder of its run, which says where the pictures are: name it there")
     table = split_from_file(split)
     finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_proposed(run)]
     if labels is not None:
-        said = read_labels(labels)
-        decided = {i for own in said.edits for i in finder.find(own.path)}
+        label_file = read_labels(labels)
+        decided = {i for edit in label_file.edits for i in finder.find(edit.path)}
         followed = Followed(table)
-        followed.take(said)
-        notes += followed.lines(without_place(said.name))
+        followed.take(label_file)
+        notes += followed.lines(without_place(label_file.name))
     suspects = read_suspects(file)
-    left = [own for own in suspects if not _is_decided(own, finder.find(own.path), table, decided)]
+    left = [suspect for suspect in suspects if not _is_decided(suspect, finder.find(suspect.path), table, decided)]
     judged = held_out_split(table)
-    images = [i for own in left for i in finder.find(own.path)]
-    found = DoubtfulLabels(
+    images = [i for suspect in left for i in finder.find(suspect.path)]
+    result = SuspectedLabels(
         file=file,
         run=run,
         data=table.name,
@@ -289,36 +297,42 @@ def doubtful_labels(
         changed=_changed(set(images), table, split, data_root),
     )
     if out is not None:
-        _write(out, found, table, split, data_root, force=force)
-    return found
+        _write(out, result, table, split, data_root, force=force)
+    return result
 
 
 def _changed(images: Collection[int], table: ImageTable, split: Path, data_root: Path | None) -> str:
-    """What is to be said of those of the images that are no longer what they were, where they can be seen."""
+    """Return a description of the images whose content has changed; empty if there are none or they are missing."""
     from vitkit.data.split_file import images_of_run, look_over, read_contents
 
     if data_root is None and not table.root.exists():
         return ""
-    own = images_of_run(split, data_root).take(sorted(images))
-    _, changes = look_over(own, read_contents(split) if data_root is None else {}, None)
+    current = images_of_run(split, data_root).take(sorted(images))
+    _, changes = look_over(current, read_contents(split) if data_root is None else {}, None)
     return changes.text if changes else ""
 
 
 def _proposed(run: Path) -> Iterator[str]:
-    """What models proposed of the labels that a run was tested on, as its figures say."""
+    """Yield a sentence on the labels of test images that models proposed, if the figures of the run have them."""
     with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
-        told = describe_proposals(from_json(read_text(run / EVALUATION)))
-        if told is not None:
-            yield told
+        sentence = describe_proposals(from_json(read_text(run / EVALUATION)))
+        if sentence is not None:
+            yield sentence
 
 
-def _is_decided(own: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:
-    """Whether an image has a row in a label file, or the list has another label than the run had."""
-    return any(i in decided or table.name_of(i) != own.label for i in images)
+def _is_decided(suspect: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:
+    """Return whether an image has a row in the label file, or another label in the list than in the run."""
+    return any(i in decided or table.name_of(i) != suspect.label for i in images)
 
 
 def _write(
-    out: Path, found: DoubtfulLabels, before: ImageTable, split: Path, data_root: Path | None, *, force: bool
+    out: Path,
+    result: SuspectedLabels,
+    before: ImageTable,
+    split: Path,
+    data_root: Path | None,
+    *,
+    force: bool,
 ) -> None:
     from vitkit.data.split_file import images_of_run, look_over, read_contents
     from vitkit.reporting.dataset_report import write_suspects
@@ -328,7 +342,7 @@ def _write(
         table, _ = look_over(table, read_contents(split), None)
     check_out(out, (".html",), [str(table.root)])
     place = dict(zip(before.paths, table.paths, strict=True))
-    files = [table.at(place.get(own.path, own.path)) for own in found.suspects]
-    advice = found.advice(without_place(found.data), found.run.name)  # the page may travel
-    with sole_out(out, force=force):
-        write_suspects(out, f"Labels to look at: {found.run.name}", found.suspects, files, advice)
+    files = [table.at(place.get(suspect.path, suspect.path)) for suspect in result.suspects]
+    advice = result.advice(without_place(result.data), result.run.name)  # the page may travel
+    with exclusive_out(out, force=force):
+        write_suspects(out, f"Labels to look at: {result.run.name}", result.suspects, files, advice)

@@ -1,4 +1,4 @@
-"""`vitkit.embed`: what a model sees in images, as vectors; and the images that are most like one."""
+"""`vitkit.embed`: compute feature vectors of images, and find the images most similar to one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vitkit.verbs.inputs import (
     PREPROCESS,
     check_choice,
     check_out,
+    exclusive_out,
     find_pictures,
-    given_labels,
+    labels_by_path,
     open_model,
     path_of,
-    sole_out,
     source_folders,
     split_sources,
 )
@@ -36,27 +36,25 @@ if TYPE_CHECKING:
     from vitkit.data.in_memory import Source
     from vitkit.weights.preprocessing import PreprocessLike
 
-What = Features
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Embeddings(Result):
-    """What a model sees in images.
+    """The features of images.
 
     Attributes:
-        paths: of the images that could be read, in order.
-        features: of each of them, (n, D); of `patches` (n, h * w, D).
-        what: of what they are features: `head`, `class`, `mean` or `patches`.
-        errors: why each of the other images could not be read, by path.
-        nearest: the images most like the one that was asked for, by cosine similarity, the most alike first.
-        out: the file that they are in; None: in none.
-        notes: what was assumed of the model, and where images were not looked for.
-        labels: what the label file says of each of `paths`, empty where it says nothing; None: there was no such file.
+        paths: the images that could be read, in order.
+        features: the features of each of them, (n, D), or (n, h * w, D) for `patches`.
+        what: the kind of features: `head`, `class`, `mean` or `patches`.
+        errors: the reason why an image could not be read, by path.
+        nearest: the images most similar to `near` and their cosine similarities, the most similar first.
+        out: the file with the features; None if none was written.
+        notes: assumptions about the model, and places that could not be searched for images.
+        labels: the label of each of `paths` in the label file, empty if it has none; None without a label file.
     """
 
     paths: tuple[str, ...]
     features: npt.NDArray[Any]
-    what: What
+    what: Features
     errors: dict[str, str]
     nearest: tuple[tuple[str, float], ...] = ()
     out: Path | None = None
@@ -67,16 +65,19 @@ class Embeddings(Result):
         return len(self.paths)
 
     def to_dict(self) -> dict[str, Any]:
-        """The features as lists, and all else."""
+        """Return everything in plain JSON types; the features become lists."""
         nearest = [{"path": path, "similarity": similarity} for path, similarity in self.nearest]
-        own = {"paths": list(self.paths), "features": self.features.tolist(), "what": self.what}
-        own |= {} if self.labels is None else {"labels": list(self.labels)}
-        return {**own, "errors": self.errors, "nearest": nearest, "notes": list(self.notes)}
+        values = {"paths": list(self.paths), "features": self.features.tolist(), "what": self.what}
+        values |= {} if self.labels is None else {"labels": list(self.labels)}
+        return {**values, "errors": self.errors, "nearest": nearest, "notes": list(self.notes)}
 
     def lines(self) -> list[str]:
-        """What there is in the file, if one was written; and the images most alike, as CSV."""
-        told = [f"{self._described()} in {self.out}"] if self.out is not None else []
-        return told + ([record(("path", "similarity")), *map(_near_record, self.nearest)] if self.nearest else [])
+        """Return a description of the file, if one was written, and the most similar images as CSV."""
+        written = [f"{self._described()} in {self.out}"] if self.out is not None else []
+        if not self.nearest:
+            return written
+        rows = (record((harmless(path), f"{similarity:.6f}")) for path, similarity in self.nearest)
+        return [*written, record(("path", "similarity")), *rows]
 
     def _described(self) -> str:
         shape, images = "x".join(map(str, self.features.shape)), len(self.paths) + len(self.errors)
@@ -98,7 +99,7 @@ def embed(
     sources: str | Sources,
     *,
     out: Path | str | None = None,
-    what: What = "head",
+    what: Features = "head",
     near: Path | str | None = None,
     labels: Path | str | None = None,
     top: Annotated[int, Between(1)] = 5,
@@ -109,70 +110,82 @@ def embed(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Embeddings:
-    """Features of each image, from the same pixels as predictions; an .npz file with paths, features and errors.
+    """Compute the features of images, to save them in an .npz file or to find the images most similar to one.
+
+    Images are decoded and preprocessed as for predictions.
 
         import vitkit
 
-        found = vitkit.embed("runs/digits-1", "docs/pictures", near="docs/pictures/nine.png")
-        print(found.features.shape, found.nearest)
+        embeddings = vitkit.embed("runs/digits-1", "docs/pictures", near="docs/pictures/nine.png")
+        print(embeddings.features.shape, embeddings.nearest)
 
     On the command line: `vitkit embed runs/digits-1 photos -o features.npz`.
 
     Args:
-        model: run or model folder, checkpoint of any published layout, or published name. A classifier in memory will
-            do, too.
-        sources: images, folders (walked), or patterns. Or pictures in memory, as for `vitkit.predict`; one or several.
-        out: write to this .npz file. It has the arrays paths, features, what, unreadable and errors; with `labels` also
-            labels.
-        what: `head`, what the head reads; `class`, the class token; `mean`, the patches' mean; `patches`, every patch.
-        near: find the images most like this one.
-        labels: label file: images that it leaves out are left out, and the others have the labels that it gives them.
-        top: with `near`: how many, at least 1.
-        preprocess: how images are read, where the model does not say it: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
-        batch_size: images at a time, at least 1.
-        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
-        force: write over `out`.
-        note: told each of the result's notes as it comes.
-        progress: told what is being done, how many are done, of how many.
+        model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
+            is accepted, too.
+        sources: images, folders (including their sub-folders), or patterns. One or several pictures in memory are
+            accepted, too, as for `vitkit.predict`.
+        out: write to this .npz file. Its arrays are paths, features, what, unreadable and errors, and with `labels`
+            also labels.
+        what: the kind of features: `head` is the input of the head, `class` the class token, `mean` the mean of the
+            patches, and `patches` every patch.
+        near: find the images most similar to this one.
+        labels: a label file (CSV: path, label). Images that it excludes are left out, and the labels of the others are
+            part of the result.
+        top: with `near`, the number of images to list.
+        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
+            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
+            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        batch_size: the number of images in a batch.
+        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        force: overwrite `out`.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: a value is not allowed, the model cannot be loaded or has no such features, there is no image that
-            can be read, or `out` is there already or another process writes it.
+        VitkitError: a value is not allowed, the model cannot be loaded or has no such features, no image can be read,
+            or `out` exists or is being written by another process.
         OSError: `out` cannot be written.
     """
     names, held = split_sources(sources)
     if held and labels is not None:
-        raise VitkitError("--labels is about files, and these are pictures in memory")
+        raise VitkitError("--labels requires files, and these are pictures in memory")
     out, near = path_of(out), path_of(near)
-    check_choice("--what", what, What)
+    check_choice("--what", what, Features)
     check_choice("--device", device, DeviceName)
     _check(out, near, what, names)
     notes = Notes(note)
-    paths = [own.name for own in held] or find_pictures(names, notes)[0]
-    given = None if labels is None else given_labels(paths, labels, source_folders(names), notes)
-    paths = paths if given is None else list(given)
+    paths = [picture.name for picture in held] or find_pictures(names, notes)[0]
+    label_of = None if labels is None else labels_by_path(paths, labels, source_folders(names), notes)
+    paths = paths if label_of is None else list(label_of)
     if not paths:
         raise VitkitError("there is no image to embed: name some")
-    with sole_out(out, force=force):
+    with exclusive_out(out, force=force):
         classifier = open_model(model, notes, device, preprocess)
         classifier.preprocess.check_known()
-        found = _embed(classifier, held or paths, what, batch_size)
-        named_so = None if given is None else tuple(given[path] for path in found.paths)
+        collected = _embed(classifier, held or paths, what, batch_size)
+        known_labels = None if label_of is None else tuple(label_of[path] for path in collected.paths)
         if out is not None:
-            _write(out, found, what, named_so)
-    nearest = () if near is None else _nearest(_query(classifier, near, what), found, top)
-    told = (nearest, out, tuple(notes.lines), named_so)
-    return Embeddings(tuple(found.paths), found.features, what, dict(found.errors), *told)
+            _write(out, collected, what, known_labels)
+    return Embeddings(
+        paths=tuple(collected.paths),
+        features=collected.features,
+        what=what,
+        errors=dict(collected.errors),
+        nearest=() if near is None else _nearest(_query(classifier, near, what), collected, top),
+        out=out,
+        notes=tuple(notes.lines),
+        labels=known_labels,
+    )
 
 
-class _Found:
-    """The features of images as they come, in one array from the first of them on.
+class _FeatureCollector:
+    """Collects the features of images in one array, which is allocated with the first of them.
 
     Attributes:
-        paths: of the images that could be read.
-        errors: the paths of the others, and why they could not.
+        paths: the images that could be read.
+        errors: the paths of the other images, and the reasons.
     """
 
     def __init__(self, images: int) -> None:
@@ -194,7 +207,7 @@ class _Found:
 
     @property
     def features(self) -> npt.NDArray[Any]:
-        """Of `paths`, (n, ...)."""
+        """The features of `paths`, (n, ...)."""
         assert self._array is not None
         return self._array[: len(self.paths)]
 
@@ -208,17 +221,17 @@ def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -
         check_out(out, (".npz",), source_folders(sources))
 
 
-def _embed(classifier: Classifier, images: Sequence[Source], what: What, batch_size: int) -> _Found:
-    found = _Found(len(images))
+def _embed(classifier: Classifier, images: Sequence[Source], what: Features, batch_size: int) -> _FeatureCollector:
+    collected = _FeatureCollector(len(images))
     for done, (path, outcome) in enumerate(classifier.embed(images, what, batch_size), start=1):
-        found.add(path, outcome)
+        collected.add(path, outcome)
         progress("embedding", done, len(images))
-    if not found.paths:
-        raise VitkitError(f"none of the {len(images)} images can be read; the first: {found.errors[0][1]}")
-    return found
+    if not collected.paths:
+        raise VitkitError(f"none of the {len(images)} images can be read; the first: {collected.errors[0][1]}")
+    return collected
 
 
-def _write(out: Path, found: _Found, what: str, labels: tuple[str, ...] | None) -> None:
+def _write(out: Path, collected: _FeatureCollector, what: str, labels: tuple[str, ...] | None) -> None:
     import numpy as np
 
     from vitkit.system.files import replacing
@@ -227,31 +240,26 @@ def _write(out: Path, found: _Found, what: str, labels: tuple[str, ...] | None) 
     with replacing(out) as temporary, temporary.open("wb") as file:
         np.savez(
             file,
-            paths=np.array(found.paths),
-            features=found.features,
+            paths=np.array(collected.paths),
+            features=collected.features,
             what=np.array(what),
-            unreadable=np.array([path for path, _ in found.errors], dtype=str),
-            errors=np.array([reason for _, reason in found.errors], dtype=str),
+            unreadable=np.array([path for path, _ in collected.errors], dtype=str),
+            errors=np.array([reason for _, reason in collected.errors], dtype=str),
             **more,
         )
 
 
-def _query(classifier: Classifier, near: Path, what: What) -> npt.NDArray[Any]:
+def _query(classifier: Classifier, near: Path, what: Features) -> npt.NDArray[Any]:
     ((_, query),) = classifier.embed([near], what)
     if isinstance(query, str):
         raise VitkitError(f"--near {near}: {query}")
     return query
 
 
-def _nearest(query: npt.NDArray[Any], found: _Found, top: int) -> tuple[tuple[str, float], ...]:
-    """By cosine similarity, the most alike first."""
+def _nearest(query: npt.NDArray[Any], collected: _FeatureCollector, top: int) -> tuple[tuple[str, float], ...]:
+    """Return the images with the highest cosine similarity, the highest first."""
     import numpy as np
 
-    vectors = found.features
+    vectors = collected.features
     similarity = vectors @ query / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(query))
-    return tuple((found.paths[i], float(similarity[i])) for i in np.argsort(-similarity, kind="stable")[:top])
-
-
-def _near_record(near: tuple[str, float]) -> str:
-    path, similarity = near
-    return record((harmless(path), f"{similarity:.6f}"))
+    return tuple((collected.paths[i], float(similarity[i])) for i in np.argsort(-similarity, kind="stable")[:top])

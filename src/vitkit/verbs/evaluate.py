@@ -1,8 +1,6 @@
-"""`vitkit.evaluate`: how good a classifier is on labelled images.
+"""`vitkit.evaluate`: evaluate a classifier on labelled images.
 
-What the reader of an evaluation's figures should know.
-
-What `vitkit.evaluate` gives: figures, in Python, in lines and as a page.
+`evaluate` is the verb. Its result, `EvaluationResult`, has the figures for Python, as lines of text, and as a report.
 """
 
 from __future__ import annotations
@@ -23,7 +21,15 @@ from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
-from vitkit.verbs.inputs import PREPROCESS, BackendName, PlanName, PrecisionName, check_choice, path_of, sole_out_folder
+from vitkit.verbs.inputs import (
+    PREPROCESS,
+    BackendName,
+    PlanName,
+    PrecisionName,
+    check_choice,
+    exclusive_out_folder,
+    path_of,
+)
 from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_for_labels
 
@@ -37,56 +43,18 @@ if TYPE_CHECKING:
     from vitkit.weights.preprocessing import PreprocessLike
 
 
-_SHOWN = 10  # names of absent classes
-
-
-def findings_of(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
-    """What the reader of the figures should know."""
-    from vitkit.evaluation.figures import counted_part, describe
-    from vitkit.evaluation.headline import describe_proposals
-
-    found = [describe_proposals(numbers), describe(numbers)]
-    return [*_absent(counted_part(outcome, numbers)), *filter(None, found)]
-
-
-def _absent(outcome: Evaluation) -> list[str]:
-    from vitkit.evaluation.multilabel import MultiEvaluation
-
-    if not outcome.absent:
-        return []
-    names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
-    there = len(outcome.classes) - len(outcome.absent)
-    absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
-    areas = "mAP" if isinstance(outcome, MultiEvaluation) else "areas"
-    said = sum(row["f1"] is not None for row in outcome.per_class().values())
-    f1 = f"macro F1 over the {said} that occur or are predicted"
-    return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
-
-
-def operating_lines(numbers: dict[str, Any]) -> list[str]:
-    """Where classes differ much in size: what the answers come to for their shares in training, and for equal ones."""
-    from vitkit.evaluation.figures import SHARES
-
-    points = numbers.get("operating_points", {})
-    return [
-        f"for classes {shares}: accuracy {points[name]['accuracy']:.4f}, "
-        f"balanced {points[name]['balanced_accuracy']:.4f}{' (chosen)' if name == points['chosen'] else ''}"
-        for name, shares in SHARES.items()
-        if name in points
-    ]
-
-
 @dataclass(frozen=True, repr=False)
 class EvaluationResult(Result):
-    """How good a classifier is on labelled images.
+    """The evaluation of a classifier on labelled images.
 
     Attributes:
         evaluation: every image with its label and probabilities.
-        figures: what evaluation.json holds, accuracy (0-1) first: of the images that the weights had not seen.
+        figures: the content of evaluation.json, with the accuracy (0 to 1) first. It does not count images that the
+            weights have seen in training.
         root: the folder of the images.
-        computed: what computed the answers and in what precision, in words.
-        report: the page that tells of it; None: none was asked for.
-        notes: what was assumed of the model, and what the reader of the figures should know.
+        computed: the backend and precision that computed the predictions, in words.
+        report: the HTML report, or None if none was requested.
+        notes: assumptions about the model, and remarks on the figures.
     """
 
     evaluation: Evaluation
@@ -98,38 +66,39 @@ class EvaluationResult(Result):
 
     @property
     def headline(self) -> Headline:
-        """The figure to quote, with its interval and caveats."""
+        """The main figure, with its interval and caveats."""
         return headline_of(self.figures)
 
     @property
     def accuracy(self) -> float:
-        """The headline figure: the part of the images that are right, 0 to 1, without images that the weights had seen.
+        """The fraction of correct predictions, 0 to 1, or of exact matches for a multi-label model.
 
-        Of a multi-label model it is the exact match.
+        Images that the weights have seen in training are not counted.
 
         Raises:
-            VitkitError: the weights had seen every image; `figures["with_seen"]` is of those.
+            VitkitError: the weights have seen every image; `figures["with_seen"]` counts these images, too.
         """
         return value_of(self.headline)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures."""
+        """Return the figures."""
         return self.figures
 
     def lines(self) -> list[str]:
-        """The figures with their intervals, those of each class, and what was left out."""
-        told = [f"{self.evaluated} of {self.root} ({self.computed})"]
-        told += [*self._summary_lines(), *operating_lines(self.figures), *self._class_lines()]
-        told += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
-        return told if self.report is None else [*told, "", f"report: {self.report}"]
+        """Return the figures with their intervals, the figures of each class, and the images that were left out."""
+        lines = [f"{self.evaluated} of {self.root} ({self.computed})"]
+        lines += [*self._summary_lines(), *_operating_lines(self.figures), *self._class_lines()]
+        lines += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
+        return lines if self.report is None else [*lines, "", f"report: {self.report}"]
 
     @property
     def evaluated(self) -> str:
-        """Which images the figures are of, in words."""
-        own, every = self.headline, len(self.evaluation.paths)
-        if own.images == every:
-            return f"{every} {own.split} images"
-        return f"{own.images} of {every} {own.split} images, without {every - own.images} that the weights had seen,"
+        """The images that the figures count, in words."""
+        headline, every = self.headline, len(self.evaluation.paths)
+        split, counted = headline.split, headline.images
+        if counted == every:
+            return f"{every} {split} images"
+        return f"{counted} of {every} {split} images, without {every - counted} that the weights had seen,"
 
     def _summary_lines(self) -> Iterator[str]:
         from vitkit.text.html import decimals
@@ -144,7 +113,7 @@ class EvaluationResult(Result):
             yield f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else "")
 
     def _summary(self) -> Iterator[tuple[str, float, str]]:
-        """Each of the main figures with its 95 % interval, if it has one."""
+        """Yield the name, the value and the 95 % interval of each main figure; the interval may be empty."""
         from vitkit.text.cells import interval_text
 
         for name in self.evaluation.summary():
@@ -201,7 +170,10 @@ def evaluate(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> EvaluationResult:
-    """Accuracy and its kin, over all images and for each class.
+    """Evaluate a classifier on labelled images, overall and for each class.
+
+    The result has the accuracy and related figures, most with a 95 % interval. Images that the weights have seen in
+    training are not counted.
 
         import vitkit
 
@@ -210,32 +182,35 @@ def evaluate(
     On the command line: `vitkit eval runs/digits-1`.
 
     Args:
-        model: run or model folder, checkpoint of any published layout, exported file, or published name. A classifier
-            in memory will do, too.
-        data: other data than the run's own; classes go by name.
-        data_root: the folder that holds the run's images now, under these or other names.
-        labels: label file (CSV: path, label), whose rows go before the labels of the data, or of the run.
-        split: `train`, `val` or `test`; by default test, else val, else all.
-        layout: whether the folders in `data` are classes or splits; auto: told by their names.
+        model: a run or model folder, a checkpoint of any published layout, an exported file, or a published name. A
+            classifier in memory is accepted, too.
+        data: the images to evaluate, instead of those of the run; classes are matched by name.
+        data_root: the folder that now contains the run's images, under the same or other names.
+        labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data or the run.
+        split: `train`, `val`, `test` or `all`; by default the first of test, val and all that exists.
+        layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         out: write report.html, evaluation.json and predictions.csv into this folder.
-        classes: the data's classes by name, with CLIP or SigLIP: 'daisy, rose', or a list's file. The model need not be
-            trained on them; a list will do, too, and the file is .txt, .csv, .tsv or .json.
-        templates: with `classes`: a sentence with {} in the place of the name; several are averaged.
-        preprocess: how images are read, where the model does not say it: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
-        backend: what computes; `auto`: the fastest that is installed and worth its start.
-        precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
-        plan: how backend eager computes on a CPU; `auto`: the fastest, as measured here once.
-        merge: merge so many patches with others in every layer: quicker, a little less accurate (arXiv 2210.09461).
-        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
-        force: write over what is in `out`.
-        note: told each of the result's notes as it comes.
-        progress: told what is being done, how many are done, of how many.
+        classes: names of the data's classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists
+            them. The model needs no training for them. A list is accepted, too; the file is a .txt, .csv, .tsv or .json
+            file.
+        templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
+            averaged.
+        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
+            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
+            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
+        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers.
+        plan: how the backend eager computes on a CPU; `auto` is the fastest, which is measured once per machine.
+        merge: the number of patches to merge with similar ones in every layer, which is faster and slightly less
+            accurate (token merging, arXiv 2210.09461).
+        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        force: overwrite files in `out`.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
 
     Raises:
         VitkitError: a value is not allowed, the model or the data cannot be read, images have classes that the model
-            does not know, a name in `classes` is of no images, or `out` is not free.
+            lacks, a name in `classes` belongs to no image, or `out` is not empty.
         OSError: `out` cannot be written.
     """
     check_choice("--layout", layout, LayoutName)
@@ -245,27 +220,27 @@ def evaluate(
     notes = Notes(note)
     opened = open_for_labels(model, classes, templates, notes, preprocess)
     with ExitStack() as hold:
-        own = _of_run(folder, data, layout, data_root)
-        table = _table(own, data, labels, layout, notes)
+        run_table = _of_run(folder, data, layout, data_root)
+        table = _table(run_table, data, labels, layout, notes)
         classifier = opened(table)
         classifier.preprocess.check_known()
-        if own is not None and classes is None:
-            _check_order(classifier, own)
-        hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
+        if run_table is not None and classes is None:
+            _check_order(classifier, run_table)
+        hold.enter_context(_exclusive_out(out, table, force=force))  # before anything is computed
         if out is not None:
-            _ = classifier.model  # the report looks inside; an exported file says that it has none
+            _ = classifier.model  # which the report needs; an exported file is refused here
         changes = None
-        if own is not None and folder is not None:
+        if run_table is not None and folder is not None:
             table, changes = _look_over(folder, table, split, data_root, notes)
-        proposals = _proposals(folder, own, table, split)
-        way = (backend, precision, plan, merge, device)
-        judged, classifier = _ask(classifier, table, proposals, split, way, notes)
-        if own is not None and folder is not None:
-            judged = _as_own(judged, classifier, folder, own)
+        proposals = _proposals(folder, run_table, table, split)
+        settings = (backend, precision, plan, merge, device)
+        judged, classifier = _compute(classifier, table, proposals, split, settings, notes)
+        if run_table is not None and folder is not None:
+            judged = _with_run_facts(judged, classifier, folder, run_table)
         outcome = judged.before
-        seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, is_own=data is None)
-        numbers = _figures(classifier, judged, seen, doubt, changes)
-        findings = findings_of(outcome, numbers)
+        seen, caveat = _seen(classifier, folder or "the model", table, outcome.split, is_of_run=data is None)
+        numbers = _figures(classifier, judged, seen, caveat, changes)
+        findings = _findings(outcome, numbers)
         for finding in findings:
             notes(finding)
         report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
@@ -280,34 +255,36 @@ def _write(
     numbers: dict[str, Any],
     findings: list[str],
 ) -> Path:
-    """The report, and the files beside it."""
+    """Write the report and the files beside it, and return the report's path."""
     from vitkit.reporting.evaluation_report import write_evaluation
 
     write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
     return out / REPORT
 
 
-def _ask(
+def _compute(
     classifier: Classifier,
     table: ImageTable,
     proposals: Sequence[Proposal],
     split: str | None,
-    way: tuple[str, str, str, int, str],
+    settings: tuple[str, str, str, int, str],
     note: Say,
 ) -> tuple[ProposalEvaluation, Classifier]:
-    """The answers, and the classifier as it computed them: by backend, precision, plan, merging and device."""
+    """Return the evaluation, and the classifier with the backend, precision, plan, merging and device that it used."""
     from vitkit.evaluation import metrics
     from vitkit.evaluation.evaluator import evaluate_before
 
-    backend, precision, plan, merge, device = way
+    backend, precision, plan, merge, device = settings
     name = split or metrics.held_out_split(table)
     images = len(table) if name == "all" else len(table.of_split(name))
     classifier = classifier.use(backend, precision, images, merge, plan, note, device)
     return evaluate_before(classifier, table, name, proposals, partial(progress, "evaluating")), classifier
 
 
-def _proposals(run: Path | None, own: ImageTable | None, table: ImageTable, split: str | None) -> tuple[Proposal, ...]:
-    """The labels of the images that models proposed, by the label file, and by what the run in a folder suggests."""
+def _proposals(
+    run: Path | None, run_table: ImageTable | None, table: ImageTable, split: str | None
+) -> tuple[Proposal, ...]:
+    """Return the labels that models proposed, according to the label file and to the suggestions of the run."""
     from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
     from vitkit.data.seen import read_digests
     from vitkit.evaluation.metrics import held_out_split
@@ -315,15 +292,17 @@ def _proposals(run: Path | None, own: ImageTable | None, table: ImageTable, spli
     earlier = [] if run is None else earlier_runs([run], [])
     if run is None or not any(known.suggested or known.proposals for known in earlier):
         return table.proposals
-    if own is not None:
-        return find_proposals(table, digests_of_run(run, own), earlier)
+    if run_table is not None:
+        return find_proposals(table, digests_of_run(run, run_table), earlier)
     name = split or held_out_split(table)
     rows = table if name == "all" else table.of_split(name)
     return find_proposals(rows, read_digests(rows), earlier)
 
 
-def _as_own(judged: ProposalEvaluation, classifier: Classifier, run: Path, table: ImageTable) -> ProposalEvaluation:
-    """The same with what a run knows of its own images: which belong together, and what was chosen on them."""
+def _with_run_facts(
+    judged: ProposalEvaluation, classifier: Classifier, run: Path, table: ImageTable
+) -> ProposalEvaluation:
+    """Add what a run has recorded about its images: groups that belong together, and what was chosen on them."""
     from vitkit.data.split_file import groups_of_run
     from vitkit.data.task import task_of
     from vitkit.evaluation.figures import chosen_on
@@ -332,44 +311,48 @@ def _as_own(judged: ProposalEvaluation, classifier: Classifier, run: Path, table
     recipe = classifier.provenance.get("recipe", {})
     chosen = chosen_on(judged.before.split, recipe, task_of(classifier.thresholds))
     groups = groups_of_run(run, table)
-    return judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
+    return judged.map(lambda evaluation: replace(grouped(evaluation, groups), chosen=chosen))
 
 
 def _seen(
-    classifier: Classifier, source: object, table: ImageTable, split: str, *, is_own: bool
+    classifier: Classifier, source: object, table: ImageTable, split: str, *, is_of_run: bool
 ) -> tuple[dict[str, str] | None, str]:
-    """What the weights had seen of the images, None where no record tells; and why there may be more of them."""
+    """Return the images that the weights have seen (None without a record), and why there may be more of them."""
     from vitkit.data.seen import PictureRecord
     from vitkit.evaluation.figures import find_seen
 
     if classifier.pictures is None:
         return None, ""
-    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, is_of_run=is_own)
+    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, is_of_run=is_of_run)
 
 
 def _figures(
-    classifier: Classifier, judged: ProposalEvaluation, seen: dict[str, str] | None, doubt: str, changes: Changes | None
+    classifier: Classifier,
+    judged: ProposalEvaluation,
+    seen: dict[str, str] | None,
+    caveat: str,
+    changes: Changes | None,
 ) -> dict[str, Any]:
     from vitkit.evaluation.evaluator import proposal_figures
     from vitkit.evaluation.figures import all_figures
 
     about = classifier.computation | ({} if changes is None else changes.to_dict())
     about |= proposal_figures(judged, seen)
-    return all_figures(judged.before, seen, classifier.provenance, about, doubt)
+    return all_figures(judged.before, seen, classifier.provenance, about, caveat)
 
 
 def _look_over(
     folder: Path, table: ImageTable, split: str | None, root: Path | None, note: Say
 ) -> tuple[ImageTable, Changes]:
-    """The run's images without those that are no longer what they were, which are told.
+    """Leave out images of the run whose content has changed since, with a note.
 
     Raises:
-        VitkitError: none is as it was.
+        VitkitError: every image has changed or is missing.
     """
     from vitkit.data.split_file import look_over, read_contents
     from vitkit.evaluation.metrics import held_out_split
 
-    # Under another root images have been found by their content, whatever their paths are now.
+    # Under another root, images are recognised by their content, whatever their paths are.
     contents = read_contents(folder / SPLIT) if root is None else {}
     table, changes = look_over(table, contents, (split or held_out_split(table),))
     if changes:
@@ -380,59 +363,104 @@ def _look_over(
 
 
 def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None) -> ImageTable | None:
-    """The images that the run in a folder remembers, where they are what is asked about; None where `data` is."""
+    """Return the images that the run in a folder has recorded; None if `data` names other images."""
     if data is not None:
         if root is not None:
-            raise VitkitError(f"--data-root says where the run's own images are; leave it out, or {data}")
+            raise VitkitError(f"--data-root says where the images of the run are: leave it out, or {data}")
         return None
     from vitkit.data.proposals import proposals_of_run
     from vitkit.data.split_file import images_of_run
 
     if layout != "auto":
-        raise VitkitError(f"--layout {layout} is about the folders of DATA: name it, or leave out the flag")
+        raise VitkitError(f"--layout {layout} applies to the folders of DATA: name DATA, or leave out the flag")
     if folder is None:
-        raise VitkitError("a classifier in memory does not remember its data: name it")
+        raise VitkitError("a classifier in memory has no record of its data: name the data")
     if not (folder / SPLIT).is_file():
-        raise VitkitError(f"{folder} does not remember its data; name it: vitkit eval {folder} DATA")
+        raise VitkitError(f"{folder} has no record of its data; name the data: vitkit eval {folder} DATA")
     table = images_of_run(folder / SPLIT, root)
     return replace(table, proposals=proposals_of_run(folder, table))
 
 
-def _check_order(classifier: Classifier, own: ImageTable) -> None:
-    """Refuse a run's model whose classes are in another order than its training had them.
+def _check_order(classifier: Classifier, run_table: ImageTable) -> None:
+    """Refuse a model whose classes have another order than in its training.
 
     Raises:
-        VitkitError: they are: model.json, or split.json, was edited.
+        VitkitError: the order differs, because model.json or split.json was edited.
     """
-    if set(classifier.classes) == set(own.classes) and tuple(classifier.classes) != own.classes:
+    if set(classifier.classes) == set(run_table.classes) and tuple(classifier.classes) != run_table.classes:
         raise VitkitError(
-            f"model.json has its classes in another order than {SPLIT}, so that answers would have each other's names: "
-            "restore the one that was edited"
+            f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: restore "
+            "the file that was edited"
         )
 
 
 def _table(
-    own: ImageTable | None, data: str | Path | None, labels: str | Path | None, layout: LayoutName, note: Say
+    run_table: ImageTable | None,
+    data: str | Path | None,
+    labels: str | Path | None,
+    layout: LayoutName,
+    note: Say,
 ) -> ImageTable:
-    """The images to evaluate on, as a label file has them: the run's own, or `data`."""
+    """Return the images to evaluate, of the run or of `data`, with the labels of the label file."""
     from vitkit.data.corrections import correct, read_corrected
     from vitkit.data.labels import read_labels
 
-    if own is None:
+    if run_table is None:
         assert data is not None
         table = read_corrected(data, labels, layout)
     else:
-        table = own if labels is None else correct(own, read_labels(labels), may_add=False)
+        table = run_table if labels is None else correct(run_table, read_labels(labels), may_add=False)
     for line in (*table.unmatched, *table.corrections):
         note(line)
     return table
 
 
-def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:
+def _exclusive_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:
     from vitkit.data.sources import kind_of_file
 
     folders = set(table.folders)
-    if not folders:  # a run knows where its images are, not how they were found
+    if not folders:  # a run has recorded its images, but not the folders that were searched
         is_list = table.storage is None and kind_of_file(table.name) is not None
         folders = {(table.root / path).parent for path in table.paths} if is_list else {table.root}
-    return sole_out_folder("--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force)
+    return exclusive_out_folder(
+        "--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force
+    )
+
+
+_SHOWN = 10  # names of absent classes
+
+
+def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
+    """Return sentences that a reader of the figures should know, for example about classes without images."""
+    from vitkit.evaluation.figures import counted_part, describe
+    from vitkit.evaluation.headline import describe_proposals
+
+    sentences = [describe_proposals(numbers), describe(numbers)]
+    return [*_absent(counted_part(outcome, numbers)), *filter(None, sentences)]
+
+
+def _absent(outcome: Evaluation) -> list[str]:
+    from vitkit.evaluation.multilabel import MultiEvaluation
+
+    if not outcome.absent:
+        return []
+    names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
+    there = len(outcome.classes) - len(outcome.absent)
+    absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
+    areas = "mAP" if isinstance(outcome, MultiEvaluation) else "areas"
+    scored = sum(row["f1"] is not None for row in outcome.per_class().values())
+    f1 = f"macro F1 over the {scored} that occur or are predicted"
+    return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
+
+
+def _operating_lines(numbers: dict[str, Any]) -> list[str]:
+    """Return the accuracies for classes as frequent as in training and for equally frequent ones, if they differ."""
+    from vitkit.evaluation.figures import SHARES
+
+    points = numbers.get("operating_points", {})
+    return [
+        f"for classes {shares}: accuracy {points[name]['accuracy']:.4f}, "
+        f"balanced {points[name]['balanced_accuracy']:.4f}{' (chosen)' if name == points['chosen'] else ''}"
+        for name, shares in SHARES.items()
+        if name in points
+    ]

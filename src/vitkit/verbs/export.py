@@ -1,4 +1,4 @@
-"""`vitkit.export`: a classifier as a file for another runtime."""
+"""`vitkit.export`: write a classifier to a file for another runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitkit.exporting.writing import Outcome
     from vitkit.weights.preprocessing import PreprocessLike
 
-if TYPE_CHECKING:  # the choices are known when the table has been read
+if TYPE_CHECKING:  # the choices are only known at run time
     Runtime: TypeAlias = str
     Dtype: TypeAlias = str
 else:
@@ -32,17 +32,17 @@ else:
 
 @dataclass(frozen=True, repr=False)
 class Export(Result):
-    """A file for another runtime, read back and compared with the model.
+    """A file for another runtime, which was read back and compared with the model.
 
     Attributes:
-        file: what was written.
-        to: the runtime it is for.
-        compared_on: the images that both were asked about.
-        outcome: how far they are from each other; bytes and seconds.
-        precision: in which weights are stored.
-        image_size: height and width in pixels.
-        batch: the only number of images that it takes at a time; None: any.
-        notes: what had to be assumed of the model.
+        file: the file that was written.
+        to: the runtime that it is for.
+        compared_on: a description of the images that the comparison used.
+        outcome: the difference between the file and the model, and the size and duration of the export.
+        precision: the precision of the stored weights.
+        image_size: height and width of the input in pixels.
+        batch: the fixed batch size, or None for any.
+        notes: assumptions about the model.
     """
 
     file: Path
@@ -55,19 +55,19 @@ class Export(Result):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures."""
+        """Return the file and the figures of the comparison in plain JSON types."""
         return {"file": str(self.file), "compared_on": self.compared_on, **dataclasses.asdict(self.outcome)}
 
     def lines(self) -> list[str]:
-        """What was compared, how it came out, and what was written."""
+        """Return the comparison, and a line on the file."""
         outcome, runtime = self.outcome, FORMATS[self.to].runtime
-        found = [
+        lines = [
             f"compared on {self.compared_on} with the model in float32:",
             f"  {runtime}, {outcome.precision}: {_figures(outcome.comparison)}",
         ]
         if outcome.in_bfloat16 is not None:
-            found.append(f"  {runtime}, bfloat16, as predict asks it here: {_figures(outcome.in_bfloat16)}")
-        return [*found, self._written]
+            lines.append(f"  {runtime}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
+        return [*lines, self._written]
 
     @property
     def _written(self) -> str:
@@ -83,7 +83,7 @@ class Export(Result):
 @check_arguments
 def export(
     model: str | Path | Classifier,
-    to: Annotated[Runtime | None, f"The runtime it is for; by default as --out ends: {one_of(suffixes())}."] = None,
+    to: Annotated[Runtime | None, f"The runtime; by default by the suffix of --out: {one_of(suffixes())}."] = None,
     out: Path | str | None = None,
     *,
     data: str | Path | None = None,
@@ -97,37 +97,37 @@ def export(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Export:
-    """Write a model for ONNX Runtime, OpenVINO or torch.export, with all that prediction needs inside.
+    """Export a model for ONNX Runtime, OpenVINO or torch.export, including everything that prediction requires.
 
-    The file is read back by its runtime and compared with the model; where they differ, there is no file, and the
-    command exits with 1.
+    The runtime reads the file back, and its outputs are compared with those of the model. If they differ, no file is
+    left, and the command exits with 1.
 
     `vitkit.export("runs/digits-1", "onnx")` writes digits-1.onnx.
 
     On the command line: `vitkit export runs/digits-1 --to onnx -o digits.onnx`.
 
     Args:
-        model: run or model folder, checkpoint of any published layout, or published name. A classifier in memory will
-            do, too.
-        to: the runtime it is for; None: as `out` ends: .onnx, .xml or .pt2.
-        out: write to this file; by default named as the model, in this folder.
-        data: compare on images of this data; by default those of the run itself.
-        layout: whether the folders in `data` are classes or splits; auto: told by their names.
-        data_root: the folder that holds the run's images now, under these or other names.
-        image_size: another size, in pixels; positions are resized. One number, (height, width), or text such as
-            "384,512".
-        preprocess: how images are read, where the model does not say it: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
-        precision: in which weights are stored.
-        dynamic_batch: any number of images at a time, or only one.
-        force: write over `out`.
-        note: told what had to be assumed of the model, a line each.
-        progress: of loading and comparing.
+        model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
+            is accepted, too.
+        to: the runtime; by default according to the suffix of `out`: .onnx, .xml or .pt2.
+        out: the file to write; by default named after the model, in the current folder.
+        data: the images for the comparison; by default those of the run.
+        layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
+        data_root: the folder that now contains the run's images, under the same or other names.
+        image_size: another image size, in pixels; position embeddings are resized. One number, (height, width), or text
+            such as "384,512".
+        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
+            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
+            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        precision: the precision of the stored weights.
+        dynamic_batch: accept batches of any size, or only single images.
+        force: overwrite `out`.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: it cannot be written; or, as `exporting.check.Refused`, the file does not answer as the model
-            does. Nothing is left.
+        VitkitError: the model cannot be exported, or the file exists. No file is left.
+        Refused: the outputs of the file differ from those of the model (`exporting.check`). No file is left.
     """
     check_choice("--precision", precision, Dtype)
     check_choice("--layout", layout, LayoutName)
@@ -161,15 +161,15 @@ def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tuple[Runtime, Path]:
-    """The runtime, and the file to write."""
+    """Return the runtime, and the file to write."""
     if to is not None:
         check_choice("--to", to, Runtime)
     if out is None:
         if to is None:
             names, ends = one_of(tuple(FORMATS)), one_of(suffixes())
-            raise VitkitError(f"say what for: --to {names}; or where to: --out FILE{ends}")
+            raise VitkitError(f"name the runtime: --to {names}; or the file to write: --out FILE{ends}")
         if model is None:
-            raise VitkitError(f"a classifier in memory has no name: say where to: --out FILE{FORMATS[to].suffix}")
+            raise VitkitError(f"a classifier in memory has no name: name a file with --out FILE{FORMATS[to].suffix}")
         return to, Path((model.stem if model.is_file() else model.name) + FORMATS[to].suffix)
     if to is None:
         to = next((name for name, form in FORMATS.items() if out.suffix == form.suffix), None)

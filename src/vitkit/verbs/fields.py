@@ -1,6 +1,6 @@
-"""Add the fields of a recipe to the signature and the help of a function that takes them as keywords.
+"""Add the fields of a recipe to the signature and the docstring of a function that accepts them as keywords.
 
-Type checkers and editors read the same fields from the `TypedDict`s beside the dataclasses; a test holds them equal.
+Type checkers and editors read the same fields from the `TypedDict`s next to the dataclasses. A test compares the two.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from vitkit.training.recipe import Recipe
 
 def add_recipe_fields(
     function: Callable[..., Any],
-    but: Collection[str] = ("data",),
+    exclude: Collection[str] = ("data",),
     owners: Sequence[type[Any]] = (Recipe,),
     heading: str = "Fields of the recipe",
 ) -> None:
-    """Let the signature and the help of a function have fields in the place of its `**fields`.
+    """Replace the `**fields` in the signature and docstring of a function by the fields of dataclasses.
 
     Args:
-        function: which.
-        but: fields that it does not take.
-        owners: dataclasses whose fields they are; of a field that several have, the first one's counts.
-        heading: over the fields in the help.
+        function: the function; it is changed in place.
+        exclude: the fields that it does not accept.
+        owners: the dataclasses. If several have a field of the same name, the first one counts.
+        heading: the heading of the fields in the docstring.
     """
-    told, seen = "", set(but)
+    entries, seen = "", set(exclude)
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     for owner in owners:
         hints = get_type_hints(owner, include_extras=True)
@@ -38,7 +38,7 @@ def add_recipe_fields(
             kind, text, *_ = get_args(hints[field.name])
             keyword = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=kind))
-            told += f"\n        {field.name}: {text}"
-    function.recipe_fields = (tuple(owners), tuple(but))  # type: ignore[attr-defined]  # which cli.flags makes flags of
+            entries += f"\n        {field.name}: {text}"
+    function.recipe_fields = (tuple(owners), tuple(exclude))  # type: ignore[attr-defined]  # for the flags (cli.flags)
     function.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
-    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    {heading}:{told}\n    "
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    {heading}:{entries}\n    "

@@ -1,4 +1,4 @@
-"""`vitkit.info`: what a model is and what it costs."""
+"""`vitkit.info`: the configuration and cost of a model, and a report on the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What a checkpoint or a classifier says beyond its configuration.
+class ClassifierInfo:
+    """The facts that a checkpoint or classifier contains in addition to its configuration.
 
     Attributes:
-        classes, preprocess, temperature, provenance: of the classifier.
-        report: what becomes of every tensor of the checkpoint; None of a model that was not loaded from one.
+        classes: the names of the classes; empty if they are unknown.
+        preprocess: the preprocessing of images.
+        temperature: the temperature that divides the logits.
+        provenance: the origin of the model: its data, recipe and versions, as far as they are recorded.
+        report: the report on every tensor; None for a classifier that was not loaded from a checkpoint.
     """
 
     classes: tuple[str, ...]
@@ -41,7 +44,7 @@ class Origin:
     report: LoadReport | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the facts in plain JSON types."""
         return {
             "classes": list(self.classes),
             "preprocess": self.preprocess.to_dict(),
@@ -53,36 +56,36 @@ class Origin:
 
 @dataclass(frozen=True, repr=False)
 class Info(Result):
-    """What a model is and what it costs.
+    """The configuration and cost of a model.
 
     Attributes:
-        name: as it was asked for.
-        cost: configuration, parameters, multiply-accumulates and memory.
-        origin: of a checkpoint or a classifier; None of a bare name.
-        shapes: whether the stages on an image's way are among the lines.
+        name: the name or path of the model.
+        cost: its configuration, parameters, multiply-accumulates and memory.
+        origin: the further facts of a checkpoint or classifier; None for a model name.
+        shapes: whether the lines include the shapes at each stage of the model.
     """
 
     name: str
     cost: ModelInfo
-    origin: Origin | None = None
+    origin: ClassifierInfo | None = None
     shapes: bool = field(default=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return everything in plain JSON types."""
         return {"name": self.name, **({} if self.origin is None else self.origin.to_dict()), **self.cost.to_dict()}
 
     def lines(self) -> list[str]:
-        """Costs, weights, configuration, preprocessing, provenance, classes, and stages where they were asked for."""
+        """Return the cost, weights, configuration, preprocessing, provenance, classes and, if requested, stages."""
         origin = self.origin
-        found = _cost_lines(self.name, self.cost)
+        lines = _cost_lines(self.name, self.cost)
         if origin is not None and origin.report is not None:
-            found += ["", "weights", *(f"  {line}" for line in origin.report.lines())]
-        found += _field_lines("configuration", self.cost.config.to_dict())
+            lines += ["", "weights", *(f"  {line}" for line in origin.report.lines())]
+        lines += _field_lines("configuration", self.cost.config.to_dict())
         if origin is not None:
-            found += _field_lines("preprocess", origin.preprocess.to_dict())
-            found += _field_lines("provenance", origin.provenance) if origin.provenance else []
-            found += ["", f"classes ({len(origin.classes)})", f"  {_shorten(origin.classes)}"] if origin.classes else []
-        return found + (_stage_lines(self.cost) if self.shapes else [])
+            lines += _field_lines("preprocess", origin.preprocess.to_dict())
+            lines += _field_lines("provenance", origin.provenance) if origin.provenance else []
+            lines += ["", f"classes ({len(origin.classes)})", f"  {_shorten(origin.classes)}"] if origin.classes else []
+        return lines + (_stage_lines(self.cost) if self.shapes else [])
 
     def __repr__(self) -> str:
         return f"<Info: {self.name}, {self.cost.parameters:,} parameters, {self.cost.gmacs:.3f} GMACs>"
@@ -99,27 +102,28 @@ def info(
     allow_partial: bool = False,
     progress: Progress = silent,
 ) -> Info:
-    """Configuration, exact parameter count, GMACs and memory of a model; of a checkpoint, what becomes of every tensor.
+    """Show the configuration, parameter count, GMACs and memory of a model, and a report on a checkpoint's tensors.
 
-    Nothing is allocated, and of a checkpoint only names and shapes are read.
+    No weights are allocated. Only the names and shapes of a checkpoint's tensors are read.
 
     `vitkit.info("vit_base_patch16_224").cost.parameters` is 86,567,656.
 
     On the command line: `vitkit info vit_base_patch16_224 --shapes`.
 
     Args:
-        model: a model name, a model folder, or a checkpoint of any layout. A classifier in memory will do, too.
-        shapes: walk an image through the model, stage by stage.
-        image_size: another size, in pixels.
-        heads: where a checkpoint cannot tell.
-        preprocess: how images are read, where the model does not say it: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
-        allow_partial: report on a checkpoint that does not fit, too.
-        progress: of a download.
+        model: a model name, a run or model folder, a checkpoint of any published layout, or a published name. A
+            classifier in memory is accepted, too.
+        shapes: list the shape, parameters and cost of each stage of the model.
+        image_size: another image size, in pixels.
+        heads: the number of attention heads, if the checkpoint does not determine it.
+        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
+            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
+            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        allow_partial: report on a checkpoint even if tensors are missing or left over.
+        progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: there is no such model, or it cannot be had with these options.
+        VitkitError: there is no such model, or it does not support these options.
     """
     options: dict[str, Any] = {"image_size": image_size, "heads": heads, "preprocess": preprocess}
     options = {name: value for name, value in options.items() if value is not None}
@@ -127,10 +131,8 @@ def info(
 
     if not isinstance(model, (str, Path)):
         if options:
-            raise VitkitError(
-                "a classifier in memory has its size and heads, and says how images are read: leave such options out"
-            )
-        return Info("classifier", describe(model.model.config), _origin(model, model.report), shapes)
+            raise VitkitError("a classifier in memory has its size, heads and preprocessing: leave such options out")
+        return Info("classifier", describe(model.model.config), _origin(model), shapes)
     name = str(model)
     if (is_model_name(name) or is_network_name(name)) and not Path(name).exists():
         from vitkit.model.build import config_of
@@ -139,23 +141,22 @@ def info(
             raise VitkitError(f"{name} is a name alone, without weights: --preprocess is for a checkpoint")
         return Info(name, describe(config_of(name, **options)), None, shapes)
     plan = _inspect(name, allow_partial=allow_partial, **options)
-    return Info(name, describe(plan.config), _origin(plan, plan.report), shapes)
+    return Info(name, describe(plan.config), _origin(plan), shapes)
 
 
 def _inspect(source: str, **options: Any) -> LoadPlan:
     if is_exported(source) and Path(source).is_file():
-        raise VitkitError(f"{source} is an exported file: take the model folder that it was made from")
+        raise VitkitError(f"{source} is an exported file: name the model folder that it was made from")
     from vitkit.weights import inspect
     from vitkit.weights.catalog import tags_of
 
     if "/" not in source and "." not in source and not Path(source).exists() and not tags_of(source):
-        config_for(source)  # a misspelt name: says which ones are like it
-
+        config_for(source)  # probably a misspelt model name: raises an error that suggests similar ones
     return inspect(source, **options)
 
 
-def _origin(known: LoadPlan | Classifier, report: LoadReport | None) -> Origin:
-    return Origin(known.classes, known.preprocess, known.temperature, dict(known.provenance), report)
+def _origin(known: LoadPlan | Classifier) -> ClassifierInfo:
+    return ClassifierInfo(known.classes, known.preprocess, known.temperature, dict(known.provenance), known.report)
 
 
 def _shorten(names: tuple[str, ...], most: int = 20) -> str:
@@ -187,11 +188,11 @@ def _value_text(value: Any) -> str:
 
 
 def _stage_lines(cost: ModelInfo) -> list[str]:
-    found = ["", f"{'stage':28}  {'shape':>14}  {'times':>5}  {'parameters':>12}  {'MMACs':>10}"]
+    lines = ["", f"{'stage':28}  {'shape':>14}  {'times':>5}  {'parameters':>12}  {'MMACs':>10}"]
     for stage in cost.stages:
         shape = "x".join(map(str, stage.shape))
-        found.append(
+        lines.append(
             f"{stage.name:28}  {shape:>14}  {stage.times:>5}  {stage.parameters * stage.times:>12,}"
             f"  {stage.macs * stage.times / 1e6:>10,.1f}"
         )
-    return found
+    return lines

@@ -1,8 +1,8 @@
-"""What verbs read: a model by its name, its path or in memory; pictures by files, folders and patterns.
+"""The inputs and outputs that verbs have in common: models, images, label files, output files, and choices.
 
-Where verbs write: outside the photographs, as the only process that does, and over nothing unless told to.
-
-Values that only some of are allowed; the command line refuses them itself, and these are for who calls a verb.
+Models are opened by path, by name or from memory, and images are found by files, folders and patterns. Outputs are
+never written beside the photographs, are locked while they are written, and replace existing files only with `force`.
+The command line checks choices itself; `check_choice` and `split_choices` check them for callers from Python.
 """
 
 from __future__ import annotations
@@ -31,60 +31,60 @@ if TYPE_CHECKING:
     from vitkit.data.in_memory import Held
     from vitkit.weights.preprocessing import PreprocessLike
 
-    BackendName: TypeAlias = str  # choices are known when the tables have been read
+    BackendName: TypeAlias = str  # the choices are only known at run time
     PrecisionName: TypeAlias = str
     PlanName: TypeAlias = str
 else:
     BackendName, PrecisionName, PlanName = Literal[backend_names()], Literal[PRECISIONS], Literal[PLANS]
 
-PREPROCESS = (  # what `preprocess` may be, on the command line
-    "How images are read if the model does not say it: settings such as "
-    "`resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the owner of its weights "
-    f"({one_of(pixel_owners())}), or a JSON file that says it."
+PREPROCESS = (  # the help of --preprocess
+    "The preprocessing of images, if the model does not specify it or should use another: settings such as "
+    "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, the name of a publisher whose weights use it "
+    f"({one_of(pixel_owners())}), or a JSON file."
 )
 
 
 def open_model(
     model: str | Path | Classifier, note: Say, device: str | None = None, preprocess: PreprocessLike | None = None
 ) -> Classifier:
-    """The classifier that is meant.
+    """Open a classifier for a verb.
 
     Args:
-        model: run or model folder, checkpoint of any published layout, exported file or published name; or the
-            classifier itself.
-        note: told what had to be assumed of it, a line each.
-        device: where its model is to be; None: where it is. A classifier in memory is not moved, but copied.
-        preprocess: how images are read, in the place of what the model says or is assumed to read.
+        model: a run or model folder, a checkpoint of any published layout, an exported file, a published name, or a
+            classifier in memory.
+        note: called with a line for each assumption about the model.
+        device: the device of the model; None leaves it where it is. A classifier in memory is copied, not moved.
+        preprocess: the preprocessing to use instead of the one that the model specifies or that is assumed for it.
 
     Raises:
-        VitkitError: it cannot be loaded, there is no such device here, or the preprocessing is none for it.
+        VitkitError: the model cannot be loaded, this machine has no such device, or the preprocessing does not fit.
     """
     from vitkit.classifier import Classifier
 
     if isinstance(model, Classifier):
-        held = model if device in (None, "auto") else _copy_on(model, device)
-        return _reading(held, preprocess, note)
+        placed = model if device in (None, "auto") else _copy_on(model, device)
+        return _with_preprocess(placed, preprocess, note)
     if is_exported(model):
         from vitkit.exporting import load_exported
 
-        found: Classifier = _reading(load_exported(model), preprocess, note)
+        classifier: Classifier = _with_preprocess(load_exported(model), preprocess, note)
     else:
-        found = load_noting(model, note, preprocess=preprocess)
-    return found if device is None else found.to(device)
+        classifier = load_noting(model, note, preprocess=preprocess)
+    return classifier if device is None else classifier.to(device)
 
 
-def _reading(classifier: Classifier, preprocess: PreprocessLike | None, note: Say) -> Classifier:
-    """A classifier that is there already, with images read otherwise than it says; itself if they are not."""
+def _with_preprocess(classifier: Classifier, preprocess: PreprocessLike | None, note: Say) -> Classifier:
+    """Return a copy of a classifier with another preprocessing; the classifier itself if nothing changes."""
     if preprocess is None:
         return classifier
     from vitkit.weights.preprocessing import describe, preprocess_of
 
-    found = preprocess_of(preprocess, classifier.preprocess)
-    if found == classifier.preprocess:
+    requested = preprocess_of(preprocess, classifier.preprocess)
+    if requested == classifier.preprocess:
         return classifier
-    note(f"images are read otherwise than the model says, which has {describe(classifier.preprocess.to_dict())}")
+    note(f"images are preprocessed otherwise than the model specifies: {describe(classifier.preprocess.to_dict())}")
     other = copy.copy(classifier)
-    other.preprocess = found
+    other.preprocess = requested
     return other
 
 
@@ -102,7 +102,7 @@ def _copy_on(classifier: Classifier, device: str) -> Classifier:
 def load_noting(
     source: str | Path, note: Say, image_size: tuple[int, int] | None = None, preprocess: PreprocessLike | None = None
 ) -> Classifier:
-    """As `weights.load`; what had to be assumed is noted, a line each."""
+    """Load a classifier with `weights.load`, and note each assumption about it."""
     from vitkit.weights import load
 
     classifier = load(source, image_size=image_size, preprocess=preprocess)
@@ -113,10 +113,10 @@ def load_noting(
 
 
 def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
-    """Paths and patterns as text, or pictures in memory, each with its name; one of the two is empty.
+    """Return paths and patterns as text, or pictures in memory with their names; one of the two lists is empty.
 
     Raises:
-        VitkitError: something is neither, or there are both.
+        VitkitError: a source is neither of them, or both kinds are mixed.
     """
     from vitkit.data.in_memory import Held, sources_of
 
@@ -128,49 +128,49 @@ def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
         elif isinstance(source, Held):
             held.append(source)
     if names and held:
-        raise VitkitError(f"name files, or hand over pictures, but not both: {names[0]} is a file, {held[0].name} none")
+        raise VitkitError(f"files and pictures in memory cannot be mixed: {names[0]} is a file, {held[0].name} is not")
     return names, held
 
 
-def named(sources: str | Path | Iterable[str | Path]) -> list[str]:
-    """One source, or several, as text.
+def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
+    """Return one or several sources as text.
 
     Raises:
-        VitkitError: one is no path, or is empty.
+        VitkitError: a source is not a path, or is empty.
     """
     names, held = split_sources(sources)
     if held:
-        raise VitkitError("name image files: pictures in memory are taken by vitkit.predict and vitkit.embed")
+        raise VitkitError("name image files: only vitkit.predict and vitkit.embed accept pictures in memory")
     return names
 
 
-def path_of(place: str | Path | None) -> Path | None:
-    """A place, if one was named.
+def path_of(path: str | Path | None) -> Path | None:
+    """Return a path that a caller passed, or None.
 
     Raises:
-        VitkitError: it is no path, or it is empty.
+        VitkitError: it is not a path, or is empty.
     """
-    return None if place is None else Path(path_text(place, "a file or folder"))
+    return None if path is None else Path(path_text(path, "a file or folder"))
 
 
 def check_data(data: str | Path) -> None:
-    """Refuse data that are not there, seconds before torch and what trains are imported.
+    """Refuse missing data before torch and the training are imported, which takes seconds.
 
-    Where a launcher has started several processes, the first of them says so for all, once they know of each other.
+    Processes of a launcher skip this check, so that their first process later reports the error for all of them.
 
     Raises:
-        VitkitError: there is no such folder, file or named set.
+        VitkitError: there is no such folder, file or named data set.
     """
-    if not {"LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys():  # of torchrun, of srun
+    if not {"LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys():  # set by torchrun and srun
         find_source(data)
 
 
 def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
-    """The image files that files, folders and patterns name, and whether all of these could be looked into.
+    """Return the image files that files, folders and patterns name, and whether all of them could be searched.
 
     Args:
-        sources: what is named.
-        note: told what could not, a line each.
+        sources: files, folders and patterns.
+        note: called with a line about what could not be searched.
     """
     from vitkit.data.walk import Overlooked, find_images
 
@@ -181,41 +181,41 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
     return paths, not overlooked.closed
 
 
-def given_labels(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:
-    """What a label file says of pictures, by path and empty where it says nothing, without those that it leaves out.
+def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:
+    """Return the labels of a label file by picture, without the pictures that it excludes.
 
     Args:
-        paths: of the pictures.
-        labels: the label file, whose paths are as seen from one of the folders, or absolute.
-        folders: which the pictures were found in; without any: this folder.
-        note: told of rows that match none of them.
+        paths: the paths of the pictures; a picture without a row has an empty label.
+        labels: the label file, whose paths are absolute or relative to one of the folders.
+        folders: the folders that were searched for pictures; the current folder if there are none.
+        note: called with a line about rows that match no picture, and about excluded pictures.
 
     Raises:
-        VitkitError: it is no label file, or leaves out every picture.
+        VitkitError: the file is not a label file, or excludes every picture.
     """
     from vitkit.data.labels import EXCLUDED, PathFinder, read_labels
     from vitkit.text.cells import listed
 
-    places = [os.path.abspath(path) for path in paths]  # noqa: PTH100  # links are not to be followed
-    finders = [PathFinder(Path(folder).absolute(), places) for folder in folders or ["."]]
-    given: dict[int, str] = {}
-    lost = []
+    absolute = [os.path.abspath(path) for path in paths]  # noqa: PTH100  # which does not follow links
+    finders = [PathFinder(Path(folder).absolute(), absolute) for folder in folders or ["."]]
+    label_of: dict[int, str] = {}
+    unmatched = []
     for edit in read_labels(labels).edits:
-        found = {i for finder in finders for i in finder.find(edit.path)}
-        given |= dict.fromkeys(found, edit.label.strip())
-        lost += [] if found else [edit.path]
-    if lost:
-        note(f"{len(lost)} rows of {labels} match none of these images: {listed(lost)}")
-    if gone := sum(label == EXCLUDED for label in given.values()):
-        note(f"{gone} of {len(paths)} images are left out by {labels}")
-    left = {path: given.get(i, "") for i, path in enumerate(paths) if given.get(i) != EXCLUDED}
-    if not left:
+        matches = {i for finder in finders for i in finder.find(edit.path)}
+        label_of |= dict.fromkeys(matches, edit.label.strip())
+        unmatched += [] if matches else [edit.path]
+    if unmatched:
+        note(f"{len(unmatched)} rows of {labels} match none of these images: {listed(unmatched)}")
+    if excluded := sum(label == EXCLUDED for label in label_of.values()):
+        note(f"{excluded} of {len(paths)} images are left out by {labels}")
+    kept = {path: label_of.get(i, "") for i, path in enumerate(paths) if label_of.get(i) != EXCLUDED}
+    if not kept:
         raise VitkitError(f"{labels} leaves out every image")
-    return left
+    return kept
 
 
 def source_folders(sources: Iterable[str]) -> list[str]:
-    """The folders and archives among SRC..., and those that its patterns match."""
+    """Return the folders and archives among the sources, including those that patterns match."""
     named = (
         name
         for source in sources
@@ -225,10 +225,10 @@ def source_folders(sources: Iterable[str]) -> list[str]:
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
-    """Whether --out can be a file of such a kind, outside the source folders.
+    """Refuse an output file with another suffix, in a missing folder, or in a source folder.
 
     Raises:
-        VitkitError: it cannot.
+        VitkitError: the file cannot be written there.
     """
     if out.suffix.lower() not in suffixes:
         raise VitkitError(f"--out {out} must end in {' or '.join(suffixes)}")
@@ -240,11 +240,11 @@ def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> N
 
 
 @contextmanager
-def sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Make a file as the only process that does, from before it is looked for until it is there; None: none is made.
+def exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
+    """Lock an output file while it is made, and refuse to overwrite it without `force`; do nothing for None.
 
     Raises:
-        VitkitError: another process makes it, or it is there and is not to be written over.
+        VitkitError: another process is writing the file, or it exists.
     """
     if out is None:
         yield
@@ -256,20 +256,20 @@ def sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
 
 
 @contextmanager
-def sole_out_folder(
+def exclusive_out_folder(
     flag: str, path: Path | None, folders: Iterable[str], or_else: str, *, may_hold: bool
 ) -> Iterator[None]:
-    """Write into a folder, outside the source folders, as the only process that does.
+    """Lock an output folder, which must lie outside the source folders, while files are written to it.
 
     Args:
-        flag: by which it was named.
-        path: the folder, there or not; None: none is written into.
-        folders: of the sources.
-        or_else: what else than another folder the user can choose, where something is in it.
-        may_hold: whether something may be in it.
+        flag: the flag that names the folder, for messages.
+        path: the folder, which may be missing; None does nothing.
+        folders: the source folders.
+        or_else: what the user can do instead of choosing another folder, for the message if it is not empty.
+        may_hold: whether the folder may contain files.
 
     Raises:
-        VitkitError: it cannot be written into, or another process writes into it.
+        VitkitError: the folder is a file, a source or not empty, or another process is writing to it.
     """
     if path is None:
         yield
@@ -284,10 +284,10 @@ def sole_out_folder(
 
 
 def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
-    """Whether what is to be written lies outside the source folders.
+    """Refuse an output inside a source folder.
 
     Raises:
-        VitkitError: it would lie beside the photographs.
+        VitkitError: the output would lie beside the photographs.
     """
     for folder in folders:
         if path.resolve().is_relative_to(Path(folder).resolve()):
@@ -295,20 +295,20 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
 
 
 def check_choice(flag: str, value: object, literal: Any) -> None:
-    """Whether a value is one of a Literal's.
+    """Refuse a value that is not among those of a Literal.
 
     Raises:
-        VitkitError: it is none of them.
+        VitkitError: it is another value.
     """
     if value not in get_args(literal):
         raise VitkitError(f"{flag} {value!r} is none of {', '.join(get_args(literal))}")
 
 
-def several(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """Choices with commas between them, or one by one; each once, and `auto` is none.
+def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
+    """Split choices that are separated by commas, or check a list of them; each is returned once.
 
     Raises:
-        VitkitError: one is not known, or there is none.
+        VitkitError: a choice is unknown or `auto`, or there is none.
     """
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
     known = [name for name in known if name != "auto"]
@@ -318,13 +318,13 @@ def several(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list
     return list(dict.fromkeys(parts))
 
 
-def watchers(callbacks: Any, loggers: Any) -> dict[str, Any]:
-    """Who looks on at a training, as its parameters by name.
+def callbacks_and_loggers(callbacks: Any, loggers: Any) -> dict[str, Any]:
+    """Return callbacks and loggers as keyword arguments of a training.
 
     Raises:
-        VitkitError: the one or the other is no list.
+        VitkitError: one of them is not a list.
     """
-    for name, given in (("callbacks", callbacks), ("loggers", loggers)):
-        if not isinstance(given, (list, tuple)):
-            raise VitkitError(f"{name} must be a list of objects, not {type(given).__name__}")
+    for name, value in (("callbacks", callbacks), ("loggers", loggers)):
+        if not isinstance(value, (list, tuple)):
+            raise VitkitError(f"{name} must be a list of objects, not {type(value).__name__}")
     return {"callbacks": tuple(callbacks), "loggers": tuple(loggers)}

@@ -1,4 +1,4 @@
-"""`vitkit.models`: the names that can be built, and the published weights that can be loaded."""
+"""`vitkit.models`: list the models that can be built by name, and the published weights that can be loaded by name."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class ModelList(Result):
     """Models that can be built by name.
 
     Attributes:
-        names: of the models, the smallest first.
+        names: the names of the models, the smallest first.
     """
 
     names: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """A table: layers, width, heads, patches and classes of each."""
+        """Return a table with the layers, width, heads, patches and classes of each model."""
         width = max(map(len, self.names))
         heading = f"{'name':{width}}  layers  hidden  heads  patches  classes"
         return [heading, *(_shape_line(name, width) for name in self.names)]
 
     def to_dict(self) -> dict[str, Any]:
-        """The names."""
+        """Return the names in plain JSON types."""
         return {"models": list(self.names)}
 
     def __repr__(self) -> str:
@@ -44,30 +44,30 @@ class ModelList(Result):
 
 @dataclass(frozen=True, repr=False)
 class WeightList(Result):
-    """Published weights that load by name.
+    """Published weights that can be loaded by name.
 
     Attributes:
-        entries: of the catalog, in its order.
+        entries: entries of the catalog, in its order.
     """
 
     entries: tuple[Entry, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a user types for each."""
+        """The names by which the weights are loaded."""
         return tuple(entry.name for entry in self.entries)
 
     def lines(self) -> list[str]:
-        """A table: what each was trained on, its licence, cost and published accuracy; an empty cell is not known."""
+        """Return a table with the training data, licence, cost and published accuracy; unknown cells are empty."""
         rows = [_facts(entry) for entry in self.entries]
         heading = [*("name", "family", "data", "licence", "gated", "million", "GMACs", "pixels", "timm's")]
         heading += ["classes", "top-1", "source"]
         others = sum(row["timm_pixels"] == "other" for row in rows)
-        told = f"{others} have other pixels here, their authors' own, than in timm: timm:NAME takes timm's"
-        return [*aligned([heading, *map(_weights_cells, rows)]), *([told] if others else [])]
+        note = f"{others} have the preprocessing of their authors, which differs from timm's: timm:NAME uses timm's"
+        return [*aligned([heading, *map(_weights_cells, rows)]), *([note] if others else [])]
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known of each."""
+        """Return the known facts about each entry in plain JSON types."""
         return {"weights": [_facts(entry) for entry in self.entries]}
 
     def __repr__(self) -> str:
@@ -79,17 +79,17 @@ class NetworkList(Result):
     """Networks of another library.
 
     Attributes:
-        names: what a user types for each.
+        names: the names by which the networks are built.
     """
 
     names: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """The names, and what may be wrong with them."""
-        return [*self.names, "those that do not end in one Linear are refused when they are asked for"]
+        """Return the names, and a remark that some of them may be refused."""
+        return [*self.names, "networks that do not end in one linear layer are refused when they are built"]
 
     def to_dict(self) -> dict[str, Any]:
-        """The names."""
+        """Return the names in plain JSON types."""
         return {"models": list(self.names)}
 
     def __repr__(self) -> str:
@@ -98,15 +98,16 @@ class NetworkList(Result):
 
 @check_arguments
 def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightList | NetworkList:
-    """List the models that can be built by name; with `weights`, the published weights that load by name.
+    """List the models that can be built by name; with `weights`, the published weights that can be loaded by name.
 
     `vitkit.models("base").names` are those with "base" in their name.
 
     On the command line: `vitkit models base`.
 
     Args:
-        pattern: part of the name, or a pattern such as '*base*'; 'torchvision:*' and 'timm:*' are those libraries'.
-        weights: published weights instead: family, data, licence, cost, published accuracy and its source.
+        pattern: a part of the name, or a pattern such as '*base*'; 'torchvision:*' and 'timm:*' list the networks of
+            these libraries.
+        weights: list published weights instead, with family, data, licence, cost, and published accuracy with source.
 
     Raises:
         VitkitError: no name matches.
@@ -114,7 +115,7 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
     if (library := pattern.partition(":")[0]) in LIBRARIES:
         if weights:
             raise VitkitError(
-                f"{pattern}: what {library} publishes goes by the names of its networks; leave out --weights"
+                f"{pattern}: the weights of {library} have the names of its networks; leave out --weights"
             )
         return NetworkList(_find_networks(pattern))
     if weights:
@@ -128,14 +129,14 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
 def _find_networks(pattern: str) -> tuple[str, ...]:
     from vitkit.model.network import names_of
 
-    library, _, own = pattern.partition(":")
+    library, _, part = pattern.partition(":")
     known = [name for name in names_of(library) if not is_model_name(name)]
-    found = tuple(f"{library}:{name}" for name in known if fnmatch.fnmatch(name, own) or own in name)
-    if not found:
+    matches = tuple(f"{library}:{name}" for name in known if fnmatch.fnmatch(name, part) or part in name)
+    if not matches:
         raise VitkitError(
-            f"no network of {library} matches {own!r}; `vitkit models '{library}:*'` lists all {len(known)}"
+            f"no network of {library} matches {part!r}; `vitkit models '{library}:*'` lists all {len(known)}"
         )
-    return found
+    return matches
 
 
 def _find_weights(pattern: str) -> tuple[Entry, ...]:
@@ -159,21 +160,21 @@ def _shape_line(name: str, width: int) -> str:
 def _facts(entry: Entry) -> dict[str, Any]:
     from vitkit.weights.catalog import facts_of
 
-    own = facts_of(entry.name)
+    facts = facts_of(entry.name)
     return {
         "name": entry.name,
-        "family": own.family,
-        "data": own.data,
+        "family": facts.family,
+        "data": facts.data,
         "licence": entry.licence,
-        "gated": {"yes": True, "no": False}.get(own.gated),
-        "parameters": own.parameters,
-        "gmacs": own.gmacs,
+        "gated": {"yes": True, "no": False}.get(facts.gated),
+        "parameters": facts.parameters,
+        "gmacs": facts.gmacs,
         "pixels": entry.preprocess.size[0],
         "timm_pixels": None if entry.timm is None else "same" if entry.timm == entry.preprocess else "other",
         "classes": entry.classes,
-        "top1": own.top1,
-        "measured": own.measured or None,
-        "source": own.source or None,
+        "top1": facts.top1,
+        "measured": facts.measured or None,
+        "source": facts.source or None,
         "paper": entry.paper or None,
         "where": entry.url or f"hub:{entry.hub}",
     }

@@ -1,6 +1,7 @@
-"""`vitkit.predict`: what a classifier says of images.
+"""`vitkit.predict`: classify images, in memory or into a file that can be resumed.
 
-Whether rows of predictions that are in a file are a classifier's.
+`predict` is the verb, and `Predictions` its result. `_is_same_model` decides whether the same model has written the
+rows of an interrupted file.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from vitkit.verbs.inputs import (
     PrecisionName,
     check_choice,
     check_out,
+    exclusive_out_folder,
     find_pictures,
     path_of,
-    sole_out_folder,
     source_folders,
     split_sources,
 )
@@ -56,88 +57,30 @@ if TYPE_CHECKING:
     from vitkit.weights.preprocessing import PreprocessLike
 
 
-_SAME = 1e-3  # a model's probabilities differ less from one machine or batch to another
-_LOOKED_AT = 8  # rows, and classes of each
-
-
-def is_by(classifier: Classifier, file: Path, form: Format) -> bool:
-    """Whether the rows are the classifier's.
-
-    What it says again of the first image that can be read decides, where that agrees to the digits. Else the rows may
-    be by another backend or precision, and several may differ by as much as rounding to bfloat16 changes this model.
-    """
-    rows: list[tuple[str, float]] = []
-    exact: list[Prediction] = []
-    for _, row in read_rows(file, form):
-        if row.name is None or row.confidence is None:
-            continue
-        prediction = next(classifier.predict(row.path))
-        if prediction.confidence is None:
-            continue
-        if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME:
-            return True
-        rows.append((row.name, row.confidence))
-        exact.append(prediction)
-        if len(rows) == _LOOKED_AT:
-            break
-    if not rows:
-        return True
-    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict([prediction.path for prediction in exact])
-    noise = max(_noise(prediction, other) for prediction, other in zip(exact, rounded, strict=True))
-    distances = [_distance(classifier, *row, prediction) for row, prediction in zip(rows, exact, strict=True)]
-    return sum(distances) / len(distances) <= 2 * max(noise, _SAME)
-
-
-def _noise(exact: Prediction, rounded: Prediction) -> float:
-    """The largest difference between the logits of the most probable classes."""
-    other = dict(rounded.ranking)
-    return max(abs(_logit(own) - _logit(other[name])) for name, own in exact.ranking[:_LOOKED_AT])
-
-
-def _distance(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
-    """Between the logits of a row's confidence and of what the classifier now says of the same classes."""
-    probabilities = dict(prediction.ranking)
-    if classifier.thresholds is None:
-        return abs(_logit(probabilities[name]) - _logit(confidence)) if name in probabilities else math.inf
-    assert prediction.confidence is not None
-    if name == prediction.label:
-        return abs(_logit(prediction.confidence) - _logit(confidence))
-    thresholds = dict(zip(classifier.classes, classifier.thresholds, strict=True))
-    flipped = set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT)) - {""}  # may lie at their thresholds
-    return max(
-        (abs(_logit(probabilities[own]) - _logit(thresholds[own])) if own in thresholds else math.inf)
-        for own in flipped - {""}
-    )
-
-
-def _logit(probability: float) -> float:
-    """Of a probability that six digits can tell from 0 and 1."""
-    probability = min(max(probability, 1e-4), 1 - 1e-4)
-    return math.log(probability / (1 - probability))
-
-
 Write = Callable[["Prediction"], None]
-Writer = Callable[[Format, int], Write]  # how rows are written, and for how many images, before the first of them
+Writer = Callable[[Format, int], Write]  # called once with the format of the rows and the number of images
 
 _SHOWN = 20  # rows in a notebook
 
 
 @dataclass(frozen=True, repr=False)
 class Predictions(Result):
-    """What a classifier says of images: iterate over it for a `Row` an image, in order.
+    """The predictions of a classifier. Iterating over them yields a `Row` for each image, in order.
 
-    A row has the image's `path`, the `label` (None where it was rejected, or could not be read), its `confidence`,
-    the `error` if it could not be read, and the `top` classes where more than one was asked for. Of rows that are in
-    a file, probabilities have the file's digits.
+    A row has the `path` of the image, its `label` (None if it was rejected or the image cannot be read), its
+    `confidence`, an `error` if the image cannot be read, and the `top` classes if more than one was requested.
+    Probabilities that are read from a file have the digits of the file.
 
     Attributes:
-        images: how many there are.
-        unreadable: how many of them could not be read.
-        rejected: how many labels were withheld.
-        computed: what computed them and in what precision.
-        is_whole: whether every image could be read, and every folder looked into.
-        out: the file that the rows are in; None: they are in memory.
-        notes: what was assumed of the model, and where images were not looked for.
+        images: the number of images.
+        unreadable: the number of images that could not be read.
+        rejected: the number of labels that were withheld because of low confidence.
+        computed: the backend and precision that computed the predictions, in words.
+        is_whole: whether every image and every folder could be read.
+        out: the file with the rows; None if they are in memory.
+        notes: assumptions about the model, and places that could not be searched for images.
+        form: the format of the rows.
+        kept: the rows if they are in memory.
     """
 
     images: int
@@ -157,19 +100,19 @@ class Predictions(Result):
         return self.images
 
     def to_dict(self) -> dict[str, Any]:
-        """The counts, and a dict an image, as a line of a JSON lines file has it."""
+        """Return the counts, and for each image the dict that a JSON lines file contains."""
         may_reject = self.form.columns.reject is not None
         rows = [row.to_dict(may_reject=may_reject) for row in self]
         return {**self.counts(), "notes": list(self.notes), "predictions": rows}
 
     def counts(self) -> dict[str, Any]:
-        """What became of the images, in numbers, and what computed it, in words."""
+        """Return the numbers of images, unreadable images and rejected labels, and how they were computed."""
         numbers = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
         where = {} if self.out is None else {"out": str(self.out)}
         return {**numbers, "computed": self.computed, **where}
 
     def lines(self) -> list[str]:
-        """What became of the images, and what computed it, in a line."""
+        """Return one line with the counts and how the predictions were computed."""
         rejected = "" if self.form.columns.reject is None else f", {self.rejected} rejected"
         images = plural(self.images, "image", "images")
         where = "" if self.out is None else f": {self.out}"
@@ -210,9 +153,9 @@ def predict(
     progress: Progress = silent,
     writer: Writer | None = None,
 ) -> Predictions:
-    """The class of each image with its probability; an image that cannot be read is a row with its reason.
+    """Classify images; each gets a row with its class and probability, or with the reason why it cannot be read.
 
-    Of a multi-label model the classes, joined by `;`, with the lowest of their probabilities.
+    A multi-label model gives each image several classes, joined by `;`, with the lowest of their probabilities.
 
         import vitkit
 
@@ -222,57 +165,59 @@ def predict(
     On the command line: `vitkit predict runs/digits-1 photo.jpg`.
 
     Args:
-        model: run or model folder, checkpoint of any published layout, exported file, or published name. A classifier
-            in memory will do, too.
-        sources: images, folders (walked), or patterns. Or pictures in memory: PIL images, numpy arrays (height, width,
-            C) or torch tensors (C, height, width), uint8 from 0 to 255 or floats from 0 to 1. One or several; an array
-            or tensor of four axes is several.
-        out: write to this .csv or .jsonl file. The result reads its rows from there.
-        pictures: draw each image under its class into this folder.
-        top: classes to name for each image, at least 1.
-        classes: classes by name, with CLIP or SigLIP: 'daisy, rose', or a list's file. No training is needed
-            (`vitkit.zero_shot`); a list will do, too, and the file is .txt, .csv, .tsv or .json.
-        templates: with `classes`: a sentence with {} in the place of the name; several are averaged. By default those
-            that were published.
-        one: with `classes`: each image has exactly one of them; by default as the model was trained.
-        reject: withhold the label below this confidence, 0 to 1.
-        preprocess: how images are read, where the model does not say it: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
-        backend: what computes; `auto`: the fastest that is installed and worth its start.
-        precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
-        plan: how backend eager computes on a CPU; `auto`: the fastest, as measured here once.
-        merge: merge so many patches with others in every layer: quicker, a little less accurate (arXiv 2210.09461).
-        batch_size: images at a time; by default as suits the backend.
-        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
-        resume: go on with an `out` that was cut short, or add what it lacks.
-        force: write over `out` and `pictures`.
-        raw: CSV text as it is, though a spreadsheet or terminal may act upon it.
-        say: told what an earlier run left in `out`.
-        note: told each of the result's notes as it comes.
-        progress: told what is being done, how many are done, of how many.
-        writer: where there is no `out`: called once with how rows are written and the number of images; what it gives
-            takes each prediction as it comes. No row is kept then.
+        model: a run or model folder, a checkpoint of any published layout, an exported file, or a published name. A
+            classifier in memory is accepted, too.
+        sources: images, folders (including their sub-folders), or patterns. Pictures in memory are accepted, too: one
+            or several PIL images, numpy arrays (height, width, C) or torch tensors (C, height, width), either uint8
+            from 0 to 255 or floats from 0 to 1. An array or tensor with four axes contains several pictures.
+        out: write the rows to this .csv or .jsonl file. The result then reads its rows from it.
+        pictures: write each image with its prediction as a PNG file into this folder.
+        top: the number of classes to list for each image.
+        classes: names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists them. The
+            model needs no training for them (see `vitkit.zero_shot`). A list is accepted, too; the file is a .txt,
+            .csv, .tsv or .json file.
+        templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
+            averaged. By default the published sentences.
+        one: with `classes`, each image has exactly one of them; by default as the model was trained.
+        reject: withhold labels whose confidence is below this value from 0 to 1.
+        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
+            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
+            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
+        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers.
+        plan: how the backend eager computes on a CPU; `auto` is the fastest, which is measured once per machine.
+        merge: the number of patches to merge with similar ones in every layer, which is faster and slightly less
+            accurate (token merging, arXiv 2210.09461).
+        batch_size: the number of images in a batch; by default a value that suits the backend.
+        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        resume: continue an interrupted `out`, or add the images that are missing from it.
+        force: overwrite `out` and `pictures`.
+        raw: write CSV text unchanged, even if a spreadsheet or terminal could interpret it as a command.
+        say: called with a line about the rows that `out` already contains.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
+        writer: receives the rows if there is no `out`, instead of the result. It is called once with the format of the
+            rows and the number of images, and returns a function that is called with each prediction.
 
     Raises:
-        VitkitError: a value is not allowed, the model cannot be loaded, there is no image, or something else than an
-            image, a file or folder is there already or another process writes it, or the rows in `out` are another
-            model's.
+        VitkitError: a value is not allowed, the model cannot be loaded, there is no image, an output exists or is being
+            written by another process, or the rows in `out` were written by another model.
         OSError: a file cannot be written.
     """
     names, held = split_sources(sources)
     out, pictures = path_of(out), path_of(pictures)
     if held and (resume or pictures is not None):
-        raise VitkitError(f"--{'resume' if resume else 'pictures'} is about files, and these are pictures in memory")
-    _check_reject(reject)
+        raise VitkitError(f"--{'resume' if resume else 'pictures'} requires files, and these are pictures in memory")
+    if reject is not None and not 0 <= reject <= 1:
+        raise VitkitError(f"--reject {reject} must be from 0 to 1")
     check_choice("--device", device, DeviceName)
     folders = source_folders(names)
     _check_out(out, folders, resume=resume, force=force)
     notes = Notes(note)
-    found, is_whole = ([own.name for own in held], True) if held else find_pictures(names, notes)
-    paths = list(dict.fromkeys(found))  # what is not there should be said before the model is loaded
+    listed, is_whole = ([picture.name for picture in held], True) if held else find_pictures(names, notes)
+    paths = list(dict.fromkeys(listed))  # before the model is loaded, so that a missing file is reported at once
     may_exist = resume or force
-    with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
+    with _exclusive_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
         _check_free(out, may_exist=may_exist)
         classifier = open_named(model, classes, templates, notes, one=one, preprocess=preprocess)
         classifier.preprocess.check_known()
@@ -282,8 +227,8 @@ def predict(
         classifier = classifier.use(backend, precision, len(stock.missing), merge, plan, notes, device)
         album = None if pictures is None else _open_album(pictures, folders, paths)
         rows_show_progress = out is None and writer is not None
-        watching = reporting_to(silent) if rows_show_progress else nullcontext()
-        with watching, _writing(out, form, paths, stock, writer) as write:
+        reporting = reporting_to(silent) if rows_show_progress else nullcontext()
+        with reporting, _writing(out, form, paths, stock, writer) as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
             predictions = classifier.predict(held or stock.missing, batch_size)
@@ -302,7 +247,7 @@ def _answer(
     tally: Tally,
     images: int,
 ) -> list[Row]:
-    """Draw, write and count each prediction as it comes; the rows, where nothing writes them."""
+    """Draw, write and count each prediction, and return the rows unless they are written."""
     kept = []
     for prediction in predictions:
         row = columns.row(prediction)
@@ -317,17 +262,12 @@ def _answer(
     return kept
 
 
-def _check_reject(reject: float | None) -> None:
-    if reject is not None and not 0 <= reject <= 1:
-        raise VitkitError(f"--reject {reject} must be from 0 to 1")
-
-
 def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool) -> None:
     if resume and force:
-        raise VitkitError("--resume goes on with what is there, --force writes over it: give one of them")
+        raise VitkitError("--resume continues an existing file and --force overwrites it: use only one of them")
     if out is None:
         if resume:
-            raise VitkitError("--resume needs the --out that it is to go on with")
+            raise VitkitError("--resume requires --out, the file to continue")
         return
     check_out(out, FORMATS, folders)
 
@@ -340,21 +280,23 @@ def _check_free(out: Path | None, *, may_exist: bool) -> None:
             f"--out {out} exists: choose a new name, --resume to add what it lacks, or --force to write over it"
         )
     if partial_of(out).exists():
-        raise VitkitError(f"{partial_of(out)} was cut short: --resume to go on with it, or --force to begin anew")
+        raise VitkitError(f"{partial_of(out)} is incomplete: --resume to continue it, or --force to start again")
 
 
-def _sole_pictures(pictures: Path | None, folders: Sequence[str], *, may_exist: bool) -> AbstractContextManager[None]:
+def _exclusive_pictures(
+    pictures: Path | None, folders: Sequence[str], *, may_exist: bool
+) -> AbstractContextManager[None]:
     or_else = "--resume to go on, or --force to write over it"
-    return sole_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
+    return exclusive_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
 
 
 def _take_stock(classifier: Classifier, out: Path, form: Format, paths: Sequence[str], say: Say) -> Stock:
-    """What an earlier run of this model left."""
+    """Return the rows that an earlier run of this model has left."""
     stock = take_stock(out, form, paths)
     if stock.file is not None:
-        if not is_by(classifier, stock.file, form):
+        if not _is_same_model(classifier, stock.file, form):
             raise VitkitError(
-                f"the rows in {stock.file} come from another model: give the one they are by, or --force to begin anew"
+                f"the rows in {stock.file} come from another model: use that model, or --force to start again"
             )
         say(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
     return stock
@@ -370,7 +312,7 @@ def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> A
 def _writing(
     out: Path | None, form: Format, paths: Sequence[str], stock: Stock, writer: Writer | None
 ) -> Iterator[Write | None]:
-    """What takes each prediction; None where rows are to be kept."""
+    """Yield a function that is called with each prediction, or None if the rows are kept in memory."""
     if out is not None:
         with gathering(out, form, paths, stock) as write:
             yield write
@@ -382,3 +324,65 @@ def _cells(row: Row) -> tuple[str, str, str]:
     label = row.label if row.error is None else row.error
     rejected = f"rejected: {row.name}" if label is None else label
     return row.path, rejected, "" if row.confidence is None else f"{row.confidence:.4f}"
+
+
+_SAME = 1e-3  # probabilities of the same model differ less than this between machines and batch sizes
+_COMPARED = 8  # rows that are compared, and classes of each
+
+
+def _is_same_model(classifier: Classifier, file: Path, form: Format) -> bool:
+    """Return whether the rows of a file were written by this classifier.
+
+    The first readable image is classified again. If label and confidence agree, that decides. Otherwise another backend
+    or precision may have computed the rows, so several of them are compared: their mean difference may be up to twice
+    the change that rounding to bfloat16 causes in this model.
+    """
+    rows: list[tuple[str, float]] = []
+    exact: list[Prediction] = []
+    for _, row in read_rows(file, form):
+        if row.name is None or row.confidence is None:
+            continue
+        prediction = next(classifier.predict(row.path))
+        if prediction.confidence is None:
+            continue
+        if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME:
+            return True
+        rows.append((row.name, row.confidence))
+        exact.append(prediction)
+        if len(rows) == _COMPARED:
+            break
+    if not rows:
+        return True
+    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict([prediction.path for prediction in exact])
+    noise = max(_noise(prediction, other) for prediction, other in zip(exact, rounded, strict=True))
+    distances = [_distance(classifier, *row, prediction) for row, prediction in zip(rows, exact, strict=True)]
+    return sum(distances) / len(distances) <= 2 * max(noise, _SAME)
+
+
+def _noise(exact: Prediction, rounded: Prediction) -> float:
+    """Return the largest difference between the logits of the most probable classes."""
+    other = dict(rounded.ranking)
+    return max(abs(_logit(probability) - _logit(other[name])) for name, probability in exact.ranking[:_COMPARED])
+
+
+def _distance(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
+    """Return the difference between the logits of a row and of the classifier's new prediction for the same classes."""
+    probabilities = dict(prediction.ranking)
+    if classifier.thresholds is None:
+        return abs(_logit(probabilities[name]) - _logit(confidence)) if name in probabilities else math.inf
+    assert prediction.confidence is not None
+    if name == prediction.label:
+        return abs(_logit(prediction.confidence) - _logit(confidence))
+    thresholds = dict(zip(classifier.classes, classifier.thresholds, strict=True))
+    # Classes that only one of the two has may lie at their thresholds.
+    flipped = set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT)) - {""}
+    return max(
+        (abs(_logit(probabilities[label]) - _logit(thresholds[label])) if label in thresholds else math.inf)
+        for label in flipped - {""}
+    )
+
+
+def _logit(probability: float) -> float:
+    """Return the logit of a probability, limited to values that six digits distinguish from 0 and 1."""
+    probability = min(max(probability, 1e-4), 1 - 1e-4)
+    return math.log(probability / (1 - probability))

@@ -1,4 +1,4 @@
-"""`vitkit.pretrain`: from pictures without labels to an encoder that training starts from."""
+"""`vitkit.pretrain`: pre-train an encoder on images without labels, as a starting point for training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitkit.training.pretraining.options import OtherDefaults, Pretraining, Pret
 from vitkit.training.recipe import OF_LABELS, Recipe, build, overlay, unfold
 from vitkit.training.recipe_files import load_fields
 from vitkit.verbs.fields import add_recipe_fields
-from vitkit.verbs.inputs import check_data, path_of, watchers
+from vitkit.verbs.inputs import callbacks_and_loggers, check_data, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class PretrainingRun(Result):
-    """A run that pre-training left, read from its folder when it is asked about.
+    """A finished or interrupted pre-training, whose files are read when an attribute is used.
 
     Attributes:
-        folder: the run folder, which is also the model folder of the best encoder: what `weights` of `train` takes.
+        folder: the run folder, which is also the model folder of the best encoder. `train` accepts it as `weights`.
     """
 
     folder: Path
 
     @property
     def report(self) -> Path:
-        """The page that tells of the run."""
+        """The path of the HTML report."""
         return self.folder / REPORT
 
     @cached_property
@@ -48,30 +48,30 @@ class PretrainingRun(Result):
 
     @cached_property
     def choices(self) -> Pretraining:
-        """What was hidden, and what was to be said of it."""
+        """The options of the pre-training: its objective, the part of the patches that is hidden, and the target."""
         from vitkit.training.pretraining.pretrain import choices_of_run
 
         return choices_of_run(self.folder)
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What the run was trained by, with everything settled that was left open."""
+        """The recipe of the run, in which every field that was left to the defaults is filled in."""
         return build(load_fields(self.folder / RECIPE), str(self.folder / RECIPE))
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of metrics.csv, an epoch each: losses, rate, seconds."""
+        """The rows of metrics.csv, one for each epoch: losses, learning rate, seconds."""
         from vitkit.training.run_folder import read_metrics
 
         return read_metrics(self.folder / METRICS)
 
     @cached_property
     def kept(self) -> dict[str, float]:
-        """The figures of the epoch whose weights were kept, `epoch` counted from 0."""
+        """The figures of the epoch whose weights were kept; `epoch` counts from 0."""
         return dict(self.encoder.provenance["metrics"])
 
     def to_dict(self) -> dict[str, Any]:
-        """The places of the run, what it was trained by and its figures."""
+        """Return the paths of the run, its options, its recipe and its figures."""
         return {
             "folder": str(self.folder),
             "report": str(self.report),
@@ -81,10 +81,10 @@ class PretrainingRun(Result):
         }
 
     def lines(self) -> list[str]:
-        """What came of it, in a line."""
+        """Return one line with the loss and the report."""
         which = "val_loss" if "val_loss" in self.kept else "train_loss"
-        told = f"{which} {self.kept[which]:.4f} in epoch {self.kept['epoch'] + 1:.0f}"
-        return [f"{self.choices.objective}: {told}; report: {self.report}"]
+        outcome = f"{which} {self.kept[which]:.4f} in epoch {self.kept['epoch'] + 1:.0f}"
+        return [f"{self.choices.objective}: {outcome}; report: {self.report}"]
 
 
 @check_arguments
@@ -102,41 +102,41 @@ def pretrain(
     progress: Progress = silent,
     **fields: Unpack[PretrainingFields],
 ) -> PretrainingRun:
-    """Pre-train a model on pictures without their labels; train --weights RUN goes on from it.
+    """Pre-train a model on images without their labels; train --weights RUN starts from it.
 
         import vitkit
 
         run = vitkit.pretrain("digits", epochs=2, max_images=300, decoder_layers=1)
         vitkit.train("digits", weights=str(run.folder), epochs=2, max_images=300)
 
-    Pictures in class folders are split as `train` splits them, and learned from without labels; the test images are
-    left alone, and `train` keeps that split. Pictures that lie in one folder, or `unlabelled`, are all learned from.
+    Images in class folders are split as for training, and the test images are not used; a training that starts from the
+    encoder keeps this split. Images in a single folder, or with `unlabelled`, are all used.
 
     On the command line: `vitkit pretrain digits --model vit_micro_patch4_16 --objective mae`.
 
     Args:
-        data: folder of pictures, of class folders, of train/ and val/, or a name such as digits.
-        recipe: TOML file of fields; what is named beside it goes before them.
-        out: run folder; by default the next runs/NAME-OBJECTIVE-N.
-        force: write over the run in `out`.
-        resume: go on with this interrupted run; it takes everything else from there.
-        data_root: with `resume`: the folder that holds the run's images now, under these or other names.
-        callbacks: objects with some of on_fit_start, on_step_end, on_epoch_end, on_fit_end; each of these is given the
-            training's state.
-        loggers: objects with log_metrics(metrics, step), beside the one that `logger` names.
-        say: takes each line of the story.
-        progress: told what is being done, how many are done, of how many.
-        fields: what is hidden and what is to be said of it, and of a recipe what is not about labels; see below.
+        data: a folder of images, of class folders, or with train/ and val/, or a name such as digits.
+        recipe: a TOML file with fields; other flags take precedence over it.
+        out: the run folder; by default the next free runs/NAME-OBJECTIVE-N.
+        force: overwrite the run in `out`.
+        resume: continue this interrupted run, with its settings.
+        data_root: with `resume`, the folder that now contains the run's images, under the same or other names.
+        callbacks: objects with some of the methods on_fit_start, on_step_end, on_epoch_end and on_fit_end. Each is
+            called with the state of the training.
+        loggers: objects with a method log_metrics(metrics, step), in addition to `logger`.
+        say: called with each line of the run's log.
+        progress: called with the current task, the number of finished items and their total.
+        fields: the options of the pre-training, and the fields of a recipe that do not concern labels; see below.
 
     Returns:
-        The run, whose folder holds the encoder.
+        The run, whose folder contains the encoder.
 
     Raises:
-        VitkitError: the data or the model cannot be pre-trained on, or `out` exists, or another process works on it.
-        Interrupted: a signal stopped the run; the folder holds the best model so far.
+        VitkitError: the data or the model cannot be used, `out` exists, or another process is working on it.
+        Interrupted: a signal stopped the run; the folder contains the best model so far.
         OSError: the folder cannot be written.
     """
-    common = {**watchers(callbacks, loggers), "say": say}
+    common = {**callbacks_and_loggers(callbacks, loggers), "say": say}
     if resume is not None:
         if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
@@ -144,7 +144,7 @@ def pretrain(
 
         return PretrainingRun(run.resume(resume, path_of(data_root), **common))
     if data_root is not None:
-        raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
+        raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
     chosen: dict[str, Any] = {**fields} if data is None else {**fields, "data": str(data)}
     if recipe is not None:
         chosen = overlay(load_fields(recipe), unfold(chosen))

@@ -1,7 +1,4 @@
-"""What every result of a verb can do: be shown in a line, in a notebook, and as plain values.
-
-What the reader of a result should know: told as it comes, and kept for the result.
-"""
+"""`Result`, the base class of the results of all verbs, and `Notes`, which collects remarks for a result."""
 
 from __future__ import annotations
 
@@ -13,30 +10,30 @@ from vitkit.system.progress import Say
 
 
 class Result:
-    """The outcome of a verb. A subclass is a frozen dataclass with `repr=False` that says what is in it.
+    """The result of a verb. Subclasses are frozen dataclasses with `repr=False`.
 
-    `to_dict` is what the command prints with `--json`, where it has that flag; `repr` is its first line.
+    A command prints `lines`, or with `--json` `to_dict`. The first line is also the `repr`.
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, text, lists and dicts alone."""
+        """Return the content in plain JSON types: numbers, text, lists and dicts."""
         raise NotImplementedError
 
     def lines(self) -> list[str]:
-        """What the command prints, line by line."""
+        """Return the lines that the command prints."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {next(iter(self.lines()), '')}>"
 
     def _repr_html_(self) -> str:
-        """As notebooks show it."""
+        """Return the lines for a notebook."""
         return "<pre>" + escape("\n".join(self.lines())) + "</pre>"
 
 
 @dataclass(frozen=True)
 class Notes:
-    """Passes each note on to `say`, and keeps it."""
+    """Passes each note on to `say`, and keeps it in `lines`."""
 
     say: Say
     lines: list[str] = field(default_factory=list)

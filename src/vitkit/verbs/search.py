@@ -1,4 +1,4 @@
-"""`vitkit.search`: the images that a text describes best."""
+"""`vitkit.search`: find the images that match a text best."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
 from vitkit.text.fields import Between
-from vitkit.verbs.inputs import check_choice, find_pictures, named
+from vitkit.verbs.inputs import check_choice, find_pictures, source_names
 from vitkit.verbs.result import Notes, Result
-from vitkit.verbs.words import open_words
+from vitkit.verbs.words import open_images_and_words
 
 
 @dataclass(frozen=True, repr=False)
-class Found(Result):
-    """The images that a text describes best.
+class SearchResult(Result):
+    """The images that match a text best.
 
     Attributes:
-        text: what was asked for.
-        nearest: paths, and the cosine of each image with the text, the best first.
-        images: how many were looked at.
-        errors: why each of the others could not be read, by path.
-        notes: what was assumed of the model, and where images were not looked for.
+        text: the text of the query.
+        nearest: the paths of the images and their cosine similarities with the text, the best first.
+        images: the number of images that were compared.
+        errors: the reasons why other images could not be read, by path.
+        notes: assumptions about the model, and places that could not be searched for images.
     """
 
     text: str
@@ -41,7 +41,7 @@ class Found(Result):
         return len(self.nearest)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it."""
+        """Return everything in plain JSON types."""
         nearest = [{"path": path, "similarity": similarity} for path, similarity in self.nearest]
         return {
             "text": self.text,
@@ -52,11 +52,14 @@ class Found(Result):
         }
 
     def lines(self) -> list[str]:
-        """The images as CSV."""
-        return ["path,similarity", *(record((harmless(path), f"{own:.6f}")) for path, own in self.nearest)]
+        """Return the images and their similarities as CSV."""
+        return [
+            "path,similarity",
+            *(record((harmless(path), f"{similarity:.6f}")) for path, similarity in self.nearest),
+        ]
 
     def __repr__(self) -> str:
-        return f"<Found: {len(self)} of {self.images} images for {self.text!r}>"
+        return f"<SearchResult: {len(self)} of {self.images} images for {self.text!r}>"
 
     def _repr_html_(self) -> str:
         from vitkit.text.html import table
@@ -76,42 +79,43 @@ def search(
     device: DeviceName = "auto",
     note: Say = ignore,
     progress: Progress = silent,
-) -> Found:
-    """The images that a text describes best, by CLIP or SigLIP; as CSV.
+) -> SearchResult:
+    """Find the images that match a text best, with CLIP or SigLIP.
 
-    Each has a score: the cosine of the text's vector with the image's.
+    The score of an image is the cosine similarity of its vector and the vector of the text.
 
     On the command line: `vitkit search siglip2-folder photos 'a dog on a beach'`.
 
     Args:
-        model: a folder as on the Hugging Face hub, OpenCLIP's file with its tokenizer beside it, or a published name.
-        sources: images, folders (walked), or patterns.
-        text: what is looked for, as it is: no template is put around it.
-        top: how many images to list, at least 1.
-        batch_size: images at a time, at least 1.
-        device: `cpu`, `cuda` or `mps`, where images are computed; `auto`: a CUDA GPU if there is one, else the CPU.
-        note: told each of the result's notes as it comes.
-        progress: told what is being done, how many are done, of how many.
+        model: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer beside it, or a published
+            name.
+        sources: images, folders (including their sub-folders), or patterns.
+        text: the text to search for; it is used as it is, without a template.
+        top: the number of images to list.
+        batch_size: the number of images in a batch.
+        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: a value is not allowed, the model cannot be loaded or has no words, or no image can be read.
+        VitkitError: a value is not allowed, the model cannot be loaded or has no text encoder, or no image can be read.
     """
     check_choice("--device", device, DeviceName)
     if not text.strip():
-        raise VitkitError("there is no text to look for")
+        raise VitkitError("the text to search for is empty")
     notes = Notes(note)
-    paths, _ = find_pictures(named(sources), notes)
-    own = open_words(model, notes)
-    asked = own.vectors([text])[0].numpy()  # (P,)
+    paths, _ = find_pictures(source_names(sources), notes)
+    words = open_images_and_words(model, notes)
+    query = words.vectors([text])[0].numpy()  # (P,)
     similar: dict[str, float] = {}
     errors: dict[str, str] = {}
-    for done, (path, outcome) in enumerate(own.images.to(device).embed(paths, "head", batch_size), start=1):
+    for done, (path, outcome) in enumerate(words.images.to(device).embed(paths, "head", batch_size), start=1):
         if isinstance(outcome, str):
             errors[path] = outcome
         else:
-            similar[path] = float(outcome @ asked)
+            similar[path] = float(outcome @ query)
         progress("searching", done, len(paths))
     if not similar:
         raise VitkitError(f"none of the {len(paths)} images can be read; the first: {next(iter(errors.values()))}")
     nearest = sorted(similar.items(), key=lambda item: -item[1])[:top]
-    return Found(text, tuple(nearest), len(similar), errors, tuple(notes.lines))
+    return SearchResult(text, tuple(nearest), len(similar), errors, tuple(notes.lines))

@@ -1,4 +1,8 @@
-"""What verbs do with words: classes by name, in the place of a model that was trained on them."""
+"""Classes by name, for models of images and text: read the names, and open a classifier for them.
+
+`open_named` opens a classifier for any images, and `open_for_labels` one for labelled images, whose classes the names
+must be. `named_classes` reads names from text or from a file.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +36,25 @@ def open_named(
     one: bool | None,
     preprocess: PreprocessLike | None = None,
 ) -> Classifier:
-    """The classifier that is meant; of classes by name, where some are named.
+    """Open a classifier, with the classes of the model or with classes by name.
 
     Args:
-        model: as of `open_model`; with `classes`, what holds a text encoder.
-        classes: as of `named_classes`; None: those of the model.
-        templates: sentences with {} where the name goes; none: as published.
-        note: told what was assumed, a line each, and how probabilities are made.
-        one: as of `ImagesAndWords.classifier`.
-        preprocess: how images are read, in the place of what the model says or is assumed to read.
+        model: a model as for `open_model`; with `classes`, one that has a text encoder.
+        classes: names as for `named_classes`; None for the classes of the model.
+        templates: sentences with {} in place of the name; by default the published ones.
+        note: called with a line for each assumption, and on how probabilities are computed.
+        one: whether each image has exactly one class, as for `ImagesAndWords.classifier`.
+        preprocess: the preprocessing to use instead of the one that the model specifies or that is assumed for it.
 
     Raises:
-        VitkitError: the model cannot be loaded, or has no words.
+        VitkitError: the model cannot be loaded, or has no text encoder.
     """
     if classes is None:
         if templates or one is not None:
-            raise VitkitError(f"{'--template' if templates else '--one'} is for classes by name: give --classes too")
+            raise VitkitError(f"{'--template' if templates else '--one'} requires classes by name: add --classes")
         return open_model(model, note, preprocess=preprocess)
-    classifier = open_words(model, note, preprocess).classifier(named_classes(classes), templates, one=one)
-    _tell_of_names(classifier, note)
+    classifier = open_images_and_words(model, note, preprocess).classifier(named_classes(classes), templates, one=one)
+    _note_names(classifier, note)
     return classifier
 
 
@@ -61,89 +65,93 @@ def open_for_labels(
     note: Say,
     preprocess: PreprocessLike | None = None,
 ) -> Callable[[ImageTable], Classifier]:
-    """As `open_named`, for labelled images, from which the classifier is had: classes by name are theirs, each of them.
+    """Open a model for labelled images, and return a function that makes the classifier for a table of images.
 
-    An image with one label has exactly one of the classes; so the answers of SigLIP are a softmax then, too.
+    Classes by name must be exactly the classes of the images. If each image has one label, the probabilities are a
+    softmax over the classes, for SigLIP, too.
 
     Raises:
-        VitkitError: as `open_named`; and once it is asked, a name is of no images, or a class of images is not named.
+        VitkitError: the model cannot be loaded, or has no text encoder. The returned function also raises it if a name
+            belongs to no image, or a class of the images is not named.
     """
     if classes is None:
         opened = open_named(model, None, templates, note, one=None, preprocess=preprocess)
         return lambda _table: opened
     from vitkit.language.zero_shot import spoken
 
-    words = open_words(model, note, preprocess)
+    words = open_images_and_words(model, note, preprocess)
     names = spoken([name.strip() for name in named_classes(classes)])
 
     def named(table: ImageTable) -> Classifier:
-        found = words.classifier(names, templates, one=None if table.task.is_sigmoid else True)
+        classifier = words.classifier(names, templates, one=None if table.task.is_sigmoid else True)
         present = [name for name, count in table.counts().items() if count]
         label_of = dict(zip(spoken(present), present, strict=True))
-        unknown = [name for name in found.classes if name not in label_of]
-        unnamed = [name for name in present if spoken([name])[0] not in found.classes]
-        told = [f"no images of {listed(unknown, 6)}"] if unknown else []
-        told += [f"images of {listed(unnamed, 6)}, not named"] if unnamed else []
-        if told:
-            raise VitkitError(f"--classes must name the classes of the images: {table.name} has {' and '.join(told)}")
-        _tell_of_names(found, note)
-        return replace(found, classes=tuple(label_of[name] for name in found.classes))
+        unknown = [name for name in classifier.classes if name not in label_of]
+        unnamed = [name for name in present if spoken([name])[0] not in classifier.classes]
+        problems = [f"no images of {listed(unknown, 6)}"] if unknown else []
+        problems += [f"images of {listed(unnamed, 6)}, which are not named"] if unnamed else []
+        if problems:
+            raise VitkitError(
+                f"--classes must name the classes of the images: {table.name} has {' and '.join(problems)}"
+            )
+        _note_names(classifier, note)
+        return replace(classifier, classes=tuple(label_of[name] for name in classifier.classes))
 
     return named
 
 
-def _tell_of_names(classifier: Classifier, note: Say) -> None:
-    used = ", ".join(repr(template) for template in classifier.provenance["templates"])
+def _note_names(classifier: Classifier, note: Say) -> None:
+    templates = ", ".join(repr(template) for template in classifier.provenance["templates"])
     how = "softmax: exactly one of the classes" if classifier.task == "single" else "sigmoid: each class by itself"
-    note(f"{len(classifier.classes)} classes by name, as {used}; {how}")
+    note(f"{len(classifier.classes)} classes by name, as {templates}; {how}")
 
 
-def open_words(model: str | Path | Classifier, note: Say, preprocess: PreprocessLike | None = None) -> ImagesAndWords:
-    """A model of images and words.
+def open_images_and_words(
+    model: str | Path | Classifier, note: Say, preprocess: PreprocessLike | None = None
+) -> ImagesAndWords:
+    """Open a model of images and text, and note each assumption about it.
 
     Raises:
-        VitkitError: it cannot be loaded, or has no words.
+        VitkitError: it cannot be loaded, or has no text encoder.
     """
     from vitkit.language.zero_shot import read_images_and_words
 
     if not isinstance(model, (str, Path)):
-        raise VitkitError("words need the files of CLIP or SigLIP, not a classifier in memory: give their folder")
-    found = read_images_and_words(model, preprocess=preprocess)
-    assert found.images.report is not None
-    for caveat in found.images.report.caveats():
+        raise VitkitError("text requires the files of CLIP or SigLIP, not a classifier in memory: name their folder")
+    words = read_images_and_words(model, preprocess=preprocess)
+    assert words.images.report is not None
+    for caveat in words.images.report.caveats():
         note(caveat)
-    return found
+    return words
 
 
 def named_classes(classes: str | Sequence[str]) -> list[str]:
-    """Names of classes: a list; text with commas (or semicolons) between them; or the name of a file that lists them.
+    """Return names of classes from a list, from text that separates them by commas or semicolons, or from a file.
 
-    Of a .txt file each line is a name; of a .csv or .tsv file each cell of its column class, label or name, or of its
-    only column; of a .json file each item of its list, or each name that it numbers, as class_indices.json does.
+    In a .txt file each line is a name. A .csv or .tsv file has them in its column class, label or name, or in its only
+    column. A .json file contains a list, or an object with numbers and names as in class_indices.json.
 
     Raises:
-        VitkitError: the file is not there, or lists no classes; or a name holds what separates others.
+        VitkitError: the file does not exist or lists no classes, or a name contains a semicolon.
     """
     if not isinstance(classes, str):
         return list(classes)
     path = Path(classes)
     if path.suffix.lower() in _LISTS:
-        return _LISTS[path.suffix.lower()](_text_of(path), f"--classes {classes}")
+        return _LISTS[path.suffix.lower()](_read_list(path), f"--classes {classes}")
     is_path = os.sep in classes or "/" in classes or bool(path.suffix)
-    if is_path and os.path.exists(classes):  # noqa: PTH110  # False of text that is too long for a path, too
+    if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text that is too long for a path
         kinds = ", ".join(_LISTS)
-        raise VitkitError(
-            f"--classes {classes} is a file or folder, and no list of classes: expected {kinds}, or names"
-        )
-    return _of_text(classes, "--classes")
+        raise VitkitError(f"--classes {classes} is not a list of classes: expected a file {kinds}, or names")
+    return _names_in_text(classes, "--classes")
 
 
 _COLUMNS = ("class", "label", "name", "classes", "labels", "names")
 _WIDE = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of Chinese and Japanese
-_QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # beside those that CSV knows
+_QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # in addition to those of CSV
 
 
-def _text_of(path: Path) -> str:
+def _read_list(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -155,58 +163,60 @@ def _text_of(path: Path) -> str:
         raise VitkitError(f"--classes {path}: cannot be read: it is not in UTF-8 ({error.reason})") from error
 
 
-def _of_text(text: str, what: str) -> list[str]:
-    """Names with commas, semicolons or line ends between them; quotes hold those that have commas themselves."""
+def _names_in_text(text: str, what: str) -> list[str]:
+    """Return names that are separated by commas, semicolons or line ends; names that contain commas are quoted."""
     lines = [line.translate(_WIDE) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"
     try:
         rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
         names = [name.strip() for row in rows for name in row]
     except csv.Error as error:
-        raise VitkitError(f"{what} {text!r:.60}: a quote is not closed, or stands within a name ({error})") from error
+        raise VitkitError(f"{what} {text!r:.60}: a quote is not closed, or is inside a name ({error})") from error
     if names and all(len(name) > 1 and _QUOTES.get(name[0]) == name[-1] for name in names if name):
         names = [name[1:-1].strip() for name in names if name]
-    return _without_joints(names, what)
+    return _check_separators(names, what)
 
 
-def _of_lines(text: str, what: str) -> list[str]:
+def _names_in_lines(text: str, what: str) -> list[str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return _of_text(lines[0], what) if len(lines) == 1 else _without_joints(lines, what)
+    return _names_in_text(lines[0], what) if len(lines) == 1 else _check_separators(lines, what)
 
 
-def _of_table(text: str, what: str) -> list[str]:
+def _names_in_table(text: str, what: str) -> list[str]:
     try:
         header = next(iter(text.splitlines()), "")
         rows = list(csv.reader(io.StringIO(text), delimiter=max(",;\t", key=header.count), strict=True))
     except csv.Error as error:
-        raise VitkitError(f"{what} is no CSV file: {error}") from error
+        raise VitkitError(f"{what} is not a CSV file: {error}") from error
     rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
     titles = [title.lower() for title in rows[0]] if rows else []
-    found = next((titles.index(name) for name in _COLUMNS if name in titles), None)
-    if found is None and any(len([cell for cell in row if cell]) > 1 for row in rows):
+    column = next((titles.index(name) for name in _COLUMNS if name in titles), None)
+    if column is None and any(len([cell for cell in row if cell]) > 1 for row in rows):
         raise VitkitError(f"{what} needs a column called class, label or name; it has: {', '.join(rows[0])}")
-    cells = [row[0] for row in rows] if found is None else [row[found] for row in rows[1:] if len(row) > found]
-    return _without_joints(list(dict.fromkeys(filter(None, cells))), what)
+    cells = [row[0] for row in rows] if column is None else [row[column] for row in rows[1:] if len(row) > column]
+    return _check_separators(list(dict.fromkeys(filter(None, cells))), what)
 
 
-def _of_json(text: str, what: str) -> list[str]:
+def _names_in_json(text: str, what: str) -> list[str]:
     from vitkit.system.files import from_json
     from vitkit.weights.catalog import numbered_names
 
     try:
-        found = from_json(text)
-        names = list(numbered_names(found)) if isinstance(found, dict) else found
+        value = from_json(text)
+        names = list(numbered_names(value)) if isinstance(value, dict) else value
     except (ValueError, TypeError, AttributeError) as error:
         raise VitkitError(f"{what} names no classes: {error}") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise VitkitError(f"{what} names no classes: expected a list of names, or names by number")
-    return _without_joints(names, what)
+    return _check_separators(names, what)
 
 
-def _without_joints(names: list[str], what: str) -> list[str]:
+def _check_separators(names: list[str], what: str) -> list[str]:
     if (joined := next((name for name in names if JOINT in name), None)) is not None:
-        raise VitkitError(f"{what}: {joined!r} holds a semicolon, which no class name does: name its parts one by one")
+        raise VitkitError(
+            f"{what}: {joined!r} contains a semicolon, which no class name may: name its parts separately"
+        )
     return names
 
 
-_LISTS = {".txt": _of_lines, ".csv": _of_table, ".tsv": _of_table, ".json": _of_json}
+_LISTS = {".txt": _names_in_lines, ".csv": _names_in_table, ".tsv": _names_in_table, ".json": _names_in_json}

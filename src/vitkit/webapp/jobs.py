@@ -307,7 +307,7 @@ def _read_job(file: Path) -> Job | None:
     try:
         stored = from_json(read_text(file))
         job = Job(request=stored.pop("asked"), **stored)
-        settle_types(job, but=("request",))
+        settle_types(job, exclude=("request",))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, VitkitError):

@@ -265,7 +265,9 @@ def eager(
     """
     if isinstance(model, Network):
         if plan != "auto":
-            raise VitkitError(f"--plan is of Vision Transformers, and this is {model.config.full_name}: leave it out")
+            raise VitkitError(
+                f"--plan requires a Vision Transformer, and this is {model.config.full_name}: leave it out"
+            )
         return TorchRunner(_copy_on(model, precision, device), "eager", precision, device)
     if device != "cpu":
         if plan not in ("auto", "plain"):

@@ -1,1 +1,5 @@
-"""Pre-training without labels: a network learns to fill in what is hidden of a picture, and its encoder is kept."""
+"""Pre-training without labels: a network learns to fill in hidden parts of images, and its encoder is kept.
+
+Open `pretrain.py` first: it runs a pre-training from the data to the report. `mae.py` and `masked_patch.py` are the two
+objectives, `options.py` has their settings, and `network.py` what they have in common.
+"""

@@ -1,6 +1,6 @@
-"""Masked autoencoders (arXiv 2111.06377): the encoder sees the visible patches alone, a light decoder draws the rest.
+"""Masked autoencoding (arXiv 2111.06377): the encoder sees only some patches, and a light decoder predicts the others.
 
-Shapes: B images, N patches, P tokens ahead of them, n visible patches, D and W the widths of encoder and decoder.
+Shapes: B images, N patches, P prefix tokens, n visible patches; D and W are the widths of encoder and decoder.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from vitkit.model.vit import Block, VisionTransformer
 from vitkit.training.pretraining.network import Filled, patchify, shuffled, unpatchify
 from vitkit.training.pretraining.options import Pretraining
 
-_HEAD_SIZE = 32  # of the decoder, as in the paper: 512 features, 16 heads
-_EPS = 1e-6  # added to a patch's variance
+_HEAD_SIZE = 32  # of the decoder, as in the paper: 512 features in 16 heads
+_EPS = 1e-6  # added to the variance of a patch
 
 
 class MaskedAutoencoding(nn.Module):
-    """What MAE adds to an encoder: the decoder, and the token that stands for a hidden patch (sec. 3).
+    """The decoder of MAE and the token that represents hidden patches (sec. 3).
 
     Args:
-        config: of the encoder.
-        choices: settled.
+        config: the configuration of the encoder.
+        choices: the options, after `resolved`.
 
     Raises:
-        VitkitError: there are too few patches to hide some and show some.
+        VitkitError: there are too few patches to hide some and to show some.
     """
 
     positions: Tensor
@@ -55,7 +55,7 @@ class MaskedAutoencoding(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """As the authors' code: Xavier's for matrices, 0 for biases."""
+        """Initialise as the authors do: Xavier uniform for matrices, zeros for biases."""
         nn.init.normal_(self.mask_token, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -64,32 +64,32 @@ class MaskedAutoencoding(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def encode(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """The tokens ahead of the patches and the first n patches of each order, encoded: (B, P + n, D)."""
-        x, ahead = encoder.embed(images), self.config.prefix_tokens  # (B, P + N, D), with positions
-        seen = order[:, : self.visible, None].expand(-1, -1, x.shape[2]) + ahead
-        x = torch.cat([x[:, :ahead], x.gather(1, seen)], dim=1)  # (B, P + n, D)
+        """Encode the prefix tokens and the first n patches of each order: (B, P + n, D)."""
+        x, P = encoder.embed(images), self.config.prefix_tokens  # (B, P + N, D), with positions
+        visible = order[:, : self.visible, None].expand(-1, -1, x.shape[2]) + P
+        x = torch.cat([x[:, :P], x.gather(1, visible)], dim=1)  # (B, P + n, D)
         return encoder.norm(encoder.encode(x))
 
     def decode(self, encoded: Tensor, order: Tensor) -> Tensor:
-        """What stands in every patch, (B, N, p * q * C)."""
-        ahead, (B, N) = self.config.prefix_tokens, order.shape
+        """Predict the content of every patch: (B, N, p * q * C)."""
+        P, (B, N) = self.config.prefix_tokens, order.shape
         x = self.embed(encoded)  # (B, P + n, W)
         hidden = self.mask_token.to(x.dtype).expand(B, N - self.visible, -1)
-        patches = torch.cat([x[:, ahead:], hidden], dim=1)  # in the order
-        back = order.argsort(dim=1)[:, :, None].expand(-1, -1, x.shape[2])
-        x = torch.cat([x[:, :ahead], patches.gather(1, back)], dim=1) + self.positions  # (B, P + N, W)
+        patches = torch.cat([x[:, P:], hidden], dim=1)  # in the random order
+        inverse = order.argsort(dim=1)[:, :, None].expand(-1, -1, x.shape[2])
+        x = torch.cat([x[:, :P], patches.gather(1, inverse)], dim=1) + self.positions  # (B, P + N, W)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))[:, ahead:].float()
+        return self.head(self.norm(x))[:, P:].float()
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """The mean squared error over the hidden patches of each image, (B,)."""
+        """Return the mean squared error over the hidden patches of each image, (B,)."""
         return (self.losses(encoder, images, shuffled(keys, self.config.patches)),)
 
     def losses(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """The same with the patches in a given order (B, N), of which the first are seen."""
-        drawn = self.decode(self.encode(encoder, images, order), order)  # (B, N, p * q * C)
-        error = (drawn - self._targets(images)).square().mean(dim=2)  # (B, N)
+        """Return the mean squared errors for an order of the patches, (B, N), in which the visible ones come first."""
+        predicted = self.decode(self.encode(encoder, images, order), order)  # (B, N, p * q * C)
+        error = (predicted - self._targets(images)).square().mean(dim=2)  # (B, N)
         return error.gather(1, order[:, self.visible :]).mean(dim=1)
 
     def _targets(self, images: Tensor) -> Tensor:
@@ -100,23 +100,26 @@ class MaskedAutoencoding(nn.Module):
         return (patches - mean) / (variance + _EPS).sqrt()
 
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
-        """Visible patches as they are; hidden ones as drawn, with their own mean and deviation where those were not
-        to be told."""
+        """Return the images with their hidden patches replaced by the predictions.
+
+        If the targets are normalised, the true mean and deviation of each hidden patch are added back.
+        """
         order = shuffled(keys, self.config.patches)
-        drawn = self.decode(self.encode(encoder, images, order), order)
+        predicted = self.decode(self.encode(encoder, images, order), order)
         patches = patchify(images.float(), self.config.patch_size)
         if self.is_normalised:
             variance, mean = torch.var_mean(patches, dim=2, keepdim=True)
-            drawn = drawn * (variance + _EPS).sqrt() + mean
+            predicted = predicted * (variance + _EPS).sqrt() + mean
         hidden = torch.ones_like(order, dtype=torch.bool).scatter(1, order[:, : self.visible], value=False)
-        whole = torch.where(hidden[:, :, None], drawn, patches)
+        whole = torch.where(hidden[:, :, None], predicted, patches)
         return Filled(unpatchify(whole, self.config.patch_size, self.config.image_size), hidden)
 
 
 def decoder_config(config: ViTConfig, choices: Pretraining) -> ViTConfig:
-    """The decoder's blocks: by default two thirds of the encoder's depth and width, 8 and 512 at most.
+    """Return the configuration of the decoder's blocks.
 
-    For B/16 that is the paper's decoder: 8 blocks of 512 features and 16 heads.
+    The defaults are two thirds of the encoder's depth and width, at most 8 blocks and 512 features. For B/16 this is
+    the decoder of the paper: 8 blocks with 512 features and 16 heads.
     """
     layers = choices.decoder_layers or min(8, -(-2 * config.layers // 3))
     width = choices.decoder_width or min(512, _HEAD_SIZE * max(1, round(2 * config.hidden_size / 3 / _HEAD_SIZE)))

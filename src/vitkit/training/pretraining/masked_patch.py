@@ -1,5 +1,6 @@
-"""Masked patch prediction (arXiv 2010.11929, sec. 4.6 and app. B.1.2): half of the patch embeddings are corrupted, and
-each one's colour is to be told from what stands in its place after the last layer.
+"""Masked patch prediction (arXiv 2010.11929, sec. 4.6 and app. B.1.2).
+
+Half of the patch embeddings are corrupted, and the outputs of the last layer predict the colours of these patches.
 
 Shapes: B images, N patches, D features.
 """
@@ -30,12 +31,12 @@ _SIDES = {"colour": 1, "colour-4x4": 4}  # colours along the side of a patch
 
 
 class MaskedPatchPrediction(nn.Module):
-    """What the prediction adds to an encoder: the [mask] embedding, and a linear layer.
+    """The [mask] embedding and the linear layer that predicts colours.
 
     Args:
-        config: of the encoder.
-        choices: settled.
-        preprocess: how images are normalised, as colours are of pixels as they were.
+        config: the configuration of the encoder.
+        choices: the options, after `resolved`.
+        preprocess: the normalisation of images, which is undone to compute their colours.
 
     Raises:
         VitkitError: there are too few patches, or patches cannot be divided.
@@ -55,7 +56,7 @@ class MaskedPatchPrediction(nn.Module):
                 f"--mask {choices.mask:g} corrupts {self.number} of {config.patches} patches: at least one must be "
                 "corrupted and one not"
             )
-        if self.side is not None and any(own % self.side for own in config.patch_size):
+        if self.side is not None and any(length % self.side for length in config.patch_size):
             p, q = config.patch_size
             raise VitkitError(f"--target {choices.target} divides patches by 4, and those of this model are {p}x{q}")
         p, q = config.patch_size
@@ -69,47 +70,44 @@ class MaskedPatchPrediction(nn.Module):
             values = torch.tensor(getattr(preprocess, name), dtype=torch.float32).view(1, -1, 1, 1)
             self.register_buffer(name, values, persistent=False)
 
-    def predict(self, encoder: VisionTransformer, images: Tensor, fate: Corruption) -> Tensor:
-        """What is said of every patch: (B, N, outputs)."""
+    def predict(self, encoder: VisionTransformer, images: Tensor, corruption: Corruption) -> Tensor:
+        """Return the predictions for every patch: (B, N, outputs)."""
         x = encoder.patches_of(images)  # (B, N, D)
-        x = x.gather(1, fate.source[:, :, None].expand_as(x))
-        x = torch.where(fate.masked[:, :, None], self.mask_token.to(x.dtype), x)
+        x = x.gather(1, corruption.source[:, :, None].expand_as(x))
+        x = torch.where(corruption.masked[:, :, None], self.mask_token.to(x.dtype), x)
         x = encoder.norm(encoder.encode(encoder.place(x)))[:, self.config.prefix_tokens :]
         return self.head(x).float()
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Of each image the mean loss over its corrupted patches, (B,); and the part of their colours that is right."""
-        fate = corrupt(keys, self.config.patches, self.number)
-        said = self.predict(encoder, images, fate)
-        places = fate.corrupted.nonzero()[:, 1].view(len(images), self.number)  # as many of each image
+        """Return the mean loss over the corrupted patches of each image, and the part of right colours, (B,) each."""
+        corruption = corrupt(keys, self.config.patches, self.number)
+        predicted = self.predict(encoder, images, corruption)
+        places = corruption.corrupted.nonzero()[:, 1].view(len(images), self.number)  # equally many for each image
 
         def of_corrupted(values: Tensor) -> Tensor:
-            """(B, N, ...) -> (B, number, ...)."""
+            """Select the values of the corrupted patches: (B, N, ...) -> (B, number, ...)."""
             index = places.view(*places.shape, *[1] * (values.ndim - 2))
             return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
 
         if self.side is None:
-            error = said - patchify(images.float(), self.config.patch_size)
+            error = predicted - patchify(images.float(), self.config.patch_size)
             return (of_corrupted(error).square().mean(dim=(1, 2)),)
-        truth = of_corrupted(self._colours(images))  # (B, number, side * side)
-        logits = of_corrupted(said).reshape(
-            len(images), self.number, self.side**2, -1
-        )  # (B, number, side * side, colours)
+        pixels = images.float() * self.std + self.mean
+        truth = of_corrupted(colours(pixels, self.config.patch_size, self.side))  # (B, number, side * side)
+        shape = (len(images), self.number, self.side**2, -1)
+        logits = of_corrupted(predicted).reshape(shape)  # (B, number, side * side, colours)
         losses = F.cross_entropy(logits.permute(0, 3, 1, 2), truth, reduction="none")  # (B, number, side * side)
         right = logits.argmax(dim=3) == truth
         return losses.mean(dim=(1, 2)), right.float().mean(dim=(1, 2))
 
-    def _colours(self, images: Tensor) -> Tensor:
-        assert self.side is not None
-        return colours(images.float() * self.std + self.mean, self.config.patch_size, self.side)
-
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
-        """Corrupted patches as the network tells them, the others as they are."""
-        fate = corrupt(keys, self.config.patches, self.number)
-        said, patch, size = self.predict(encoder, images, fate), self.config.patch_size, self.config.image_size
+        """Return the images with their corrupted patches replaced by the predictions."""
+        corruption = corrupt(keys, self.config.patches, self.number)
+        patch, size = self.config.patch_size, self.config.image_size
+        predicted = self.predict(encoder, images, corruption)  # (B, N, outputs)
         if self.side is not None:
-            numbers = said.reshape(*said.shape[:2], self.side**2, -1).argmax(dim=3)  # (B, N, side * side)
+            numbers = predicted.reshape(*predicted.shape[:2], self.side**2, -1).argmax(dim=3)  # (B, N, side * side)
             pixels = painted(numbers, self.config.in_channels, patch, self.side, size)
-            said = patchify((pixels - self.mean) / self.std, patch)
-        whole = torch.where(fate.corrupted[:, :, None], said, patchify(images.float(), patch))
-        return Filled(unpatchify(whole, patch, size), fate.corrupted)
+            predicted = patchify((pixels - self.mean) / self.std, patch)
+        whole = torch.where(corruption.corrupted[:, :, None], predicted, patchify(images.float(), patch))
+        return Filled(unpatchify(whole, patch, size), corruption.corrupted)

@@ -1,9 +1,10 @@
-"""What is trained: an encoder, which is kept, and a task, which makes it fill in what is hidden of a picture.
+"""The network of a pre-training: an encoder, which is kept, and a task, which hides patches and predicts them.
 
-What is hidden of each image: a function of its key alone, the same on every device and in every batch. Shapes: B
-images, N patches.
+Every image comes with a key. It alone decides which patches are hidden, so that the choice is the same on every device
+and in every batch. `shuffled` and `corrupt` derive it. `patchify`, `unpatchify`, `colours` and `painted` convert
+between images, patches and their colours.
 
-Images as patches and back, and the colours of patches. Shapes: B images of C channels, N patches in rows of the grid.
+Shapes: B images with C channels, N patches in the order of the grid's rows.
 """
 
 from __future__ import annotations
@@ -19,39 +20,39 @@ from vitkit.model.vit import VisionTransformer
 
 
 class Filled(NamedTuple):
-    """Pictures with what was hidden filled in.
+    """Images in which the hidden patches are replaced by the predictions.
 
     Attributes:
-        images: (B, C, height, width), normalised as the model reads them; what was not hidden is as it was.
-        hidden: (B, N) bool, the patches that were.
+        images: (B, C, height, width), normalised as the model reads them.
+        hidden: (B, N) bool, the patches that were hidden.
     """
 
     images: Tensor
     hidden: Tensor
 
 
-class Task(Protocol):
-    """What is hidden, and how well it is filled in. It is a module of its own weights.
+class PretrainingTask(Protocol):
+    """An objective: it hides patches and predicts them. It is a module with weights that are not part of the encoder.
 
     Attributes:
-        has_hits: whether there is a right and a wrong.
+        has_hits: whether predictions can be right or wrong, as for colours, and not only close.
     """
 
     has_hits: bool
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """The loss of each image, (B,), and, where something can be right, how much of it is, (B,)."""
+        """Return the loss of each image, (B,), and with `has_hits` the part of its predictions that is right, (B,)."""
 
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
-        """The images as the network sees them whole."""
+        """Return the images with their hidden patches replaced by the predictions."""
 
 
 class SelfSupervised(nn.Module):
-    """An encoder and its task. Images are shown with a key each, which decides what is hidden of them.
+    """An encoder and its task.
 
     Args:
-        encoder: a model without a head; it is what is kept.
-        task: a module that has the methods of `Task`.
+        encoder: a model without a head.
+        task: a module with the methods of `PretrainingTask`.
     """
 
     encoder: VisionTransformer
@@ -62,17 +63,22 @@ class SelfSupervised(nn.Module):
         self.encoder, self.task = encoder, task
 
     def forward_heads(self, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """(B, C, height, width) images, (B,) keys -> the figures of each image, (B,) each, the loss first."""
+        """Return the figures of each image, (B,) each, the loss first.
+
+        Args:
+            images: (B, C, height, width).
+            keys: (B,), the keys that decide which patches are hidden.
+        """
         figures: tuple[Tensor, ...] = self.task.figures(self.encoder, images, keys)  # type: ignore[operator]
         return figures
 
     def forward(self, images: Tensor, keys: Tensor) -> Tensor:
-        """The same side by side: (B, 1) or (B, 2)."""
+        """Return the figures of `forward_heads` as columns: (B, 1) or (B, 2)."""
         return torch.stack(self.forward_heads(images, keys), dim=1)
 
     @torch.no_grad()
     def fill(self, images: Tensor, keys: Tensor) -> Filled:
-        """The images with what was hidden filled in."""
+        """Return the images with their hidden patches replaced by the predictions."""
         filled: Filled = self.task.fill(self.encoder, images, keys)  # type: ignore[operator]
         return filled
 
@@ -81,17 +87,17 @@ _MASKED, _REPLACED = 0.8, 0.1  # of the corrupted patches; the rest stay as they
 
 
 def shuffled(keys: Tensor, patches: int) -> Tensor:
-    """The patches of each image in a random order: (B,) keys -> (B, N) places."""
+    """Return a random order of the patches of each image: (B,) keys -> (B, N) indices."""
     return random_bits(keys.to(torch.int32), patches).argsort(dim=1, stable=True)
 
 
 class Corruption(NamedTuple):
-    """What becomes of every patch of every image.
+    """The corruption of patch embeddings.
 
     Attributes:
-        corrupted: (B, N) bool; those whose content is to be told.
-        masked: (B, N) bool; those of them that the [mask] embedding takes the place of.
-        source: (B, N) the place whose embedding stands in each; its own, but for patches that were replaced.
+        corrupted: (B, N) bool, the patches whose content is predicted.
+        masked: (B, N) bool, those of them that are replaced by the [mask] embedding.
+        source: (B, N), the index of the patch whose embedding is used; another one for patches that are replaced.
     """
 
     corrupted: Tensor
@@ -100,29 +106,32 @@ class Corruption(NamedTuple):
 
 
 def corrupt(keys: Tensor, patches: int, number: int) -> Corruption:
-    """App. B.1.2: of `number` patches of each image 80 % are masked, 10 % become another patch, 10 % stay.
+    """Corrupt patches as in app. B.1.2: 80 % are masked, 10 % are replaced by another patch, 10 % stay.
 
     Args:
-        keys: (B,), one an image.
-        patches: N.
-        number: how many are corrupted.
+        keys: (B,), the keys of the images.
+        patches: N, the number of patches of an image.
+        number: the number of patches to corrupt in each image.
     """
     bits = random_bits(keys.to(torch.int32), 3 * patches)  # (B, 3N)
     order = bits[:, :patches].argsort(dim=1, stable=True)
     corrupted = torch.zeros_like(order, dtype=torch.bool).scatter(1, order[:, :number], value=True)  # (B, N)
-    fate, other = (bits[:, patches:].double() / 2**32 + 0.5).chunk(2, dim=1)  # (B, N) each, in [0, 1)
-    own = torch.arange(patches, device=keys.device).expand_as(order)
-    another = (own + 1 + (other * (patches - 1)).long()) % patches  # any but the patch itself
-    masked = corrupted & (fate < _MASKED)
-    replaced = corrupted & ~masked & (fate < _MASKED + _REPLACED)
-    return Corruption(corrupted, masked, torch.where(replaced, another, own))
+    kind, other = (bits[:, patches:].double() / 2**32 + 0.5).chunk(2, dim=1)  # (B, N) each, in [0, 1)
+    positions = torch.arange(patches, device=keys.device).expand_as(order)
+    another = (positions + 1 + (other * (patches - 1)).long()) % patches  # any but the patch itself
+    masked = corrupted & (kind < _MASKED)
+    replaced = corrupted & ~masked & (kind < _MASKED + _REPLACED)
+    return Corruption(corrupted, masked, torch.where(replaced, another, positions))
 
 
 _LEVELS = 8  # of each channel: 3 bits
 
 
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """(B, C, height, width) -> (B, N, p * q * C): each patch row by row, the channels of a pixel side by side."""
+    """Split images into patches: (B, C, height, width) -> (B, N, p * q * C).
+
+    The pixels of a patch are in row order, and the channels of a pixel are adjacent.
+    """
     B, C, height, width = images.shape
     p, q = patch
     x = images.reshape(B, C, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)  # (B, h, w, p, q, C)
@@ -130,19 +139,19 @@ def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """What `patchify` was given: (B, N, p * q * C) -> (B, C, height, width)."""
+    """Join patches to images, the inverse of `patchify`: (B, N, p * q * C) -> (B, C, height, width)."""
     (B, _, numbers), (p, q), (height, width) = patches.shape, patch, size
     x = patches.reshape(B, height // p, width // q, p, q, numbers // (p * q)).permute(0, 5, 1, 3, 2, 4)
     return x.reshape(B, -1, height, width)
 
 
 def colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
-    """The 3-bit mean colour of each of side x side cells of each patch, as a number below 8^C.
+    """Return the mean colour of each cell of each patch, with 3 bits per channel, as a number below 8^C.
 
     Args:
-        pixels: (B, C, height, width), 0 to 1.
-        patch: its sides in pixels, divisible by `side`.
-        side: cells along a side of a patch.
+        pixels: (B, C, height, width), from 0 to 1.
+        patch: the sides of a patch in pixels, divisible by `side`.
+        side: the number of cells along a side of a patch.
 
     Returns:
         (B, N, side * side).
@@ -150,21 +159,20 @@ def colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
     C = pixels.shape[1]
     cells = F.avg_pool2d(pixels, (patch[0] // side, patch[1] // side))  # (B, C, side * h, side * w)
     levels = (cells * _LEVELS).floor().clamp(0, _LEVELS - 1).long()
-    place = _LEVELS ** torch.arange(C - 1, -1, -1, device=pixels.device)  # red counts most
-    numbers = (levels * place.view(1, C, 1, 1)).sum(dim=1, keepdim=True)  # (B, 1, side * h, side * w)
+    weights = _LEVELS ** torch.arange(C - 1, -1, -1, device=pixels.device)  # the first channel has the highest digit
+    numbers = (levels * weights.view(1, C, 1, 1)).sum(dim=1, keepdim=True)  # (B, 1, side * h, side * w)
     return patchify(numbers, (side, side))
 
 
 def colour_count(channels: int) -> int:
-    """How many colours there are: 512 for RGB."""
+    """Return the number of different colours: 512 for RGB."""
     return int(_LEVELS**channels)
 
 
 def painted(numbers: Tensor, channels: int, patch: tuple[int, int], side: int, size: tuple[int, int]) -> Tensor:
-    """The middle of each colour as pixels, 0 to 1: (B, N, side * side) -> (B, C, height, width)."""
-    place = _LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
-    levels = numbers.unsqueeze(-1) // place % _LEVELS  # (B, N, side * side, C)
-    cells = unpatchify(
-        (levels.flatten(2) + 0.5) / _LEVELS, (side, side), (size[0] // patch[0] * side, size[1] // patch[1] * side)
-    )
+    """Return pixels from 0 to 1 with the mean of each colour's range: (B, N, side * side) -> (B, C, height, width)."""
+    weights = _LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
+    levels = numbers.unsqueeze(-1) // weights % _LEVELS  # (B, N, side * side, C)
+    cells = (levels.flatten(2) + 0.5) / _LEVELS
+    cells = unpatchify(cells, (side, side), (size[0] // patch[0] * side, size[1] // patch[1] * side))
     return F.interpolate(cells, size=size, mode="nearest")

@@ -1,14 +1,11 @@
-"""A pre-training from beginning to end: the pictures, their split, the network, the page.
+"""Run a pre-training: read and split the images, train the network, and write the report.
 
-Its folder is a run folder, and the model folder of the encoder, without a head. Pictures with labels are split as
-`vitkit train` splits them, and only the training images are learned from: a model fine-tuned from the encoder keeps
-that split, so that no test image of it was ever seen (docs/decisions/0024-pre-training.md).
+`pretrain` starts a pre-training and `resume` continues one; both end in `fit_and_report`. The folder is a run folder,
+and the model folder of the encoder, which has no head. Images in class folders are split as `vitkit train` splits them,
+and only the training images are used. A model that is fine-tuned from the encoder keeps this split, so that the encoder
+has never seen its test images (docs/decisions/0024-pre-training.md).
 
-From what is asked for to what is trained: an encoder, and the task that teaches it.
-
-Pre-training as the loop takes it: an objective without labels, and images that bring a key in their place.
-
-From the folder of a pre-training, where everything is settled, to the best encoder and its page.
+For the training loop, `Reconstruction` is the objective, and the images of `KeyedImages` have keys instead of labels.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, d
 from vitkit.training.pretraining.mae import MaskedAutoencoding
 from vitkit.training.pretraining.masked_patch import MaskedPatchPrediction
 from vitkit.training.pretraining.network import SelfSupervised, patchify, unpatchify
-from vitkit.training.pretraining.options import KINDS, Pretraining, parted
+from vitkit.training.pretraining.options import OBJECTIVES, Pretraining, split_fields
 from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run import Prepared, Work, drive, drive_again, tell, write_start
@@ -78,38 +75,36 @@ from vitkit.weights import load
 
 
 def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
-    """The configuration, of a model that can learn so.
+    """Return the configuration of a model that supports the objective, and refuse others.
 
     Raises:
-        VitkitError: what is hidden could be seen, or a part of the model would not be trained.
+        VitkitError: the model could see hidden patches, or a part of it would not be trained.
     """
-    asked = f"--objective {choices.objective}"
+    flag = f"--objective {choices.objective}"
     if not isinstance(config, ViTConfig):
-        raise VitkitError(f"{asked}: {config.full_name} has no patches to hide; take a Vision Transformer")
+        raise VitkitError(f"{flag}: {config.full_name} has no patches to hide; use a Vision Transformer")
     if config.stem is not None:
-        raise VitkitError(
-            f"{asked}: the stem of a hybrid sees beyond each patch, so nothing is hidden: take a plain ViT"
-        )
+        raise VitkitError(f"{flag}: the stem of a hybrid sees beyond each patch, so nothing is hidden; use a plain ViT")
     if config.distill_token or config.distill_head:
-        raise VitkitError(f"{asked}: nothing teaches the distillation token; pre-train the model without it")
+        raise VitkitError(f"{flag}: nothing trains the distillation token; pre-train the model without it")
     if config.representation_size is not None:
-        raise VitkitError(f"{asked}: nothing teaches the representation layer; leave out _in21k, or has_logits")
+        raise VitkitError(f"{flag}: nothing trains the representation layer; leave out _in21k, or has_logits")
     if config.fc_norm:
-        raise VitkitError(f"{asked}: this model normalises its pooled features alone (fc_norm), and patches are needed")
+        raise VitkitError(f"{flag}: this model normalises only its pooled features (fc_norm), not the patches")
     if choices.objective == "mae" and (why := needs_every_patch(config)) is not None:
-        raise VitkitError(f"{asked}: {why}; take --objective masked-patch")
+        raise VitkitError(f"{flag}: {why}; use --objective masked-patch")
     return config
 
 
 def new_encoder(blueprint: Blueprint, choices: Pretraining, table: ImageTable, data_hash: str) -> Classifier:
-    """A model without a head, before its pre-training; the same for the same seed."""
+    """Create the encoder, a model without a head, before its pre-training. Equal seeds give equal weights."""
     encoder = new_classifier(blueprint, replace(table, classes=(), sets=()), data_hash)
     encoder.provenance["pretraining"] = choices.to_dict()
     return encoder
 
 
 def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pretraining, seed: int) -> SelfSupervised:
-    """What is trained, the same for the same seed.
+    """Return the network to train: the encoder and its task. Equal seeds give equal weights.
 
     Raises:
         VitkitError: there are too few patches, or they cannot be divided.
@@ -121,63 +116,64 @@ def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pret
 
 
 def use_fused_attention(network: SelfSupervised, *, fused: bool) -> None:
-    """One kernel for attention in the encoder and in the decoder, or attention written out."""
+    """Compute attention in the encoder and the decoder with one fused kernel, or step by step."""
     for module in network.modules():
         if isinstance(module, Attention):
             module.fused = fused
 
 
 T = TypeVar("T")
-_OF_TRAINING, _OF_VALIDATION = 1, 2  # so that no key is drawn twice
+_OF_TRAINING, _OF_VALIDATION = 1, 2  # seeds, so that training and validation have different keys
 
 
 @dataclass(frozen=True)
-class Filling:
-    """To fill in what is hidden of each image; what is hidden, the image's key decides.
+class Reconstruction:
+    """The objective of the training loop: to predict the hidden patches of images, as their keys determine them.
 
     Attributes:
-        has_hits: whether there is a right and a wrong.
+        has_hits: whether predictions can be right or wrong, as for colours, and not only close.
     """
 
     has_hits: bool
 
-    takes_labels = True  # nothing is mixed
+    takes_labels = True  # the keys are passed as labels, and never mixed
 
-    def to(self, device: torch.device) -> Filling:  # nothing lies anywhere
-        """The same."""
+    def to(self, device: torch.device) -> Reconstruction:  # it has no tensors
+        """Return the objective unchanged."""
         return self
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Keys cannot be mixed."""
+        """Refuse to mix keys."""
         raise NotImplementedError
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
-        """The figures of some images, (B,) each, or side by side; `labels` are their keys."""
+        """Return the network's figures of some images; `labels` are their keys."""
         return network(images, labels)
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of some images, ()."""
+        """Return the mean loss of some images, ()."""
         return heads[0].mean()
 
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """How much of what was hidden of each image is right, (B,); (0,) where nothing can be."""
+        """Return the part of each image's predictions that is right, (B,); (0,) without `has_hits`."""
         return heads[1].detach() if self.has_hits else heads[0].new_zeros(0)
 
     def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
-        """The means of the figures of the validation images; of a collapse nothing tells."""
+        """Return the mean figures of the validation images, which cannot show a collapse."""
         means = answers.double().mean(dim=0).tolist()
         return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
 
 
 class KeyedImages(Images):
-    """Images with a key in the place of the label: a function of the seed and of what is asked for.
+    """Images with keys instead of labels.
 
-    A training image has another key in every epoch, a validation image always the same.
+    A key is a function of the seed and the index. A training image has another key in every epoch, and a validation
+    image always the same one.
 
     Args:
-        images: whose pixels these are.
-        seed: of the run.
-        kind: keeps the keys of training and validation apart.
+        images: the images.
+        seed: the seed of the run.
+        kind: a number that distinguishes the keys of training and validation.
     """
 
     def __init__(self, images: Images, seed: int, kind: int) -> None:
@@ -185,43 +181,43 @@ class KeyedImages(Images):
 
     @property
     def labels(self) -> Sequence[int]:
-        """Of the images; nothing reads them."""
+        """The labels of the images, which are not used."""
         return self.images.labels
 
     @property
     def paths(self) -> Sequence[str]:
-        """Of the images."""
+        """The paths of the images."""
         return self.images.paths
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, key: int | tuple[int, ...]) -> tuple[Tensor, int]:
-        places = key if isinstance(key, tuple) else (key,)
-        return self.images[key][0], mask_key(self.seed, self.kind, *places)
+        indices = key if isinstance(key, tuple) else (key,)
+        return self.images[key][0], mask_key(self.seed, self.kind, *indices)
 
 
 def mask_key(*seeds: int) -> int:
-    """A key that fits into 32 bits."""
+    """Return a key that fits into 32 bits, from numbers that determine it."""
     return mix_seeds(*seeds) % 2**32 - 2**31
 
 
 def with_keys(data: BatchedImages, seed: int) -> BatchedImages:
-    """The same data, whose images bring keys."""
+    """Replace the labels of training and validation images by keys."""
     data.train, data.val = KeyedImages(data.train, seed, _OF_TRAINING), KeyedImages(data.val, seed, _OF_VALIDATION)
     return data
 
 
 def keys_of_validation(seed: int, images: Sequence[int]) -> Tensor:
-    """The keys of these validation images, (n,)."""
+    """Return the keys of validation images by their indices, (n,)."""
     return torch.tensor([mask_key(seed, _OF_VALIDATION, i) for i in images])
 
 
-_SHOWN = 8  # pictures of the page
+_SHOWN = 8  # images in the report
 
 
 def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Blueprint | None = None) -> None:
-    """Everything after the data is settled; what it reads is what a resumed run reads."""
+    """Train and report, from the files that the beginning of the run has written, as a resumed run does, too."""
     table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, ()))
@@ -233,20 +229,20 @@ def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Bl
     data = data_of(recipe, table, classifier, run.team)
     fabric = begin(run, recipe, classifier, data)
     use_fused_attention(network, fused=fabric.device.type == "cuda")
-    own = {**identity(recipe, table, read_contents(run.folder / SPLIT)), **choices.to_dict()}
-    objective = Filling(has_hits=bool(network.task.has_hits))
-    run_training(run, recipe, with_keys(data, recipe.seed), classifier, objective, fabric, 0.0, own, network)
+    settings = {**identity(recipe, table, read_contents(run.folder / SPLIT)), **choices.to_dict()}
+    objective = Reconstruction(has_hits=bool(network.task.has_hits))
+    run_training(run, recipe, with_keys(data, recipe.seed), classifier, objective, fabric, 0.0, settings, network)
     with reporting(run):
         run.team.broadcast_from_main(partial(_report, run, recipe, choices, table))
 
 
 def _counted(table: ImageTable) -> str:
     counts = {name: f"{len(table.of_split(name))} {name}" for name in SPLITS if name in table.splits}
-    return ", ".join(f"{own} (left alone)" if name == "test" else own for name, own in counts.items())
+    return ", ".join(f"{text} (not used)" if name == "test" else text for name, text in counts.items())
 
 
 def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -> None:
-    """The page of the run, and a line on what came of it."""
+    """Write the report of the run, and print its main figure."""
     encoder, rows = load(run.folder), read_metrics(run.folder / METRICS)
     judged = "val" if "val" in table.splits else "train"
     metrics = encoder.provenance["metrics"]
@@ -271,15 +267,15 @@ def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -
         rows=rows,
         kept=epoch,
         strips=_strips(run, recipe, choices, encoder, table.of_split(judged)),
-        shown=f"Some {judged} images, evenly spread, what the network was shown of them, and what it made of it",
+        shown=f"Some {judged} images, evenly spread, with their visible parts and the predictions of the network",
         recipe=without_places(recipe).to_toml(),
     )
     run.say(f"{headline}; report: {run.folder / REPORT}")
-    run.say(f"to go on from it: vitkit train {table.name} --weights {run.folder}")
+    run.say(f"to train from it: vitkit train {table.name} --weights {run.folder}")
 
 
 def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier, table: ImageTable) -> list[Strip]:
-    """Some pictures, what was shown of them, and what the network filled in."""
+    """Return some images, each with its visible part and the network's prediction."""
     preprocess, model = encoder.preprocess, vit_of(encoder.model, "pre-training")
     config, network = model.config, network_of(model, preprocess, choices, recipe.seed)
     try:
@@ -291,11 +287,11 @@ def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier,
     chosen = [i * len(images) // count for i in range(count)]
     pixels = torch.stack([images[i][0] for i in chosen])  # (n, C, height, width)
     filled, hidden = network.eval().fill(pixels, keys_of_validation(recipe.seed, chosen))
-    shown = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # the mean colour, about grey
-    shown = unpatchify(shown, config.patch_size, config.image_size)
+    visible = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey
+    visible = unpatchify(visible, config.patch_size, config.image_size)
     return [
-        Strip(table.paths[place], *(preprocess.picture_of(own[i].numpy()) for own in (pixels, shown, filled)))
-        for i, place in enumerate(chosen)
+        Strip(table.paths[index], *(preprocess.picture_of(batch[i].numpy()) for batch in (pixels, visible, filled)))
+        for i, index in enumerate(chosen)
     ]
 
 
@@ -312,22 +308,22 @@ def pretrain(
     loggers: Sequence[Any] = (),
     say: Say = print,
 ) -> Path:
-    """Pre-train an encoder, and leave a run folder.
+    """Pre-train an encoder, and return its run folder.
 
     Args:
-        fields: of `Pretraining`, and of a recipe but for what is about labels; `data` must be there.
-        out: the run folder; by default the next free `runs/NAME-N`.
-        force: write over the run that is in `out`.
+        fields: fields of `Pretraining`, and of a recipe except for those about labels; `data` is required.
+        out: the run folder; by default the next free `runs/NAME-OBJECTIVE-N`.
+        force: overwrite the run in `out`.
         callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, beside the recipe's.
-        say: takes each line of the story.
+        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
+        say: called with each line of the run's log.
 
     Raises:
-        VitkitError: the data or the model cannot be pre-trained on, or `out` exists, or another process works on it.
-        Interrupted: a signal stopped the run; the folder holds the best model so far.
+        VitkitError: the data or the model cannot be used, `out` exists, or another process is working on it.
+        Interrupted: a signal stopped the run; the folder contains the best model so far.
         OSError: the folder cannot be written.
     """
-    choices, recipe = settle_fields(fields)
+    choices, recipe = resolve_fields(fields)
     observers = Observers(say, tuple(callbacks), tuple(loggers))
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
@@ -336,23 +332,23 @@ def pretrain(
     return drive(recipe, observers, prepare, _work_on(choices), _again)
 
 
-def settle_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
-    """What is asked for, with everything settled that the objective decides.
+def resolve_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
+    """Return the options and the recipe of a pre-training, with the objective's defaults for unset fields.
 
     Raises:
         VitkitError: a field is unknown, out of range, or about labels; or there is no data.
     """
-    own, rest = parted(unfold(fields))
+    options, rest = split_fields(unfold(fields))
     if rest.get("data") is None:
-        raise VitkitError("no data: name a folder of pictures, or digits")
+        raise VitkitError("no data: name a folder of images, or digits")
     if of_labels := [name for name in OF_LABELS if name in rest]:
-        raise VitkitError(f"{of_labels[0]} is about learning labels, and pre-training learns without: leave it out")
-    choices = Pretraining(**own).settled()
+        raise VitkitError(f"{of_labels[0]} concerns labels, and pre-training does not use them: leave it out")
+    choices = Pretraining(**options).resolved()
     weights = rest.get("weights", "none")
     if weights == "none" and rest.get("model") is None:
         rest["model"] = DEFAULT_MODEL
-    settled = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
-    recipe = build({**overlay(KINDS[choices.objective].recipe, rest), **settled}, "flags")
+    fixed = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
+    recipe = build({**overlay(OBJECTIVES[choices.objective].recipe, rest), **fixed}, "flags")
     check_effects(recipe, rest, named=rest)
     return choices, recipe
 
@@ -367,24 +363,24 @@ def _read(choices: Pretraining, recipe: Recipe) -> ImageTable:
     except VitkitError as error:
         if not Path(recipe.data).is_dir():
             raise
-        raise VitkitError(f"{error}; or take every picture below it with --unlabelled") from error
+        raise VitkitError(f"{error}; or use every image below it with --unlabelled") from error
     return table
 
 
 def _prepare(
     choices: Pretraining,
     recipe: Recipe,
-    is_split_given: bool,
+    has_split: bool,
     out: str | Path | None,
     force: bool,
     team: ProcessGroup,
     observers: Observers,
     hold: ExitStack,
 ) -> Prepared:
-    """Write down everything that the pre-training starts from, in a folder that is held from then on."""
+    """Write everything that the pre-training starts from into its run folder, which stays locked from then on."""
     table = _read(choices, recipe)
     is_unlabelled = len(table.classes) == 1
-    if is_unlabelled and not is_split_given:
+    if is_unlabelled and not has_split:
         recipe = recipe.replace(split=_UNLABELLED_SPLIT)
     check_team(recipe, team)
     check_place(out, table, None, weights_of(recipe))
@@ -393,9 +389,9 @@ def _prepare(
     blueprint = _blueprint(recipe, choices)
     diagnosis = examine(table, blueprint.preprocess)
     before = ancestry_of(recipe, blueprint.pictures, None)
-    own = divide(RunImages.of(diagnosis), recipe, before)
+    images = divide(RunImages.of(diagnosis), recipe, before)
     if recipe.max_images is not None:
-        own = limit(own, recipe.max_images, recipe.seed)
+        images = limit(images, recipe.max_images, recipe.seed)
     name = f"{table.root.name}-{choices.objective}"
     run = observers.run(Path(out) if out is not None else new_run_folder(name, hold))
     try:
@@ -403,9 +399,9 @@ def _prepare(
         run.say(f"vitkit {vitkit.__version__}: pre-training {name_of(recipe)} on {table.root} ({choices.objective})")
         for line in [*filter(None, [table.layout]), *describe_team(recipe, team)]:
             run.say(line)
-        found = tell(run, [*ancestry_findings(own, recipe), *own.findings, *diagnosis.findings])
+        findings = tell(run, [*ancestry_findings(images, recipe), *images.findings, *diagnosis.findings])
         write_text(run.folder / PRETRAINING, tomli_w.dumps(choices.to_dict()))
-        write_start(run.folder, recipe, own, before, found, has_labels=False)
+        write_start(run.folder, recipe, images, before, findings, has_labels=False)
     except BaseException:
         discard_if_empty(run.folder)
         raise
@@ -413,7 +409,7 @@ def _prepare(
 
 
 def _blueprint(recipe: Recipe, choices: Pretraining) -> Blueprint:
-    """Of the encoder; what cannot be built fails here, before the images are read."""
+    """Return the blueprint of the encoder. A network that cannot be built fails here, before the images are read."""
     import torch
 
     from vitkit.model.vit import VisionTransformer
@@ -441,17 +437,17 @@ def resume(
     loggers: Sequence[Any] = (),
     say: Say = print,
 ) -> Path:
-    """Go on with a pre-training that was interrupted, to the weights it would have had.
+    """Continue an interrupted pre-training; it ends with the same weights as without the interruption.
 
     Args:
-        folder: the run.
-        data_root: the folder that holds its images now; None: where they were.
+        folder: the run folder.
+        data_root: the folder that now contains its images; by default where they were.
         callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, beside the recipe's.
-        say: takes each line of the story.
+        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
+        say: called with each line of the run's log.
 
     Raises:
-        VitkitError: the folder holds no pre-training, or another process works on it.
+        VitkitError: the folder contains no pre-training, or another process is working on it.
     """
     folder = Path(folder)
     choices = choices_of_run(folder)
@@ -461,15 +457,15 @@ def resume(
 
 
 def choices_of_run(folder: Path) -> Pretraining:
-    """What a run learns.
+    """Return the options of a run.
 
     Raises:
-        VitkitError: the folder holds no pre-training, or its file is damaged.
+        VitkitError: the folder contains no pre-training, or its file is damaged.
     """
     file = folder / PRETRAINING
     if not file.is_file():
         hint = f": vitkit train --resume {folder}" if (folder / RECIPE).is_file() else ""
-        raise VitkitError(f"{folder} is no pre-training of vitkit's: it has no {PRETRAINING}{hint}")
+        raise VitkitError(f"{folder} is not a pre-training of vitkit: it has no {PRETRAINING}{hint}")
     try:
         return Pretraining(**tomllib.loads(file.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
