@@ -90,9 +90,9 @@ def of_equal(models: int, seeds: int, luck: Sequence[float], repeats: int) -> di
         recipes, trained = family.differences(pairs), family.differences(pairs, of_recipes=False)
         low, high = family.interval(0)
         best = family.winner()
-        counts["false"] += any(own.is_told_apart for own in recipes)
+        counts["false"] += any(own.is_distinguished for own in recipes)
         counts["trained"] += any(
-            own.is_told_apart and own.mean * (true[a] - true[b]) <= 0
+            own.is_distinguished and own.mean * (true[a] - true[b]) <= 0
             for own, (a, b) in zip(trained, pairs, strict=True)
         )
         counts["pair"] += np.mean([own.interval[0] <= 0 <= own.interval[1] for own in recipes])
@@ -114,9 +114,9 @@ def of_better(models: int, seeds: int, luck: Sequence[float], repeats: int) -> d
         family = Family(right, Units.of(IMAGES, None))
         recipes, trained = (family.differences(pairs, of_recipes=both)[: models - 1] for both in (True, False))
         best = family.winner()
-        counts["found"] += any(own.is_told_apart and own.mean > 0 for own in recipes)
-        counts["found pair"] += recipes[0].is_told_apart
-        counts["found trained"] += trained[0].is_told_apart
+        counts["found"] += any(own.is_distinguished and own.mean > 0 for own in recipes)
+        counts["found pair"] += recipes[0].is_distinguished
+        counts["found trained"] += trained[0].is_distinguished
         counts["best of"] += best.interval[0] <= accuracies[best.index] <= best.interval[1]
     return {name: value / repeats for name, value in counts.items()}
 

@@ -269,6 +269,5 @@ def test_the_memory_that_is_free_is_some_of_what_there_is() -> None:
     assert 2**20 < keeping.available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_without_a_keeper_every_picture_is_made() -> None:
-    made = [NoKeeper().picture(0, Path("x"), make) for make in (noise, smooth)]
-    assert made[0].tobytes() != made[1].tobytes()
+def test_nothing_is_kept_without_a_cache() -> None:
+    assert open_cache("none", 3, 2**20, "rule") is None

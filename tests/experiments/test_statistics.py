@@ -201,7 +201,7 @@ def test_what_holds_of_any_answers(shape: tuple[int, int, int]) -> None:
     (alone_,), several = three.differences([(0, 1)]), three.differences(all_pairs(3))
     assert several[0].p >= several[0].p_alone == pytest.approx(alone_.p_alone)
     assert several[0].needed >= alone_.needed
-    assert all(own.is_told_apart or abs(own.mean) < own.needed for own in several)
+    assert all(own.is_distinguished or abs(own.mean) < own.needed for own in several)
     for place in range(3):
         low, high = three.interval(place)
         assert 0 <= low <= right[place].mean() <= high <= 1
@@ -221,7 +221,10 @@ def false_verdicts(models: int, seeds: int, luck: float, trials: int, rng: np.ra
     """Of so many comparisons of equal models, those that say of any two that one is better."""
     pairs = all_pairs(models)
     return sum(
-        any(own.is_told_apart for own in family(planted(rng, [0.8] * models, seeds, 500, luck=luck)).differences(pairs))
+        any(
+            own.is_distinguished
+            for own in family(planted(rng, [0.8] * models, seeds, 500, luck=luck)).differences(pairs)
+        )
         for _ in range(trials)
     )
 

@@ -27,7 +27,7 @@ from vitkit.explanation.gradient import gradient_rollout
 from vitkit.inference.backends.optimized import plain, prepare
 from vitkit.inference.backends.token_merging import merge
 from vitkit.model.config import ViTConfig
-from vitkit.model.variants import VARIANTS, WRITTEN, told_by
+from vitkit.model.variants import VARIANTS, WRITTEN, fields_by_names
 from vitkit.model.vit import VisionTransformer
 from vitkit.profiling.model_info import describe
 from vitkit.weights import inspect
@@ -311,5 +311,5 @@ def test_a_configuration_survives_its_json(fields: dict[str, Any]) -> None:
 def test_rows_name_fields_that_no_layout_writes_by_itself_and_signs_that_differ() -> None:
     names = {field.name for field in dataclasses.fields(ViTConfig)}
     assert {row.field for row in VARIANTS} <= names - WRITTEN
-    assert all(told_by(reference(kind).state_dict()) == KINDS[kind] for kind in KINDS)
-    assert told_by(timm.create_model("vit_tiny_patch16_224").state_dict()) == {}
+    assert all(fields_by_names(reference(kind).state_dict()) == KINDS[kind] for kind in KINDS)
+    assert fields_by_names(timm.create_model("vit_tiny_patch16_224").state_dict()) == {}

@@ -185,19 +185,19 @@ def _index_of_zip(path: Path) -> _Index:
     index = _Index()
     try:
         with zipfile.ZipFile(path) as archive:
-            for own in archive.infolist():
-                kind = own.external_attr >> 28 if own.create_system == 3 else 0  # 3: Unix, whose files have a type
+            for info in archive.infolist():
+                kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3: Unix, whose files have a type
                 if kind == 0o12:
                     index.ignored["link in the archive"] += 1
                     continue
-                name, is_folder = own.filename.replace("\\", "/"), own.is_dir()  # some on Windows write those
+                name, is_folder = info.filename.replace("\\", "/"), info.is_dir()  # some on Windows write those
                 member = _Member(
-                    own.header_offset,
-                    own.compress_size,
-                    own.file_size,
-                    own.compress_type,
-                    own.CRC,
-                    bool(own.flag_bits & _ENCRYPTED),
+                    info.header_offset,
+                    info.compress_size,
+                    info.file_size,
+                    info.compress_type,
+                    info.CRC,
+                    bool(info.flag_bits & _ENCRYPTED),
                 )
                 index.add(path, name, None if is_folder or name.endswith("/") else member)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
@@ -235,16 +235,16 @@ def _index_of_tar(path: Path) -> _Index:
     index, size = _Index(), path.stat().st_size
     try:
         with tarfile.open(path, "r:") as archive:
-            while (own := archive.next()) is not None:
+            while (info := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # which it keeps without need
-                if own.isdir():
-                    index.add(path, own.name, None)
-                elif not own.isreg() or own.issparse():
-                    index.ignored["link in the archive" if own.issym() or own.islnk() else "no regular file"] += 1
-                elif own.offset_data + own.size > size:
-                    raise VitkitError(f"{path} is not whole: it ends within {own.name!r}")
+                if info.isdir():
+                    index.add(path, info.name, None)
+                elif not info.isreg() or info.issparse():
+                    index.ignored["link in the archive" if info.issym() or info.islnk() else "no regular file"] += 1
+                elif info.offset_data + info.size > size:
+                    raise VitkitError(f"{path} is not whole: it ends within {info.name!r}")
                 else:
-                    index.add(path, own.name, _Member(own.offset_data, own.size, own.size))
+                    index.add(path, info.name, _Member(info.offset_data, info.size, info.size))
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise VitkitError(f"{path} is no plain .tar, or it is damaged or not whole: {error}") from error
     return index
@@ -328,29 +328,32 @@ class _Tree:
         place = str(self._root / key)
         if not key.rpartition("/")[2].startswith(".") or place in self._overlooked.hidden:
             return
-        if any(own.startswith(f"{key}/") and why_ignored(Path(own).name) is None for own in self.index.members):
+        if any(
+            key_below.startswith(f"{key}/") and why_ignored(Path(key_below).name) is None
+            for key_below in self.index.members
+        ):
             self._overlooked.hidden.append(place)
 
     def lines(self) -> tuple[str, ...]:
         """What the user should know of members that are passed over."""
-        told = self._overlooked.lines(self._root)
+        lines = self._overlooked.lines(self._root)
         if unsafe := self.index.unsafe:
             members = plural(len(unsafe), "member is", "members are")
             names = listed([repr(name[:80]) for name in unsafe])
-            told.append(f"{members} left out, whose names no file below a folder can have: {names}")
-        return tuple(told)
+            lines.append(f"{members} left out, whose names no file below a folder can have: {names}")
+        return tuple(lines)
 
 
 def _join(key: str, name: str) -> str:
     return f"{key}/{name}" if key else name
 
 
-def read_archive(name: str, path: Path, asked: LayoutName = "auto") -> ImageTable:
+def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> ImageTable:
     """The images of an archive, whose folders mean what those of a folder do."""
     path = path.resolve()
     overlooked = Overlooked()
     tree = _Tree(path, overlooked)
-    layout = understand(name, tree.survey(), asked)
+    layout = understand(name, tree.survey(), layout_name)
     try:
         table = table_of_layout(name, path, layout, overlooked, tree.images_below, tree.entries)
     except VitkitError as error:

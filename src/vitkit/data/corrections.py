@@ -40,9 +40,9 @@ def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutNa
     if labels is None:
         table = read_table(data, layout)
     else:
-        own = read_labels(labels)
+        labels_in_file = read_labels(labels)
         is_heap = layout == "auto" and has_no_folders(data)
-        table = correct(read_unlabelled(data) if is_heap else read_table(data, layout), own)
+        table = correct(read_unlabelled(data) if is_heap else read_table(data, layout), labels_in_file)
     check_classes(table)
     return table
 
@@ -72,11 +72,11 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
     added: dict[str, str] = {}
     spelt, task = {look(name): name for name in table.classes}, _task_with(table, labels)
-    for edit, label, found in _settled_edits(table, labels, finder, spelt, task):
-        for i in found:
+    for edit, label, rows in _settled_edits(table, labels, finder, spelt, task):
+        for i in rows:
             tally.take(i, edit, after[i], label, table)
             after[i] = label
-        if not found:
+        if not rows:
             path = finder.beside(edit.path) if may_add else None
             if path is not None:
                 added[path] = label
@@ -84,7 +84,9 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
                     tally.proposed_of_added.setdefault(path, edit.proposed_by)
             elif may_add or label != EXCLUDED:  # a run knows no picture that was left out of it
                 tally.lost[edit.path] = None
-    added, homeless = _with_splits(table, {path: own for path, own in added.items() if own != EXCLUDED})
+    added, homeless = _with_splits(
+        table, {path: split_name for path, split_name in added.items() if split_name != EXCLUDED}
+    )
     if labels.has_suspects and not added and after == before:
         raise VitkitError(
             f"{labels.name} lists labels that look wrong, and changes none: write what is right into its column label "
@@ -93,8 +95,8 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     changed = _built(table, after, added, task)
     changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))
     changed = replace(changed, proposals=_proposals(table, changed, (before, after), added, tally))
-    told, unmatched = _in_words(table, changed, labels, (before, after), added, tally, homeless)
-    return replace(changed, corrections=(*table.corrections, *told), unmatched=(*table.unmatched, *unmatched))
+    notes, unmatched = _in_words(table, changed, labels, (before, after), added, tally, homeless)
+    return replace(changed, corrections=(*table.corrections, *notes), unmatched=(*table.unmatched, *unmatched))
 
 
 @dataclass
@@ -126,7 +128,7 @@ class _Tally:
 
     def stale(self, before: Sequence[str]) -> list[int]:
         """The images whose label in the data is none that the label file knows of."""
-        return [i for i, own in self.known.items() if not own & {"", UNLABELLED, before[i]}]
+        return [i for i, names in self.known.items() if not names & {"", UNLABELLED, before[i]}]
 
     def left_out(self, table: ImageTable, after: Sequence[str]) -> list[Row]:
         """The images that are left out, with their last labels."""
@@ -136,32 +138,32 @@ class _Tally:
 def _proposals(
     table: ImageTable,
     changed: ImageTable,
-    told: tuple[Sequence[str], Sequence[str]],
+    texts: tuple[Sequence[str], Sequence[str]],
     added: dict[str, str],
     tally: _Tally,
 ) -> tuple[Proposal, ...]:
     """The images whose labels follow a model's proposal, those of before among them, which know older labels."""
-    older = {own.path: own for own in table.proposals}
-    before, after = told
+    older = {earlier.path: earlier for earlier in table.proposals}
+    before, after = texts
     rename = Renaming.of(
         ((old, new) for i, (old, new) in enumerate(zip(before, after, strict=True)) if i not in tally.proposed),
         changed,
     )
     for i, (label, by) in tally.proposed.items():
         path = table.paths[i]
-        if path not in older and (own := rename(label)) != after[i]:
-            older[path] = Proposal(path, own, by)
+        if path not in older and (earlier := rename(label)) != after[i]:
+            older[path] = Proposal(path, earlier, by)
     for path, by in tally.proposed_of_added.items():
         if path in added:
             older.setdefault(path, Proposal(path, UNLABELLED, by))
     place = {path: i for i, path in enumerate(table.paths)}
-    found = []
+    proposals = []
     for path, proposal in older.items():
         if path not in place:
-            found.append(proposal)
+            proposals.append(proposal)
         elif (label := after[place[path]]) != proposal.before:
-            found.append(proposal._replace(split=table.splits[place[path]] if label == EXCLUDED else None))
-    return tuple(found)
+            proposals.append(proposal._replace(split=table.splits[place[path]] if label == EXCLUDED else None))
+    return tuple(proposals)
 
 
 def _task_with(table: ImageTable, labels: LabelFile) -> Task:
@@ -210,11 +212,15 @@ def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, st
 
 def _split_of_folder(table: ImageTable) -> dict[str, str]:
     """The split of each folder in the data's folder that holds images of one split alone."""
-    found: dict[str, set[str | None]] = {}
+    splits_of: dict[str, set[str | None]] = {}
     for path, split in zip(table.paths, table.splits, strict=True):
         if "/" in path:
-            found.setdefault(path.split("/")[0], set()).add(split)
-    return {folder: own for folder, splits in found.items() if len(splits) == 1 and (own := next(iter(splits)))}
+            splits_of.setdefault(path.split("/")[0], set()).add(split)
+    return {
+        folder: split_name
+        for folder, splits in splits_of.items()
+        if len(splits) == 1 and (split_name := next(iter(splits)))
+    }
 
 
 def _built(table: ImageTable, after: Sequence[str], added: dict[str, str], task: Task) -> ImageTable:
@@ -224,10 +230,10 @@ def _built(table: ImageTable, after: Sequence[str], added: dict[str, str], task:
     if not labels:
         raise VitkitError(f"{table.name}: the label file leaves out every picture, or gives none of them a class")
     homes = _split_of_folder(table) if any(table.splits) else {}
-    own = [task.names_in(label) for label in labels]
-    classes = tuple(sorted({name for names in own for name in names}))
+    names_of_labels = [task.names_in(label) for label in labels]
+    classes = tuple(sorted({name for names in names_of_labels for name in names}))
     number = {name: i for i, name in enumerate(classes)}
-    indices = [tuple(sorted(number[name] for name in names)) for names in own]
+    indices = [tuple(sorted(number[name] for name in names)) for names in names_of_labels]
     sets, numbers = task.encode(indices)
     return replace(
         table,
@@ -247,17 +253,17 @@ def _in_words(
     table: ImageTable,
     changed: ImageTable,
     labels: LabelFile,
-    told: tuple[Sequence[str], Sequence[str]],
+    texts: tuple[Sequence[str], Sequence[str]],
     added: dict[str, str],
     tally: _Tally,
     homeless: Sequence[str],
 ) -> tuple[list[str], list[str]]:
     """What a label file changed, and what of it changed nothing."""
-    name, (before, after) = without_place(labels.name), told
-    proposed = len({own.path for own in changed.proposals} - {own.path for own in table.proposals})
+    name, (before, after) = without_place(labels.name), texts
+    proposed = len({proposal.path for proposal in changed.proposals} - {proposal.path for proposal in table.proposals})
     by = f" ({proposed} proposed by a model)" if proposed else ""
     notes = [f"{name}: {', '.join(_counts(before, after, added))}{by}", *_of_classes(name, table, changed)]
-    if unlabelled := sum(own == UNLABELLED for own in after):
+    if unlabelled := sum(proposal == UNLABELLED for proposal in after):
         pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
         notes.append(f"{pictures} left out")
     if stale := tally.stale(before):
@@ -340,10 +346,10 @@ class Followed:
             known, self._task = 0, task
         added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
         self._edits = ()  # until all are taken
-        for edit, label, found in _settled_edits(self._table, added, self._finder, self._spelt, task):
-            for i in found:
+        for edit, label, rows in _settled_edits(self._table, added, self._finder, self._spelt, task):
+            for i in rows:
                 self.labels[i] = label
-            if not found and self._finder.beside(edit.path) is None:
+            if not rows and self._finder.beside(edit.path) is None:
                 self.lost[edit.path] = None
         self._edits = file.edits
 

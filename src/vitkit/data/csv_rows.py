@@ -60,13 +60,13 @@ def read_rows(
     columns = [known.get(title.lower(), title) for title in titles]
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
         raise VitkitError(f"{name} needs the columns {' and '.join(needed)}, each once{may}; it has: {header.strip()}")
-    lines = [own for own in _numbered(name, text, delimiter, first) if any(own[1])]
+    lines = [row for row in _numbered(name, text, delimiter, first) if any(row[1])]
     _check_quotes(name, columns, delimiter, lines)
     if len(titles) < len(written):
         _check_untitled(name, columns, lines)
     elif delimiter == JOINT or any(title.lower() in joins for title in titles):
         _check_width(name, columns, lines)
-    rows = tuple((line, dict(zip(columns, own, strict=False))) for line, own in lines)
+    rows = tuple((line, dict(zip(columns, row, strict=False))) for line, row in lines)
     return CsvRows(tuple(titles), tuple(columns), delimiter, rows)
 
 

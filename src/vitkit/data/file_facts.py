@@ -43,7 +43,7 @@ DELETE FROM compared WHERE number IN (
 _MOST_COMPARED = 64 * 2**20  # bytes of digests
 _DIGEST = 32  # bytes of each
 _WRITTEN = 4096  # files that are written at a time
-_ASKED = 512  # files or contents that are asked for at a time
+_MOST_AT_ONCE = 512  # files or contents that are asked for at a time
 _SETTLED = 2 * 10**9  # nanoseconds after which a file that changes again has another time
 
 
@@ -133,12 +133,12 @@ class Memory:
         if rows:
             return tuple(digests), json.loads(rows[0][0])
         wanted, most, best = set(digests), len(digests) // 2, None
-        for own in self._ask("SELECT number FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
-            found = self._ask("SELECT contents FROM compared WHERE number IN", own)
-            contents = _split(found[0][0]) if found else []
+        for number in self._ask("SELECT number FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
+            blobs = self._ask("SELECT contents FROM compared WHERE number IN", number)
+            contents = _split(blobs[0][0]) if blobs else []
             there = len(wanted.intersection(contents))
             if there > most:
-                most, best = there, (own, contents)
+                most, best = there, (number, contents)
         rows = [] if best is None else self._ask("SELECT pairs FROM compared WHERE number IN", best[0])
         return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][0]))
 
@@ -187,7 +187,7 @@ class Memory:
 
 
 def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    return (keys[start : start + _ASKED] for start in range(0, len(keys), _ASKED))
+    return (keys[start : start + _MOST_AT_ONCE] for start in range(0, len(keys), _MOST_AT_ONCE))
 
 
 def stamp_of(file: Place) -> bytes | None:

@@ -238,23 +238,23 @@ def _free_disk() -> int:
 
 def _kept() -> list[tuple[float, int, Path]]:
     """When each kept file was last used, its bytes, and the file."""
-    found = []
+    listed = []
     for folder in cache_folder().glob("pictures-*/??"):
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     seen = entry.stat()
-                    found.append((seen.st_mtime, seen.st_size, Path(entry.path)))
-    return found
+                    listed.append((seen.st_mtime, seen.st_size, Path(entry.path)))
+    return listed
 
 
 def _make_room(size: int) -> None:
     """Delete what was not used for longest, so that with `size` bytes more the cache stays in its bounds."""
     kept = sorted(_kept())
-    held, bound = sum(own for _, own, _ in kept), min(_free_disk() // 2, _LARGEST)
-    for _, own, path in kept:
+    held, bound = sum(bytes_used for _, bytes_used, _ in kept), min(_free_disk() // 2, _LARGEST)
+    for _, bytes_used, path in kept:
         if held + size <= bound:
             break
         with contextlib.suppress(OSError):
             path.unlink()
-            held -= own
+            held -= bytes_used

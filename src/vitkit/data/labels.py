@@ -276,9 +276,9 @@ def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
         kept = _parse(str(path), _HEADER + text)
     except VitkitError as error:
         raise VitkitError(f"{error}; a file's or class's name is such that it cannot be kept: rename it") from error
-    for edit, own in itertools.zip_longest(edits, kept.edits):
-        if edit != own:
-            raise VitkitError(f"{path}: {edit} would be read as {own}; rename the file or the class")
+    for edit, known_edit in itertools.zip_longest(edits, kept.edits):
+        if edit != known_edit:
+            raise VitkitError(f"{path}: {edit} would be read as {known_edit}; rename the file or the class")
     return text
 
 
@@ -289,33 +289,33 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
         may = " (a label file may have previous, when and proposed_by too)"
-        found = read_rows(name, text, _TITLES, ("path", "label"), may, joins=("label", "labels"))
+        table = read_rows(name, text, _TITLES, ("path", "label"), may, joins=("label", "labels"))
     except csv.Error as error:
         raise VitkitError(f"{name} is no CSV file: {error}") from error
-    has_suspects = set(found.columns) >= _OF_SUSPECTS
-    _check_columns(name, found, has_suspects=has_suspects)
-    _check_end(name, content, found)
-    edits = tuple(_edit(name, line + first, cells) for line, cells in found.rows)
-    return LabelFile(name, edits, tuple(line + first for line, _ in found.rows), has_suspects, content)
+    has_suspects = set(table.columns) >= _OF_SUSPECTS
+    _check_columns(name, table, has_suspects=has_suspects)
+    _check_end(name, content, table)
+    edits = tuple(_edit(name, line + first, cells) for line, cells in table.rows)
+    return LabelFile(name, edits, tuple(line + first for line, _ in table.rows), has_suspects, content)
 
 
-def _check_columns(name: str, found: CsvRows, *, has_suspects: bool) -> None:
+def _check_columns(name: str, table: CsvRows, *, has_suspects: bool) -> None:
     """Refuse what is another kind of list: a split or a prediction that is passed over is wrong without a word."""
     allowed = {*Edit._fields, *(_MAY_SUSPECTS if has_suspects else ())}
-    if other := [title for title, column in zip(found.titles, found.columns, strict=True) if column not in allowed]:
+    if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
         raise VitkitError(
             f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}: a label file has path, "
             "label, previous, when and proposed_by; leave out others, or name the file as the data"
         )
 
 
-def _check_end(name: str, content: bytes, found: CsvRows) -> None:
+def _check_end(name: str, content: bytes, table: CsvRows) -> None:
     """Refuse a last row that may have been cut off: half of a label is another class.
 
     Rows that vitkit has written have all their cells and a line end; a copy that was made of half a file does not.
     """
-    if content.startswith(_HEADER) and not content.endswith((b"\n", b"\r")) and found.rows:
-        line, cells = found.rows[-1]
+    if content.startswith(_HEADER) and not content.endswith((b"\n", b"\r")) and table.rows:
+        line, cells = table.rows[-1]
         if len(cells) < len(Edit._fields):
             raise VitkitError(
                 f"{name}, line {line}: the last row may be cut off: complete it, and end it with a line end"
@@ -323,8 +323,8 @@ def _check_end(name: str, content: bytes, found: CsvRows) -> None:
 
 
 def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
-    found = [cells.get(column, "") for column in Edit._fields]
-    path, label, previous, when, proposed_by = map(restored, found) if "'" in "".join(found) else found
+    values = [cells.get(column, "") for column in Edit._fields]
+    path, label, previous, when, proposed_by = map(restored, values) if "'" in "".join(values) else values
     if not path.strip():
         raise VitkitError(f"{name}, line {line}: path is empty")
     if "\0" in path + label:
@@ -334,7 +334,7 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
             f"{name}, line {line}: the row ends before its label; an empty label, which leaves the picture out, "
             "has its comma"
         )
-    if not label.isascii() and any("\ud800" <= own <= "\udfff" for own in label):
+    if not label.isascii() and any("\ud800" <= character <= "\udfff" for character in label):
         raise VitkitError(f"{name}, line {line}: the label is not in UTF-8: save the file as CSV in UTF-8")
     if "suggested" in cells and not proposed_by:
         proposed_by = _list_that_proposed(name, label, cells)
@@ -416,11 +416,11 @@ def read_suspects(file: str | Path) -> list[Suspect]:
         refuse_encoding(str(file), data.read(64))
     try:
         with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=regular) as text:
-            found = read_rows(str(file), text, known, COLUMNS, "")
+            table = read_rows(str(file), text, known, COLUMNS, "")
     except csv.Error as error:
         raise VitkitError(f"{file} is no CSV file: {error}") from error
     suspects = []
-    for line, cells in found.rows:
+    for line, cells in table.rows:
         path, label, suggested, score = (restored(cells.get(name, "")) for name in COLUMNS)
         suspects.append(Suspect(path, label, suggested, score, _number(file, line, cells.get(_CHANCE))))
     return suspects
@@ -438,7 +438,7 @@ def _number(file: str | Path, line: int, cell: str | None) -> float | None:
 
 def expected_by_chance(suspects: Sequence[Suspect]) -> float | None:
     """How many of these labels are expected to be right; None where the list does not say."""
-    known = [own.chance for own in suspects if own.chance is not None]
+    known = [suspect.chance for suspect in suspects if suspect.chance is not None]
     return sum(known) if len(known) == len(suspects) else None
 
 
@@ -467,19 +467,19 @@ class PathFinder:
     def find(self, path: str) -> list[int]:
         """The images of this path; else, those of the path without spaces around it, with links in its folders
         followed, or with accents written otherwise, as systems differ in both."""
-        for own in dict.fromkeys((path, path.strip())):
-            if found := self._exact.get(self._place(own)):
-                return found
+        for spelling in dict.fromkeys((path, path.strip())):
+            if matches := self._exact.get(self._place(spelling)):
+                return matches
         if self._real is None:
             self._real = {}
-            for i, own in enumerate(self._paths):
-                self._real.setdefault(self._followed(self._place(own)), []).append(i)
+            for i, spelling in enumerate(self._paths):
+                self._real.setdefault(self._followed(self._place(spelling)), []).append(i)
         return self._real.get(self._followed(self._place(path.strip())), [])
 
     def beside(self, path: str) -> str | None:
         """The path from the folder of a picture that is in it; None: there is no such file, or it is no picture."""
-        for own in dict.fromkeys((path, path.strip())):
-            place = Path(self._followed(self._place(own), normal=False))
+        for spelling in dict.fromkeys((path, path.strip())):
+            place = Path(self._followed(self._place(spelling), normal=False))
             if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and is_there(place):
                 return place.relative_to(self._root).as_posix()
         return None

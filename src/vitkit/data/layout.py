@@ -109,7 +109,9 @@ def survey(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> F
                 overlooked.hide(entry.path)
             else:
                 folders.append(entry.name)
-    return Folder(path, has_images, tuple(survey(path / own, overlooked, (*above, real)) for own in sorted(folders)))
+    return Folder(
+        path, has_images, tuple(survey(path / child, overlooked, (*above, real)) for child in sorted(folders))
+    )
 
 
 def _entries(path: Path, overlooked: Overlooked) -> list[os.DirEntry[str]]:
@@ -130,9 +132,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def inside(folder: Folder) -> Iterator[Folder]:
     """The folders in it, at any depth, that hold images."""
-    for own in folder.full:
-        yield own
-        yield from inside(own)
+    for child in folder.full:
+        yield child
+        yield from inside(child)
 
 
 def between(top: Folder, folder: Folder) -> tuple[Path, ...]:
@@ -163,15 +165,15 @@ class SplitFolder:
 def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
     """The folders that are called as splits are, by the other words in their names."""
     groups: dict[tuple[str, ...], list[SplitFolder]] = defaultdict(list)
-    for own in folder.full:
-        found = split_of_folder(own.name)
-        if found is not None:
-            groups[found[1]].append(SplitFolder(own, undouble(own), *found))
+    for child in folder.full:
+        split_name = split_of_folder(child.name)
+        if split_name is not None:
+            groups[split_name[1]].append(SplitFolder(child, undouble(child), *split_name))
     return groups
 
 
 def is_pair(splits: Sequence[SplitFolder]) -> bool:
-    return len(splits) > 1 and any(own.split == "train" for own in splits)
+    return len(splits) > 1 and any(part.split == "train" for part in splits)
 
 
 def undouble(folder: Folder) -> Folder:
@@ -185,18 +187,18 @@ def undouble(folder: Folder) -> Folder:
 def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
     """Where each holds nothing but one folder of the same name (train/images, test/images), the classes are in that."""
     splits = list(splits)
-    while all(own.inner.is_made_of_folders and len(own.inner.folders) == 1 for own in splits):
-        within = [own.inner.folders[0] for own in splits]
-        if len({own.name.casefold() for own in within}) > 1 or not all(own.is_made_of_folders for own in within):
+    while all(part.inner.is_made_of_folders and len(part.inner.folders) == 1 for part in splits):
+        within = [part.inner.folders[0] for part in splits]
+        if len({part.name.casefold() for part in within}) > 1 or not all(part.is_made_of_folders for part in within):
             break
-        splits = [replace(own, inner=inner) for own, inner in zip(splits, within, strict=True)]
+        splits = [replace(part, inner=inner) for part, inner in zip(splits, within, strict=True)]
     return splits
 
 
 def settle_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
     """`eval` is the test split, unless there is one beside it."""
-    instead = "val" if any(own.split == "test" for own in splits) else "test"
-    return [replace(own, split=instead) if own.split == "eval" else own for own in splits]
+    instead = "val" if any(part.split == "test" for part in splits) else "test"
+    return [replace(part, split=instead) if part.split == "eval" else part for part in splits]
 
 
 LayoutName = Literal["auto", "classes", "splits"]
@@ -230,26 +232,26 @@ class Layout:
     text: str
 
 
-def understand(name: str, top: Folder, asked: LayoutName) -> Layout:
+def understand(name: str, top: Folder, layout: LayoutName) -> Layout:
     """Tell classes from splits among the folders below `top`, by their names and by where images lie.
 
     Args:
         name: what the user called it.
         top: the folder (`survey`).
-        asked: `classes` takes every folder in `top` for a class, `splits` only folders with a split's name for splits;
+        layout: `classes` takes every folder in `top` for a class, `splits` only folders with a split's name for splits;
             `auto` tells by itself, or refuses.
 
     Raises:
         VitkitError: it is not clear what is meant, or there are no splits where they are asked for.
     """
-    if asked == "classes":
+    if layout == "classes":
         return _as_classes(top, top)
     inner = _unwrap(top)
-    found = _as_splits(name, top, inner, asked) or _as_splits_of_classes(top, inner)
-    if found is None and asked == "splits":
+    result = _as_splits(name, top, inner, layout) or _as_splits_of_classes(top, inner)
+    if result is None and layout == "splits":
         raise VitkitError(f"{name} has no split folders with class folders in them: expected train/, val/ or test/")
-    if found is not None:
-        return found
+    if result is not None:
+        return result
     _refuse_doubtful(name, top, inner)
     return _as_classes(top, inner)
 
@@ -270,7 +272,7 @@ def _unwrap(folder: Folder) -> Folder:
 def _as_classes(top: Folder, folder: Folder) -> Layout:
     where = "" if folder is top else f", in {below(top, folder)}"
     return Layout(
-        classes=tuple(ClassFolder(own.path, own.name) for own in folder.folders),
+        classes=tuple(ClassFolder(child.path, child.name) for child in folder.folders),
         between=between(top, folder),
         left_out=(),
         text=f"folders read as classes: {len(folder.full)}{where}",
@@ -281,8 +283,8 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
     """Raise where what would be taken for classes looks like anything else."""
     for words, splits in grouped(folder).items():
         if len(splits) > 1:
-            named = " and ".join(below(top, own.outer) for own in splits)
-            held = "" if any(own.has_classes for own in splits) else ", with images but no class folders in them"
+            named = " and ".join(below(top, item.outer) for item in splits)
+            held = "" if any(item.has_classes for item in splits) else ", with images but no class folders in them"
             like = "look like splits" if not words else "look like splits of one class"
             raise VitkitError(
                 f"{name}: {named} {like}{held}; put class folders into each of train/, val/ and test/, "
@@ -291,73 +293,73 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
     if alike := _agreeing(folder):
         folders, names = alike
         raise VitkitError(
-            f"{name}: it is not clear what the classes are, as {listed([below(top, own) for own in folders])} hold "
+            f"{name}: it is not clear what the classes are, as {listed([below(top, item) for item in folders])} hold "
             f"folders of the same names ({listed(names)}); if they are splits, call them train, val and test; "
             "if each is a class, --layout classes"
         )
-    for own in inside(folder):
-        parts = next((each for each in grouped(own).values() if is_pair(each)), None)
+    for item in inside(folder):
+        parts = next((each for each in grouped(item).values() if is_pair(each)), None)
         if parts is not None:
             named = " and ".join(f"{part.outer.name}/" for part in parts)
             raise VitkitError(
-                f"{name}: {below(top, own)} holds {named}, which look like splits: name the folder {own.path} itself, "
-                f"or take the folders above it for classes with --layout classes"
+                f"{name}: {below(top, item)} holds {named}, which look like splits: name the folder {item.path} "
+                f"itself, or take the folders above it for classes with --layout classes"
             )
 
 
 def _agreeing(folder: Folder) -> tuple[list[Folder], list[str]] | None:
     """Folders that would be classes, made of folders that are mostly called the same: folds, or splits, or sites."""
-    made = [own for own in folder.full if own.is_made_of_folders]
+    made = [child for child in folder.full if child.is_made_of_folders]
     for names_of in (_names_in, _names_of_leaves):
-        names = [names_of(own) for own in made]
-        count = Counter(each for own in names for each in own)
+        names = [names_of(child) for child in made]
+        count = Counter(each for child in names for each in child)
         shared = {each for each, times in count.items() if times > 1}
         if shared and 2 * len(shared) >= len(count):
-            return [own for own, has in zip(made, names, strict=True) if has & shared], sorted(shared)
+            return [child for child, has in zip(made, names, strict=True) if has & shared], sorted(shared)
     return None
 
 
 def _names_in(folder: Folder) -> set[str]:
-    return {own.name.casefold() for own in folder.full}
+    return {child.name.casefold() for child in folder.full}
 
 
 def _names_of_leaves(folder: Folder) -> set[str]:
-    return {own.name.casefold() for own in inside(folder) if own.has_images and own is not folder}
+    return {child.name.casefold() for child in inside(folder) if child.has_images and child is not folder}
 
 
 # --- As splits ---------------------------------------------------------------------------------------
 
 
-def _as_splits(name: str, top: Folder, folder: Folder, asked: LayoutName) -> Layout | None:
+def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) -> Layout | None:
     """The layout split/class/image; None where there is none."""
-    groups = {words: [own for own in splits if own.has_classes] for words, splits in grouped(folder).items()}
+    groups = {words: [item for item in splits if item.has_classes] for words, splits in grouped(folder).items()}
     groups = {words: splits for words, splits in groups.items() if splits}
     if not groups:
         return None
     chosen = [splits for splits in groups.values() if is_pair(splits)] or list(groups.values())
-    if len(chosen) > 1 or sum(own.split == "train" for splits in groups.values() for own in splits) > 1:
-        named = listed([below(top, own.outer) for splits in groups.values() for own in splits])
+    if len(chosen) > 1 or sum(item.split == "train" for splits in groups.values() for item in splits) > 1:
+        named = listed([below(top, item.outer) for splits in groups.values() for item in splits])
         raise VitkitError(
             f"{name}: {named} could each be a split; keep one each of train/, val/ and test/, or --layout classes"
         )
     splits = settle_eval(chosen[0])
-    taken = {own.outer.path for own in splits}
-    others = [own for own in folder.full if own.path not in taken]
-    if len(splits) == 1 and others and asked == "auto" and _is_class(name, top, folder, splits[0], others):
+    taken = {item.outer.path for item in splits}
+    others = [item for item in folder.full if item.path not in taken]
+    if len(splits) == 1 and others and requested == "auto" and _is_class(name, top, folder, splits[0], others):
         return None
-    splits = sorted(unwrap_alike(splits), key=lambda own: _ORDER.index(own.split))
-    _check_splits(name, top, splits, asked)
-    named = ", ".join(f"{own.split} in {below(top, own.inner)}" for own in splits)
-    rest = f"; left out: {listed([below(top, own) for own in others])}" if others else ""
-    steps = [path for own in splits for path in between(own.outer, own.inner)]
+    splits = sorted(unwrap_alike(splits), key=lambda item: _ORDER.index(item.split))
+    _check_splits(name, top, splits, requested)
+    named = ", ".join(f"{item.split} in {below(top, item.inner)}" for item in splits)
+    rest = f"; left out: {listed([below(top, item) for item in others])}" if others else ""
+    steps = [path for item in splits for path in between(item.outer, item.inner)]
     return Layout(
         classes=tuple(
-            ClassFolder(own.path, own.name, split.split)
+            ClassFolder(item.path, item.name, split.split)
             for split in sorted(splits, key=lambda each: each.outer.path)
-            for own in split.inner.folders
+            for item in split.inner.folders
         ),
         between=(*between(top, folder), *steps),
-        left_out=tuple(own.path for own in folder.folders if own.path not in taken),
+        left_out=tuple(item.path for item in folder.folders if item.path not in taken),
         text=f"folders read as splits: {named}{rest}",
     )
 
@@ -366,24 +368,24 @@ def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others:
     """Whether the only folder with a split's name is a class like those beside it."""
     if lone.outer.has_images:
         return True
-    unlabelled = [split_of_folder(own.name) is not None and not undouble(own).full for own in others]
+    unlabelled = [split_of_folder(child.name) is not None and not undouble(child).full for child in others]
     if lone.split == "train" and all(unlabelled):  # test images without labels, as competitions have them
         return False
-    if len(others) > 1 and all(own.is_made_of_folders for own in others) and not _agreeing(folder):
+    if len(others) > 1 and all(child.is_made_of_folders for child in others) and not _agreeing(folder):
         return True
-    beside = listed([below(top, own) for own in others])
+    beside = listed([below(top, child) for child in others])
     raise VitkitError(
         f"{name}: {below(top, lone.outer)} may be a split or a class, as {beside} beside it "
         f"{'is' if len(others) == 1 else 'are'} no split with class folders; {_OVERRIDE}"
     )
 
 
-def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], asked: LayoutName) -> None:
+def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], requested: LayoutName) -> None:
     for one, other in pairwise(splits):
         if one.split == other.split:
             named = f"{below(top, one.outer)} and {below(top, other.outer)}"
             raise VitkitError(f"{name}: {named} are both the {one.split} split; merge them, or move one away")
-    if asked == "splits":
+    if requested == "splits":
         return
     for split in splits:
         _refuse_doubtful(name, top, split.inner)
@@ -392,14 +394,14 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], asked: 
 
 def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -> None:
     first, *rest = splits
-    called = {own.name: split_of_folder(own.name) for split in splits for own in split.inner.full}
-    doubtful = [own for own in called if called[own] is not None]
-    if len({called[own] for own in doubtful}) > 1:
+    called = {item.name: split_of_folder(item.name) for split in splits for item in split.inner.full}
+    doubtful = [item for item in called if called[item] is not None]
+    if len({called[item] for item in doubtful}) > 1:
         raise VitkitError(f"{name}: {listed(sorted(doubtful))} lie in splits and look like splits; {_OVERRIDE}")
-    known = {own.name for own in first.inner.full}
-    by_case = {_alike(own): own for own in known}
+    known = {item.name for item in first.inner.full}
+    by_case = {_alike(item): item for item in known}
     for split in rest:
-        theirs = {own.name for own in split.inner.full}
+        theirs = {item.name for item in split.inner.full}
         for new in sorted(theirs - known):
             if _alike(new) in by_case:
                 one, other = f"{below(top, first.inner)}{by_case[_alike(new)]}", f"{below(top, split.inner)}{new}"
@@ -421,18 +423,18 @@ def _alike(name: str) -> str:
 def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
     """The layout class/split/image; None where there is none."""
     parts: list[ClassFolder] = []
-    for own in folder.full:
-        groups = list(grouped(own).values())
+    for child in folder.full:
+        groups = list(grouped(child).values())
         splits = settle_eval(groups[0]) if len(groups) == 1 else []
-        if own.has_images or len(splits) < len(own.full) or not all(split.inner.has_images for split in splits):
+        if child.has_images or len(splits) < len(child.full) or not all(split.inner.has_images for split in splits):
             return None
-        parts += [ClassFolder(split.outer.path, own.name, split.split) for split in splits]
+        parts += [ClassFolder(split.outer.path, child.name, split.split) for split in splits]
     if len(folder.full) < 2 or len({(part.name, part.split) for part in parts}) < len(parts):
         return None
     present = [split for split in _ORDER if any(part.split == split for part in parts)]
     return Layout(
-        classes=(*parts, *(ClassFolder(own.path, own.name) for own in folder.folders if not own.holds_images)),
-        between=(*between(top, folder), *(own.path for own in folder.full)),
+        classes=(*parts, *(ClassFolder(child.path, child.name) for child in folder.folders if not child.holds_images)),
+        between=(*between(top, folder), *(child.path for child in folder.full)),
         left_out=(),
         text=f"folders read as classes with splits in them: {len(folder.full)} with {', '.join(present)}",
     )

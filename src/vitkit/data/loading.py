@@ -63,13 +63,15 @@ class EpochSampler(Sampler[tuple[int, ...]]):
 
     def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
         """The classes in turn, each going through its images again and again, both in a random order."""
-        own: dict[int, list[int]] = {}  # the first class is the most often drawn, by one: which that is, chance decides
+        by_label: dict[
+            int, list[int]
+        ] = {}  # the first class is the most often drawn, by one: which that is, chance decides
         for i, label in zip(order.tolist(), labels[order].tolist(), strict=True):
-            own.setdefault(label, []).append(i)
-        classes = list(own)
+            by_label.setdefault(label, []).append(i)
+        classes = list(by_label)
         drawn = list[tuple[int, ...]]()
         for k in range(self.length):
-            images = own[classes[k % len(classes)]]
+            images = by_label[classes[k % len(classes)]]
             again, place = divmod(k // len(classes), len(images))
             drawn.append((self.epoch, images[place], again) if again else (self.epoch, images[place]))
         return drawn
@@ -219,15 +221,15 @@ class BatchedImages:
     @cached_property
     def _val_loader(self) -> DataLoader[Any]:
         rank, size = self.process
-        own = list(range(rank, len(self.val), size)) or [0]  # none may stay idle while others meet
-        return self._loader(self.val, sampler=own, batch_size=self.batch_size)
+        indices = list(range(rank, len(self.val), size)) or [0]  # none may stay idle while others meet
+        return self._loader(self.val, sampler=indices, batch_size=self.batch_size)
 
     def put_together(self, shares: Sequence[Tensor]) -> Tensor:
         """What the processes computed for the validation images, by rank, in the order of the images, each once."""
         whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
         for rank, share in enumerate(shares):
-            own = range(rank, len(self.val), self.process[1])
-            whole[rank :: self.process[1]] = share[: len(own)]
+            ranks = range(rank, len(self.val), self.process[1])
+            whole[rank :: self.process[1]] = share[: len(ranks)]
         return whole
 
     # --- Both ---------------------------------------------------------------------------------------
@@ -262,13 +264,13 @@ class TellOnce:
     """
 
     def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
-        self.tell, self.told = tell, False
+        self.tell, self.is_reported = tell, False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self.told:
-            self.told = True
+        if not self.is_reported:
+            self.is_reported = True
             self.tell(number, frame)  # raises when one was lost
-            self.told = False
+            self.is_reported = False
 
 
 def tell_lost_workers_once() -> None:
@@ -277,7 +279,7 @@ def tell_lost_workers_once() -> None:
         return  # Windows has no such signal, and only the main thread may set handlers
     tell = signal.getsignal(signal.SIGCHLD)
     if isinstance(tell, TellOnce):
-        tell.told = False
+        tell.is_reported = False
     elif callable(tell):
         signal.signal(signal.SIGCHLD, TellOnce(tell))
 

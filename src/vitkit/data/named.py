@@ -115,11 +115,11 @@ def _announcement(entry: DataSet) -> str:
 
 
 def _check(entry: DataSet, folder: Path) -> None:
-    found = [image for parent in _parents(entry, folder) for image in parent.glob("*/*")]
-    classes = {image.parent.name for image in found}
-    if (len(found), len(classes)) != (entry.images, entry.classes):
+    images = [image for parent in _parents(entry, folder) for image in parent.glob("*/*")]
+    classes = {image.parent.name for image in images}
+    if (len(images), len(classes)) != (entry.images, entry.classes):
         raise VitkitError(
-            f"the data set {entry.name}{_from(entry)} has {len(found):,} images in {len(classes)} classes, expected "
+            f"the data set {entry.name}{_from(entry)} has {len(images):,} images in {len(classes)} classes, expected "
             f"{entry.images:,} in {entry.classes}; {_instead(entry)}"
         )
 

@@ -33,9 +33,9 @@ class Archive:
 
         download_url(self.url, raw, "archive.tgz")
         with (raw / "archive.tgz").open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != self.sha256:
-            raise RuntimeError(f"the SHA-256 of {self.url} is {found[:16]}…, expected {self.sha256[:16]}…")
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != self.sha256:
+            raise RuntimeError(f"the SHA-256 of {self.url} is {actual[:16]}…, expected {self.sha256[:16]}…")
         extract_archive(raw / "archive.tgz", raw)
         for image in raw.glob("*/*/*.jpg"):
             _place(image, folder / image.parent.name)
@@ -219,7 +219,7 @@ class _Table(UserDict[str, DataSet]):
         return self.data[self._spelt(name)]
 
     def _spelt(self, name: str) -> str:
-        return next((own for own in self.data if _plain(own) == _plain(name)), name)
+        return next((column for column in self.data if _plain(column) == _plain(name)), name)
 
 
 def _plain(name: str) -> str:

@@ -101,8 +101,8 @@ class Preprocess:
 
     def picture_of(self, pixels: npt.NDArray[np.float32]) -> Image.Image:
         """Back from (C, height, width) normalised numbers to a picture; what is beyond black or white is cut off."""
-        own = pixels.transpose(1, 2, 0) * np.array(self.std) + np.array(self.mean)
-        levels = np.round(own * 255).clip(0, 255).astype(np.uint8)
+        values = pixels.transpose(1, 2, 0) * np.array(self.std) + np.array(self.mean)
+        levels = np.round(values * 255).clip(0, 255).astype(np.uint8)
         return Image.fromarray(levels[:, :, 0] if len(self.mean) == 1 else levels)
 
     @property

@@ -46,7 +46,7 @@ class Renaming:
             before, after = (set(table.task.names_in(label)) - {EXCLUDED} for label in (old, new))
             for name in before - kept:
                 votes.setdefault(name, Counter()).update(dict.fromkeys(sorted(after - before), count))
-        names = {old: own.most_common(1)[0][0] for old, own in votes.items() if own}
+        names = {old: counts.most_common(1)[0][0] for old, counts in votes.items() if counts}
         return cls(names, table.task)
 
     def __call__(self, label: str) -> str:
@@ -112,26 +112,26 @@ def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
             label_of[path] = table.cell_of(i)  # as the run had it: people edit the list
             labels[digest] = labels.get(digest, frozenset()) | {label_of[path]}
             splits[digest] = table.splits[i]
-    suggested = {contents[own.path]: (label_of[own.path], own.suggested) for own in suspects if own.path in label_of}
-    known = {own.digest: own for own in proposals if own.digest}
+    suggested = {contents[row.path]: (label_of[row.path], row.suggested) for row in suspects if row.path in label_of}
+    known = {row.digest: row for row in proposals if row.digest}
     return Earlier(run, labels, splits, suggested, known, is_ancestor)
 
 
 def earlier_runs(ancestors: Iterable[str | Path], places: Iterable[Path]) -> list[Earlier]:
     """Runs that may have proposed labels: those that a new one goes on from first, then the newest of some folders."""
-    found: dict[Path, Earlier] = {}
+    runs: dict[Path, Earlier] = {}
     for run in ancestors:
         if Path(run).is_dir():
-            for own in (Path(run), *folds_in(Path(run))):
-                if (told := read_earlier(own, is_ancestor=True)) is not None:
-                    found[own.resolve()] = told
+            for folder in (Path(run), *folds_in(Path(run))):
+                if (earlier := read_earlier(folder, is_ancestor=True)) is not None:
+                    runs[folder.resolve()] = earlier
     for place in places:
         lists = [file.parent for form in (LABEL_ERRORS, PROPOSALS) for file in place.glob(f"*/{form}")]
         lists += [file.parent for file in place.glob(f"*/fold-*/{LABEL_ERRORS}")]
         for run in sorted(dict.fromkeys(lists), key=_age)[:_MOST_RUNS]:
-            if run.resolve() not in found and (told := read_earlier(run)) is not None:
-                found[run.resolve()] = told
-    return list(found.values())
+            if run.resolve() not in runs and (earlier := read_earlier(run)) is not None:
+                runs[run.resolve()] = earlier
+    return list(runs.values())
 
 
 def _age(run: Path) -> float:
@@ -152,15 +152,19 @@ def read_proposals(run: Path) -> tuple[Proposal, ...]:
     """
     try:
         stored = from_json(read_text(run / PROPOSALS))
-        found = tuple(Proposal(**row) for row in stored)
-        texts = [text for own in found for text in (own.path, own.before, own.by, own.digest, own.split or "")]
+        proposals = tuple(Proposal(**row) for row in stored)
+        texts = [
+            text
+            for proposal in proposals
+            for text in (proposal.path, proposal.before, proposal.by, proposal.digest, proposal.split or "")
+        ]
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a row holds something else than text")
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError) as error:
         raise VitkitError(f"{run / PROPOSALS} is damaged: {error}") from error
-    return found
+    return proposals
 
 
 def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
@@ -172,11 +176,19 @@ def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
     if not stored:
         return ()
     place = dict(zip(split_from_file(run / SPLIT).paths, table.paths, strict=True))
-    lost = {own.digest for own in stored if own.path not in place and digest_of(table.at(own.path)) != own.digest}
-    found = by_content(table) if lost else {}
+    lost = {
+        proposal.digest
+        for proposal in stored
+        if proposal.path not in place and digest_of(table.at(proposal.path)) != proposal.digest
+    }
+    paths_of = by_content(table) if lost else {}
     return tuple(
-        own._replace(path=found.get(own.digest, own.path) if own.digest in lost else place.get(own.path, own.path))
-        for own in stored
+        proposal._replace(
+            path=paths_of.get(proposal.digest, proposal.path)
+            if proposal.digest in lost
+            else place.get(proposal.path, proposal.path)
+        )
+        for proposal in stored
     )
 
 
@@ -204,39 +216,39 @@ def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Seque
     """
     now = dict(zip(table.paths, map(table.cell_of, range(len(table))), strict=True))
     now |= {path: EXCLUDED for path, _, _ in table.left_out}
-    marked = {own.path: own for own in table.proposals}
-    runs = [(own, rename) for own in earlier if (rename := _renaming(own, table, digests, now)) is not None]
+    marked = {item.path: item for item in table.proposals}
+    runs = [(item, rename) for item in earlier if (rename := _renaming(item, table, digests, now)) is not None]
     split_of = {path: split for path, _, split in table.left_out}
     there = {digests.get(path) for path in table.paths} - {None}
-    found = []
+    proposals = []
     for path in dict.fromkeys((*now, *marked)):
         label, digest, mark = now.get(path), digests.get(path, ""), marked.get(path)
         if label == EXCLUDED and digest in there:
             continue
-        before, by = next(_told(label, digest, mark, runs), (label, ""))
+        before, by = next(_notes_about(label, digest, mark, runs), (label, ""))
         if before is not None and before != label:
             split = split_of.get(path) if label == EXCLUDED else mark.split if mark is not None else None
-            found.append(Proposal(path, before, by, split, digest))
-    return tuple(found)
+            proposals.append(Proposal(path, before, by, split, digest))
+    return tuple(proposals)
 
 
-def _told(
+def _notes_about(
     label: str | None, digest: str, mark: Proposal | None, runs: Sequence[tuple[Earlier, Renaming]]
 ) -> Iterator[tuple[str, str]]:
     """The label that a picture had before a proposal, and by whom: what tells of the earliest first."""
-    for own, rename in runs:
-        if own.is_ancestor and digest in own.proposals:
-            yield rename(own.proposals[digest].before), own.proposals[digest].by
+    for entry, rename in runs:
+        if entry.is_ancestor and digest in entry.proposals:
+            yield rename(entry.proposals[digest].before), entry.proposals[digest].by
     if mark is not None:
         yield mark.before, mark.by
-    for own, rename in runs:
-        if digest in own.proposals and label in set(map(rename, own.labels.get(digest, {EXCLUDED}))):
-            yield rename(own.proposals[digest].before), own.proposals[digest].by
-    for own, rename in runs:
-        if digest in own.suggested and label not in set(map(rename, own.labels[digest])):
-            before, suggested = map(rename, own.suggested[digest])
+    for entry, rename in runs:
+        if digest in entry.proposals and label in set(map(rename, entry.labels.get(digest, {EXCLUDED}))):
+            yield rename(entry.proposals[digest].before), entry.proposals[digest].by
+    for entry, rename in runs:
+        if digest in entry.suggested and label not in set(map(rename, entry.labels[digest])):
+            before, suggested = map(rename, entry.suggested[digest])
             if label in (EXCLUDED, suggested):
-                yield before, own.name
+                yield before, entry.name
 
 
 def _renaming(run: Earlier, table: ImageTable, digests: Mapping[str, str], now: Mapping[str, str]) -> Renaming | None:

@@ -140,22 +140,22 @@ class PictureRecord:
                 roles[i] = max(roles[i], role)
         names = tuple(dict.fromkeys((*later.names, *self.names)))
         number = {name: i for i, name in enumerate(names)}
-        own = np.array([number[name] for name in self.names], np.int32)
+        mapped = np.array([number[name] for name in self.names], np.int32)
         looks = [later, self] if self.has_thumbnails and later.has_thumbnails else []
         first, second = looks or [later.without_looks(), self.without_looks()]
         rest_of = rest if looks else []
-        own_keypoints = np.repeat(np.isin(np.arange(len(second.counts)), rest_of), second.counts)
+        keypoints_kept = np.repeat(np.isin(np.arange(len(second.counts)), rest_of), second.counts)
         return PictureRecord(
             digests=np.concatenate([later.digests, self.digests[rest]]),
             roles=np.concatenate([roles, self.roles[rest]]),
-            labels=np.concatenate([later.labels, own[self.labels[rest]] if rest else self.labels[:0]]),
+            labels=np.concatenate([later.labels, mapped[self.labels[rest]] if rest else self.labels[:0]]),
             names=names,
             scales=np.concatenate([first.scales, second.scales[rest_of]]),
             codes=np.concatenate([first.codes, second.codes[rest_of]]),
             is_whole=self.is_whole and later.is_whole,
             counts=np.concatenate([first.counts, second.counts[rest_of]]),
-            words=np.concatenate([first.words, second.words[own_keypoints]]),
-            places=np.concatenate([first.places, second.places[own_keypoints]]),
+            words=np.concatenate([first.words, second.words[keypoints_kept]]),
+            places=np.concatenate([first.places, second.places[keypoints_kept]]),
             aspects=np.concatenate([first.aspects, second.aspects[rest_of]]),
         )
 
@@ -278,11 +278,11 @@ def make_record(
     order = sorted(first.values())
     pixels = np.frombuffer(b"".join(facts[i].thumbnail for i in order), np.uint8)
     scales, codes = _encode(pixels.reshape(-1, THUMBNAIL, THUMBNAIL, 3))
-    own = [facts[i].digest[:DIGEST] for i in order]
+    digests = [facts[i].digest[:DIGEST] for i in order]
     described = Described.of([facts[i] for i in order])
     return PictureRecord(
-        digests=np.frombuffer(b"".join(own), np.uint8).reshape(-1, DIGEST),
-        roles=np.array([highest[digest] for digest in own], np.uint8),
+        digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST),
+        roles=np.array([highest[digest] for digest in digests], np.uint8),
         labels=np.array([number[labels[i]] for i in order], np.int32),
         names=names,
         scales=scales,
@@ -421,7 +421,7 @@ def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]
     for j, digest in enumerate(record.digests):
         labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
     known = {i: labels[digest] for i, fact in enumerate(facts) if (digest := fact.digest[:DIGEST]) in labels}
-    return frozenset(i for i, own in known.items() if not own & {table.name_of(i), UNLABELLED})
+    return frozenset(i for i, names in known.items() if not names & {table.name_of(i), UNLABELLED})
 
 
 def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
@@ -467,7 +467,7 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
         The split of each image, None where it is free; and the images that belong with pictures of different splits,
         which can be in none.
     """
-    fixed, moving, claimed = (_touched_by_group(overlap, groups, own) for own in ("fixed", "moving", "new"))
+    fixed, moving, claimed = (_touched_by_group(overlap, groups, status) for status in ("fixed", "moving", "new"))
     kept: list[str | None] = []
     torn = []
     for i, group in enumerate(groups):
@@ -497,11 +497,11 @@ def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]
 
 def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
     """All that became of the copies of the images of such a standing, for each group that has one."""
-    found: dict[int, set[str]] = {}
+    touched: dict[int, set[str]] = {}
     for i, group in enumerate(groups):
         if _standing(overlap, i) == standing:
-            found.setdefault(group, set()).update(overlap.touched[i])
-    return found
+            touched.setdefault(group, set()).update(overlap.touched[i])
+    return touched
 
 
 def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) -> list[str]:
@@ -517,4 +517,4 @@ def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) 
     for group, split in zip(twins, table.splits, strict=True):
         most[group] = highest(most.get(group), split)
     before = overlap.roles if overlap is not None else (None,) * len(table)
-    return [highest(most[group], own) or "test" for group, own in zip(twins, before, strict=True)]
+    return [highest(most[group], split_before) or "test" for group, split_before in zip(twins, before, strict=True)]

@@ -66,7 +66,7 @@ def register(kind: SourceKind) -> None:
     Raises:
         ValueError: there is one of this name or suffix, or it has none: there is one kind of folder.
     """
-    taken = {suffix for own in SOURCE_KINDS.values() for suffix in own.suffixes or ("",)}
+    taken = {suffix for kind_known in SOURCE_KINDS.values() for suffix in kind_known.suffixes or ("",)}
     if kind.name in SOURCE_KINDS or taken & set(kind.suffixes or ("",)):
         raise ValueError(f"there is a kind of source {kind.name!r} already, or one of its suffix")
     SOURCE_KINDS[kind.name] = kind
@@ -162,7 +162,7 @@ def find_source(data: str | Path) -> SourceKind | None:
         raise VitkitError(f"no such folder: {data} (and no data set of that name; known: {known})")
     kind = kind_of(root)
     if kind is None:
-        expected = " or ".join(own.tells for own in SOURCE_KINDS.values())
+        expected = " or ".join(known_kind.tells for known_kind in SOURCE_KINDS.values())
         raise VitkitError(f"{data} is a file; expected {expected}")
     return kind
 
@@ -170,14 +170,16 @@ def find_source(data: str | Path) -> SourceKind | None:
 def _within(table: ImageTable) -> str:
     """What else may have been meant, where the only class is made of folders."""
     folder = table.root / table.classes[0]
-    holds_folders = folder.is_dir() and any(own.is_dir() and not is_passed_over(own.name) for own in folder.iterdir())
+    holds_folders = folder.is_dir() and any(
+        child.is_dir() and not is_passed_over(child.name) for child in folder.iterdir()
+    )
     return f": if the folders in it are the classes, name {folder}" if holds_folders else ""
 
 
-def read_folders(name: str, root: Path, asked: LayoutName) -> ImageTable:
+def read_folders(name: str, root: Path, layout_name: LayoutName) -> ImageTable:
     """The images of a folder (`class/image`, `train/class/image`, see `layout.understand`)."""
     overlooked = Overlooked()
-    layout = understand(name, survey(root, overlooked), asked)
+    layout = understand(name, survey(root, overlooked), layout_name)
     return table_of_layout(
         name,
         root,
@@ -201,13 +203,13 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         refuse_encoding(name, data.read(64))
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets begin with a byte order mark
-            found = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
+            contents = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
-    has_several = "labels" in map(str.lower, found.titles) or any(
-        len(set(MULTI_LABEL.names_in(restored(own.get("label", "").strip())))) > 1 for _, own in found.rows
+    has_several = "labels" in map(str.lower, contents.titles) or any(
+        len(set(MULTI_LABEL.names_in(restored(cells.get("label", "").strip())))) > 1 for _, cells in contents.rows
     )
-    rows = [_csv_row(name, line, own, may_be_empty=has_several) for line, own in found.rows]
+    rows = [_csv_row(name, line, cells, may_be_empty=has_several) for line, cells in contents.rows]
     if not rows:
         raise VitkitError(f"{name} names no images: it has no rows below its header")
     without = sum(row[2] is None for row in rows)
@@ -219,13 +221,13 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
 
 
 def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
-    own = [sorted(set(MULTI_LABEL.names_in(row[1]))) for row in rows]
-    classes = tuple(sorted({label for labels in own for label in labels}))
+    names_of_rows = [sorted(set(MULTI_LABEL.names_in(row[1]))) for row in rows]
+    classes = tuple(sorted({label for labels in names_of_rows for label in labels}))
     if not classes:
         raise VitkitError(f"{name} names no classes: every label is empty")
     refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
-    sets, labels = MULTI_LABEL.encode([tuple(index[label] for label in labels) for labels in own])
+    sets, labels = MULTI_LABEL.encode([tuple(index[label] for label in labels) for labels in names_of_rows])
     return ImageTable(
         name=name,
         root=root.resolve(),
@@ -270,8 +272,8 @@ def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
     overlooked = Overlooked()
     paths = tuple(images_below(root, overlooked))
     if not paths:
-        told = "".join(f"; {line}" for line in overlooked.lines(root))
-        raise VitkitError(f"no images below {name}{told}")
+        notes = "".join(f"; {line}" for line in overlooked.lines(root))
+        raise VitkitError(f"no images below {name}{notes}")
     return ImageTable(
         name=name,
         root=root.resolve(),

@@ -34,13 +34,13 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
 
     In a multi-label table the paths are those of each set of classes, whose names are joined by `;`.
     """
-    names = [JOINT.join(table.classes[k] for k in own) for own in table.sets] or table.classes
+    names = [JOINT.join(table.classes[k] for k in split_or_labels) for split_or_labels in table.sets] or table.classes
     splits: dict[str, dict[str, list[str]]] = {
         name: {cls: [] for cls in names} for name in SPLITS if name in table.splits
     }
-    for path, label, own in zip(table.paths, table.labels, table.splits, strict=True):
-        if own is not None:
-            splits[own][names[label]].append(path)
+    for path, label, split_or_labels in zip(table.paths, table.labels, table.splits, strict=True):
+        if split_or_labels is not None:
+            splits[split_or_labels][names[label]].append(path)
     content = {
         "classes": list(table.classes),
         **({} if table.task is SINGLE_LABEL else {"task": table.task.name}),
@@ -151,14 +151,14 @@ class Changes:
     @property
     def text(self) -> str:
         """Such as `1 of the run's 18 test images is no longer what it was: 1 holds another picture (first: a.jpg)`."""
-        count, told = len(self.changed) + len(self.missing), []
+        count, parts = len(self.changed) + len(self.missing), []
         if self.changed:
             hold = plural(len(self.changed), "holds another picture", "hold other pictures")
-            told.append(f"{hold} (first: {self.changed[0]})")
+            parts.append(f"{hold} (first: {self.changed[0]})")
         if self.missing:
-            told.append(f"{plural(len(self.missing), 'is', 'are')} gone (first: {self.missing[0]})")
+            parts.append(f"{plural(len(self.missing), 'is', 'are')} gone (first: {self.missing[0]})")
         are = "is no longer what it was" if count == 1 else "are no longer what they were"
-        return f"{count} of the run's {self.images} {self.what} {are}: {', '.join(told)}"
+        return f"{count} of the run's {self.images} {self.what} {are}: {', '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:
         """For evaluation.json: `changed`, unless nothing has changed."""
@@ -304,13 +304,16 @@ def move_run(split_file: Path, root: Path) -> None:
     moved = {place[old]: digest for old, digest in contents.items() if old in place}
     if (groups := split_file.with_name(GROUPS)).is_file():
         stored = from_json(read_text(groups))
-        write_json(groups, [[place.get(path, path) for path in own] for own in stored])
+        write_json(groups, [[place.get(path, path) for path in entry] for entry in stored])
     if (proposals := split_file.with_name(PROPOSALS)).is_file():
         stored = from_json(read_text(proposals))
-        found = by_content(after) if any(own["path"] not in place for own in stored) else {}
+        paths_of = by_content(after) if any(entry["path"] not in place for entry in stored) else {}
         write_json(
             proposals,
-            [{**own, "path": place.get(own["path"]) or found.get(own["digest"], own["path"])} for own in stored],
+            [
+                {**entry, "path": place.get(entry["path"]) or paths_of.get(entry["digest"], entry["path"])}
+                for entry in stored
+            ],
         )
     write_json(split_file, {**split_to_dict(after), "contents": moved})
 
@@ -319,14 +322,14 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
     if not root.is_dir() and storage_at(root) is None:
         raise VitkitError(f"--data-root {root}: no such folder")
     table = replace(table, root=root.resolve(), storage=storage_at(root))
-    own = [digest_of(table.at(path)) for path in table.paths]
+    digests = [digest_of(table.at(path)) for path in table.paths]
     paths = list(table.paths)
-    lost = [i for i, path in enumerate(paths) if own[i] is None or own[i] != contents.get(path, own[i])]
+    lost = [i for i, path in enumerate(paths) if digests[i] is None or digests[i] != contents.get(path, digests[i])]
     if lost:
-        found = by_content(table)
+        paths_of = by_content(table)
         for i in lost:
-            paths[i] = found.get(contents.get(paths[i], ""), paths[i])
-    if all(own[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
+            paths[i] = paths_of.get(contents.get(paths[i], ""), paths[i])
+    if all(digests[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
         raise VitkitError(f"--data-root {root} holds none of the run's {len(table)} images (first: {table.paths[0]})")
     return _without_impostors(replace(table, paths=tuple(paths)), lost, table.paths)
 
@@ -345,27 +348,27 @@ def by_content(table: ImageTable) -> dict[str, str]:
     else:
         keys = sorted(table.storage.keys())
     keys = [key for key in keys if Path(key).suffix.lower() in SUFFIXES]
-    found: dict[str, str] = {}
+    paths_of: dict[str, str] = {}
     for done, key in enumerate(keys, start=1):
         digest = digest_of(table.at(key))
         if digest is not None:
-            found.setdefault(digest, key)
+            paths_of.setdefault(digest, key)
         progress("looking for the run's images", done, len(keys))
-    return found
+    return paths_of
 
 
 def _digests(files: Sequence[Place]) -> list[str | None]:
     """The digest of each file, None where it cannot be read. Files that have not changed since the doctor read them, as
     their size and times tell, are not read again."""
-    found: list[str | None] = []
+    digests: list[str | None] = []
     with Memory() as memory:
         stamps = [stamp_of(file) for file in files]
         known = memory.of_files(stamps)
         for done, (file, stamp) in enumerate(zip(files, stamps, strict=True), start=1):
             facts = None if stamp is None else known.get(stamp)
-            found.append(digest_of(file) if facts is None else facts.digest[:DIGEST].hex())
+            digests.append(digest_of(file) if facts is None else facts.digest[:DIGEST].hex())
             progress("looking whether the images have changed", done, len(files))
-    return found
+    return digests
 
 
 def digest_of(file: Place) -> str | None:

@@ -28,8 +28,8 @@ def classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
 def total(counts: Sequence[Counter[int]]) -> Counter[int]:
     """The counts, added up."""
     summed = Counter[int]()
-    for own in counts:
-        summed.update(own)
+    for vector in counts:
+        summed.update(vector)
     return summed
 
 
@@ -51,7 +51,9 @@ def deal_sets(
         for want, size, already in zip(wants, (images - val - test, val, test), have, strict=True):
             want[label] = size - already[label]
     parts = stratify(members, counts, wants, rng)
-    learned = {label for own, part in zip(counts, parts, strict=True) if part == 0 for label in own} | set(have[0])
+    learned = {label for counts_of, part in zip(counts, parts, strict=True) if part == 0 for label in counts_of} | set(
+        have[0]
+    )
     for i in sorted(range(len(members)), key=lambda i: len(members[i])):
         if not learned.issuperset(counts[i]):
             parts[i] = 0
@@ -81,7 +83,7 @@ def stratify(
     for i in sorted(rng.permutation(len(members)).tolist(), key=lambda i: -len(members[i])):
         for label in counts[i]:
             holders.setdefault(label, []).append(i)
-    left = {label: len(own) for label, own in holders.items()}
+    left = {label: len(numbers) for label, numbers in holders.items()}
     queue = [
         (groups, label) for label, groups in left.items()
     ]  # as they were at some time; those that changed are late
@@ -111,10 +113,10 @@ def members_of(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
 
 def by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[int]]]:
     """The groups of each class, in their order; a group is of the class of its first image."""
-    own: list[list[list[int]]] = [[] for _ in table.classes]
+    groups_of: list[list[list[int]]] = [[] for _ in table.classes]
     for images in members:
-        own[table.labels[images[0]]].append(images)
-    return own
+        groups_of[table.labels[images[0]]].append(images)
+    return groups_of
 
 
 def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:
@@ -139,7 +141,7 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
         others = Counter(names)
         if wanted > 0 and not others[name] and not trained and max(others.values(), default=0) > 1:
             rich = max(others, key=lambda other: others[other])
-            names[min((i for i, own in enumerate(names) if own == rich), key=lambda i: sizes[i])] = name
+            names[min((i for i, value in enumerate(names) if value == rich), key=lambda i: sizes[i])] = name
     return names
 
 
@@ -186,14 +188,14 @@ def split(
         raise VitkitError(f"split must be three fractions that sum to 1, train above 0, not {tuple(fractions)}")
     shares = np.array(fractions[1:], dtype=float)
     splits = list(table.splits)
-    given = {name for name in splits if name is not None}
-    if "val" in given:
+    present = {name for name in splits if name is not None}
+    if "val" in present:
         return table
-    if given:  # a train folder without a val folder; a test folder, if any, is the test split
-        shares = np.array([shares[0], 0.0 if "test" in given else shares[1]])
+    if present:  # a train folder without a val folder; a test folder, if any, is the test split
+        shares = np.array([shares[0], 0.0 if "test" in present else shares[1]])
     rng = np.random.default_rng(seed)
-    free = [i for i, own in enumerate(splits) if own in (None, "train")]
-    held = _keep(splits, free, kept, {"train", "val"} if given else set(SPLITS))
+    free = [i for i, item in enumerate(splits) if item in (None, "train")]
+    held = _keep(splits, free, kept, {"train", "val"} if present else set(SPLITS))
     groups = range(len(table)) if groups is None else groups
     members = members_of(groups, [i for i in free if i not in held])
     if table.sets:
@@ -205,12 +207,12 @@ def split(
     there: dict[int, Counter[str | None]] = {}
     for i in held:
         there.setdefault(table.labels[i], Counter())[splits[i]] += 1
-    for label, own in enumerate(by_class(table, members)):
-        rng.shuffle(own)
+    for label, item in enumerate(by_class(table, members)):
+        rng.shuffle(item)
         have = there.get(label, Counter())
-        val, test = sizes_of(sum(map(len, own)) + have.total(), shares)
-        dealt = deal([len(images) for images in own], val - have["val"], test - have["test"], trained=have["train"])
-        for images, name in zip(own, dealt, strict=True):
+        val, test = sizes_of(sum(map(len, item)) + have.total(), shares)
+        dealt = deal([len(images) for images in item], val - have["val"], test - have["test"], trained=have["train"])
+        for images, name in zip(item, dealt, strict=True):
             for i in images:
                 splits[i] = name
     return replace(table, splits=tuple(splits))
@@ -233,10 +235,10 @@ def check_trainable(table: ImageTable) -> None:
     Raises:
         VitkitError: there are none.
     """
-    given = [name for name in SPLITS if name in table.splits]
-    if given and "train" not in given:
+    present = [name for name in SPLITS if name in table.splits]
+    if present and "train" not in present:
         raise VitkitError(
-            f"{table.name} has {' and '.join(given)} images and none to train on; add a train split, "
+            f"{table.name} has {' and '.join(present)} images and none to train on; add a train split, "
             "or name a folder of class folders"
         )
 
@@ -268,7 +270,7 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
     """
     members = members_of(groups or range(len(table)), range(len(table)))
     counts = [classes_in(table, images) for images in members]
-    largest = max(Counter(label for own in counts for label in own).values())
+    largest = max(Counter(label for images_of_class in counts for label in images_of_class).values())
     if not 2 <= folds <= largest:
         raise VitkitError(f"folds must be between 2 and {largest}, the parts that the largest class has; not {folds}")
     rng = np.random.default_rng(seed)
@@ -281,10 +283,10 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
                 fold_of[i] = part
         return fold_of
     in_all = np.zeros(folds)
-    for own in by_class(table, members):
-        rng.shuffle(own)
+    for images_of_class in by_class(table, members):
+        rng.shuffle(images_of_class)
         have = np.zeros(folds)
-        for images in sorted(own, key=len, reverse=True):
+        for images in sorted(images_of_class, key=len, reverse=True):
             smallest = min(range(folds), key=lambda k: (have[k], in_all[k]))
             have[smallest] += len(images)
             in_all[smallest] += len(images)
@@ -305,8 +307,8 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
         VitkitError: it is found in no path, or finds the same in all.
         re.error: it is no regular expression.
     """
-    found = [re.search(pattern, path) for path in table.paths]
-    names = [match and (match[1] if match.re.groups else match[0]) for match in found]
+    matches = [re.search(pattern, path) for path in table.paths]
+    names = [match and (match[1] if match.re.groups else match[0]) for match in matches]
     if len(set(names)) == 1:
         what = f"is found in no path, such as {table.paths[0]!r}" if names[0] is None else f"finds {names[0]!r} in all"
         raise VitkitError(f"--group-by {pattern!r} {what}; it should find the name of the scene")
@@ -333,7 +335,7 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
         VitkitError: there are more classes to keep an image of than images to keep.
     """
     rng = np.random.default_rng(seed)
-    drawn = rng.permutation([i for i, own in enumerate(table.splits) if own == "train"]).tolist()
+    drawn = rng.permutation([i for i, split_name in enumerate(table.splits) if split_name == "train"]).tolist()
     ranked = in_proportion(drawn, table.labels)  # one order for every limit
     if limit >= len(ranked):
         return table
@@ -347,7 +349,7 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
             f"--max-images {limit} is too few to train on: the {len(first)} classes need {len(of_each_class)} images"
         )
     kept = set(sorted(ranked, key=lambda i: i not in of_each_class)[:limit])
-    return table.take([i for i, own in enumerate(table.splits) if own != "train" or i in kept])
+    return table.take([i for i, split_name in enumerate(table.splits) if split_name != "train" or i in kept])
 
 
 def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
@@ -357,9 +359,10 @@ def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
         images: indices, in the order in which images of one label are to come.
         labels: of all images.
     """
-    own: dict[int, list[int]] = {}
+    by_class: dict[int, list[int]] = {}
     for i in images:
-        own.setdefault(labels[i], []).append(i)
+        by_class.setdefault(labels[i], []).append(i)
     return [
-        i for _, i in sorted(((depth + 0.5) / len(same), i) for same in own.values() for depth, i in enumerate(same))
+        i
+        for _, i in sorted(((depth + 0.5) / len(same), i) for same in by_class.values() for depth, i in enumerate(same))
     ]

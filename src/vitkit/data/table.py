@@ -112,7 +112,7 @@ class ImageTable:
 
     def set_targets(self) -> list[list[float]]:
         """(S, K) the target of each of `sets`, so that an image's is the row of its label."""
-        return [_indicator(own, len(self.classes)) for own in self.sets]
+        return [_indicator(labels, len(self.classes)) for labels in self.sets]
 
     def counts(self) -> dict[str, int]:
         """Images per class; one of several classes counts in each."""
@@ -132,13 +132,13 @@ class ImageTable:
         """The same rows, without the classes (and sets of them) that no row has."""
         present = sorted({label for i in range(len(self)) for label in self.classes_of(i)})
         new = {label: i for i, label in enumerate(present)}
-        own = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
-        sets, labels = self.task.encode(own)
+        label_sets = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
+        sets, labels = self.task.encode(label_sets)
         return replace(self, classes=tuple(self.classes[label] for label in present), labels=labels, sets=sets)
 
     def of_split(self, split: str) -> ImageTable:
         """The rows of one split."""
-        return self.take([i for i, own in enumerate(self.splits) if own == split])
+        return self.take([i for i, split_name in enumerate(self.splits) if split_name == split])
 
 
 def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None = None) -> ImageTable:

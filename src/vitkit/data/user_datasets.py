@@ -84,18 +84,18 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
             raise _UnknownError("it has no attribute `transform` that says so")
         for step in transforms:
             _read(step, steps)
-        found = _preprocess_of(steps, shape)
-        _try_on_files(dataset, found, item)
+        preprocess = _preprocess_of(steps, shape)
+        _try_on_files(dataset, preprocess, item)
     except _UnknownError as error:
         raise VitkitError(str(error)) from None
-    return found
+    return preprocess
 
 
 def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and standard deviation by which a dataset's transforms normalise; None where they do not, or hide it."""
-    found = [(step.mean, step.std) for step in _transforms_of(dataset) if _is(step, "Normalize")]
+    scales = [(step.mean, step.std) for step in _transforms_of(dataset) if _is(step, "Normalize")]
     try:
-        (mean, std), *_ = [(_numbers_transforms(mean), _numbers_transforms(std)) for mean, std in found]
+        (mean, std), *_ = [(_numbers_transforms(mean), _numbers_transforms(std)) for mean, std in scales]
     except (ValueError, _UnknownError):
         return None
     return mean, std
@@ -109,9 +109,9 @@ def _transforms_of(dataset: Any) -> Iterator[Any]:
     below = getattr(dataset, "dataset", None)
     if below is not None and below is not dataset:
         yield from _transforms_of(below)
-    own = getattr(dataset, "transform", None)
-    if own is not None:
-        yield from _flat(own)
+    transform = getattr(dataset, "transform", None)
+    if transform is not None:
+        yield from _flat(transform)
 
 
 def _flat(transform: Any) -> Iterator[Any]:
@@ -194,10 +194,10 @@ def _sides(size: Any) -> tuple[int, ...]:
 
 
 def _numbers_transforms(values: Any) -> tuple[float, ...]:
-    own = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
-    if not isinstance(own, Iterable):
-        own = (own,)
-    numbers = tuple(own)
+    values_list = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
+    if not isinstance(values_list, Iterable):
+        values_list = (values_list,)
+    numbers = tuple(values_list)
     if not all(map(is_number, numbers)):
         raise _UnknownError("Normalize without numbers")
     return tuple(map(float, numbers))
@@ -206,7 +206,7 @@ def _numbers_transforms(values: Any) -> tuple[float, ...]:
 def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
     channels, *size = shape
     mean, std = steps.mean or (0.0,), steps.std or (1.0,)
-    mean, std = (own * channels if len(own) == 1 else own for own in (mean, std))
+    mean, std = (numbers * channels if len(numbers) == 1 else numbers for numbers in (mean, std))
     if not len(mean) == len(std) == channels:
         raise _UnknownError(f"Normalize is of {len(mean)} channels, and the tensors have {channels}")
     if not steps.is_float:
@@ -233,14 +233,14 @@ def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], An
     """Prepare the files of some images, where the dataset tells which they are, and compare with what it gives."""
     for index in np.linspace(0, len(dataset) - 1, _TRIED).astype(int).tolist() if len(dataset) else ():
         file = _file_of(dataset, index)
-        given = None if file is None else item(index)
-        if file is None or not isinstance(given, Tensor):
+        pixels_of_item = None if file is None else item(index)
+        if file is None or not isinstance(pixels_of_item, Tensor):
             continue
         try:
             expected = preprocess(decode(file, preprocess.short_side))
         except VitkitError:
             continue
-        gap = np.abs(expected - given.numpy()) * np.array(preprocess.std)[:, None, None] * 255
+        gap = np.abs(expected - pixels_of_item.numpy()) * np.array(preprocess.std)[:, None, None] * 255
         if gap.mean() > _LEVELS:
             raise _UnknownError(
                 f"it makes of {file.name} other pixels than its transforms say, by {gap.mean():.0f} of 255 levels in "
@@ -253,7 +253,9 @@ def _file_of(dataset: Any, index: int) -> Path | None:
     if below is not None:
         indices = getattr(dataset, "indices", None)
         return None if indices is None else _file_of(below, int(indices[index]))
-    paths = next((own for name in _PATHS if isinstance(own := getattr(dataset, name, None), Sequence)), None)
+    paths = next(
+        (candidate for name in _PATHS if isinstance(candidate := getattr(dataset, name, None), Sequence)), None
+    )
     if paths is None or not 0 <= index < len(paths):
         return None
     entry = paths[index]
@@ -424,13 +426,13 @@ class Survey:
         """
         return [
             Facts(
-                bytes.fromhex(own.digest),
-                width=own.width,
-                height=own.height,
-                thumbnail=_to_rgb(own.thumbnail, preprocess),
-                keypoints=own.keypoints,
+                bytes.fromhex(look.digest),
+                width=look.width,
+                height=look.height,
+                thumbnail=_to_rgb(look.thumbnail, preprocess),
+                keypoints=look.keypoints,
             )
-            for own in self.looks
+            for look in self.looks
         ]
 
     @property
@@ -439,15 +441,15 @@ class Survey:
         whole = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
         return hashlib.sha256(repr(whole).encode()).hexdigest()
 
-    def preprocess_of(self, datasets: Datasets, own: Preprocess) -> tuple[Preprocess, list[str]]:
+    def preprocess_of(self, datasets: Datasets, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
         """How files are to be prepared for the trained model, and what the caller should know of that, a line each.
 
         Tensors that are judged by decide: a file must become what the validation images are.
 
         Args:
             datasets: that were looked through.
-            own: the preprocessing of the model, whose size the tensors have (`check`), and by which pictures that are
-                no tensors are prepared.
+            preprocess: the preprocessing of the model. Its size is that of the tensors (`check`), and it prepares
+                pictures that are no tensors.
 
         Returns:
             One with `unknown` where tensors are given and their transforms cannot be read.
@@ -456,18 +458,20 @@ class Survey:
         if datasets.val is not None and "val" in self.table.splits:
             name, dataset = "val", datasets.val
         if name not in {each for each, _ in self.shapes}:
-            return own, []
+            return preprocess, []
         try:
-            found = read_preprocess(dataset, (len(own.mean), *own.size), lambda i: item_of(dataset, i, name)[0])
+            read = read_preprocess(
+                dataset, (len(preprocess.mean), *preprocess.size), lambda i: item_of(dataset, i, name)[0]
+            )
         except VitkitError as error:
             unknown = f"{name}_dataset gave tensors, and {error}"
-            told = f"note: the model will answer about no files: {unknown}; say how they are made with preprocess="
-            return replace(own, unknown=unknown), [told]
-        judged, learned = (found.mean, found.std), read_scale(datasets.train)
+            note = f"note: the model will answer about no files: {unknown}; say how they are made with preprocess="
+            return replace(preprocess, unknown=unknown), [note]
+        judged, learned = (read.mean, read.std), read_scale(datasets.train)
         if name == "train" or learned is None or learned == judged:
-            return found, []
+            return read, []
         theirs, ours = (f"mean {_numbers(mean)}, std {_numbers(std)}" for mean, std in (learned, judged))
-        return found, [f"problem: train_dataset normalises by {theirs}, and val_dataset by {ours}"]
+        return read, [f"problem: train_dataset normalises by {theirs}, and val_dataset by {ours}"]
 
     def check(self, preprocess: Preprocess) -> None:
         """Refuse tensors that a model does not read.
@@ -490,9 +494,9 @@ def survey(datasets: Datasets) -> Survey:
     names, labels, splits = datasets.names(), list[int](), list[str]()
     contents, shapes = dict[str, str](), dict[tuple[str, tuple[int, ...]], str]()
     looks: list[Look] = []
-    given = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
-    lengths = {name: _length(dataset, name) for name, dataset in given.items()}
-    for name, dataset in given.items():
+    named_datasets = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
+    lengths = {name: _length(dataset, name) for name, dataset in named_datasets.items()}
+    for name, dataset in named_datasets.items():
         for index in range(lengths[name]):
             image, label = item_of(dataset, index, name)
             if not 0 <= label < len(names):
@@ -508,7 +512,7 @@ def survey(datasets: Datasets) -> Survey:
     shared = sum(digest in trained for path, digest in contents.items() if path.startswith("val/"))
     is_fixed = all(
         _content(item_of(dataset, 0, name)[0]) == contents[f"{name}/0"]
-        for name, dataset in given.items()
+        for name, dataset in named_datasets.items()
         if lengths[name]
     )
     table = ImageTable(NAME, Path(), names, tuple(contents), tuple(labels), tuple(splits))

@@ -51,16 +51,16 @@ class Overlooked:
 
     def lines(self, root: Path | None = None) -> list[str]:
         """What the user should know of it, a sentence each, with folders as seen from `root`."""
-        told = []
+        lines = []
         if self.closed:
             named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
             folders = plural(len(named), "folder", "folders")
-            told.append(f"{folders} cannot be read, and what is in there is left out: {listed(named)}")
+            lines.append(f"{folders} cannot be read, and what is in there is left out: {listed(named)}")
         if self.hidden:
             folders = plural(len(self.hidden), "hidden folder", "hidden folders")
             names = listed([_from(root, folder) for folder in sorted(self.hidden)])
-            told.append(f"images in {folders} are left out; rename what is meant to be read: {names}")
-        return told
+            lines.append(f"images in {folders} are left out; rename what is meant to be read: {names}")
+        return lines
 
 
 def _from(root: Path | None, folder: str) -> str:
@@ -89,17 +89,17 @@ def _has_images(folder: str | Path) -> bool:
 
 def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
     """The image files below a folder, as seen from it, with `/`; the others are noted in `overlooked`."""
-    found = []
+    keys = []
     for parent, files in _walk(folder, overlooked):  # names: a Path takes as long as all the rest
         below = os.path.relpath(parent, folder).replace(os.sep, "/")
         before = "" if below == "." else f"{below}/"
         for name in files:
             reason = why_ignored(name)
             if reason is None:
-                found.append(before + name)
+                keys.append(before + name)
             else:
                 overlooked.ignored[reason] += 1
-    return found
+    return keys
 
 
 def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
@@ -149,18 +149,18 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
         raise VitkitError('one of the sources is empty (""): name a file, a folder or a pattern; . is this folder')
     closed = len(overlooked.closed)
     if Path(source).exists() or below_storage(source) is not None:
-        found = _as_given(source, overlooked)
+        paths = _as_named(source, overlooked)
     else:
         _note_closed(source, overlooked)
         matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as it was given
         if not matches and len(overlooked.closed) == closed:
             raise VitkitError(f"no such file, folder or pattern: {source}")
-        found = [path for match in matches for path in _as_given(match, overlooked)]
-    if not found:
+        paths = [path for match in matches for path in _as_named(match, overlooked)]
+    if not paths:
         unread = list(overlooked.closed.items())[closed:]
         because = f": {unread[0][0]} cannot be read ({unread[0][1]})" if unread else ""
         raise VitkitError(f"no images in {source}{because}")
-    return sorted(found, key=natural)
+    return sorted(paths, key=natural)
 
 
 def _below(source: str, stored: Stored) -> list[str]:
@@ -169,10 +169,10 @@ def _below(source: str, stored: Stored) -> list[str]:
     if stored.key in keys:
         return [source]
     above = f"{stored.key}/" if stored.key else ""
-    found = [key for key in keys if key.startswith(above) and _is_image(key.removeprefix(above))]
-    if not found and above and not any(key.startswith(above) for key in keys):
+    images = [key for key in keys if key.startswith(above) and _is_image(key.removeprefix(above))]
+    if not images and above and not any(key.startswith(above) for key in keys):
         raise VitkitError(f"no such file or folder in {stored.storage.name}: {stored.key}")
-    return [f"{source.rstrip('/')}/{key.removeprefix(above)}" for key in found]
+    return [f"{source.rstrip('/')}/{key.removeprefix(above)}" for key in images]
 
 
 def _is_image(key: str) -> bool:
@@ -192,7 +192,7 @@ def _note_closed(pattern: str, overlooked: Overlooked) -> None:
                     overlooked.close(error)
 
 
-def _as_given(source: str, overlooked: Overlooked) -> list[str]:
+def _as_named(source: str, overlooked: Overlooked) -> list[str]:
     """The images of a folder, an archive or a folder in one; a file is itself."""
     if not Path(source).is_dir():
         stored = below_storage(source)

@@ -167,8 +167,8 @@ def to_csv(models: Sequence[dict[str, Any]]) -> str:
     writer.writerow(("model", *_TABLE_KEYS))
     for model in models:
         for run in model["runs"]:
-            told = {**run, "caveats": "; ".join(run["caveats"])}
-            row = [model["name"], *(told[key] for key in _TABLE_KEYS)]
+            cells = {**run, "caveats": "; ".join(run["caveats"])}
+            row = [model["name"], *(cells[key] for key in _TABLE_KEYS)]
             writer.writerow("" if cell is None else harmless(cell) if isinstance(cell, str) else cell for cell in row)
     return text.getvalue()
 
@@ -233,13 +233,13 @@ def compare(
         OSError: the folder cannot be written.
     """
     refuse_not_compared(fields, "a comparison")
-    asked = {**_asked(data, models, recipe, seeds, fractions, budget), "stress": list(stresses_of(stress))}
+    arguments = {**_arguments(data, models, recipe, seeds, fractions, budget), "stress": list(stresses_of(stress))}
     shared: dict[str, Any] = {**fields}
     with ExitStack() as hold:
         if resume:
-            folder, plan = _taken_up(out, asked, shared, hold)
+            folder, plan = _taken_up(out, arguments, shared, hold)
         else:
-            folder, plan = _begun(out, asked, shared, say, hold)
+            folder, plan = _begun(out, arguments, shared, say, hold)
         from vitkit.experiments.comparison_runs import make_all
 
         try:
@@ -249,10 +249,10 @@ def compare(
             raise
         if past_help:
             plan = _without(past_help, plan, say)
-        return _conclude(plan, folder, asked["stress"] or plan.asked["stress"])
+        return _conclude(plan, folder, arguments["stress"] or plan.arguments["stress"])
 
 
-def _asked(
+def _arguments(
     data: str | Path | None,
     models: str | Sequence[str] | None,
     recipe: str | Path | None,
@@ -274,22 +274,22 @@ def _asked(
 
 
 def _begun(
-    out: str | Path | None, asked: dict[str, Any], fields: dict[str, Any], say: Say, hold: ExitStack
+    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], say: Say, hold: ExitStack
 ) -> tuple[Path, Plan]:
     """A folder that is held, with a plan in it."""
     for name in ("data", "models"):
-        if asked[name] is None:
+        if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
-    check_data(asked["data"])
+    check_data(arguments["data"])
     from vitkit.data.corrections import read_corrected
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.training.run_folder import check_place, new_run_folder
 
-    table = read_corrected(asked["data"], fields.get("labels"), fields.get("layout", "auto"))
+    table = read_corrected(arguments["data"], fields.get("labels"), fields.get("layout", "auto"))
     check_place(out, table, None, "none")
     if out is not None:
         PLACE.reserve(out, hold)
-    plan = make_plan(asked, fields)
+    plan = make_plan(arguments, fields)
     folder = Path(out) if out is not None else new_run_folder(f"compare-{table.root.name}", hold)
     write_json(folder / PLAN, {"vitkit": vitkit.__version__, "fields": fields, "plan": plan.to_dict()})
     for note in plan.notes:
@@ -299,7 +299,7 @@ def _begun(
 
 
 def _taken_up(
-    out: str | Path | None, asked: dict[str, Any], fields: dict[str, Any], hold: ExitStack
+    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
     """The folder of a comparison that was begun, held again, and its plan; what is said anew must be as it was."""
     from vitkit.experiments.comparison_plan import Plan
@@ -310,10 +310,12 @@ def _taken_up(
         before, plan = stored["fields"], Plan.from_dict(stored["plan"])
     except (ValueError, KeyError, TypeError) as error:
         raise PLACE.damaged(folder) from error
-    usual = _asked(None, None, None, 3, "1", None)
+    usual = _arguments(None, None, None, 3, "1", None)
     for name in _SETTINGS:
-        if asked[name] not in (usual[name], plan.asked[name]):
-            raise VitkitError(f"--{name} {asked[name]}: the comparison in {out} was begun with {plan.asked[name]}")
+        if arguments[name] not in (usual[name], plan.arguments[name]):
+            raise VitkitError(
+                f"--{name} {arguments[name]}: the comparison in {out} was begun with {plan.arguments[name]}"
+            )
     for name, value in fields.items():
         plain = list(value) if isinstance(value, tuple) else value
         if plain != before.get(name):
@@ -361,13 +363,13 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
     costs = costs_of(plan, folder, device)
     families = families_of(plan, judged)
     models = [of_model(name, plan, folder, families, costs[name]) for name in plan.models]
-    by_fraction = [pairs_of(plan, own) for own in families]
+    by_fraction = [pairs_of(plan, family) for family in families]
     figures = {
-        "data": without_place(plan.asked["data"]),
+        "data": without_place(plan.arguments["data"]),
         "vitkit": vitkit.__version__,
         "seeds": list(plan.seeds),
         "fractions": list(plan.fractions),
-        "budget": plan.asked["budget"],
+        "budget": plan.arguments["budget"],
         "split": judging.split,
         "chosen_on": list(judging.chosen_on),
         "test_images": len(judged[-1].paths),
@@ -412,16 +414,16 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     folders = list(dict.fromkeys(last.values()))
     classifiers = {folder.name: load(folder) for folder in folders}
     speeds = _speeds(classifiers, out / SPEEDS, device)
-    found = {}
+    costs = {}
     for name, folder in last.items():
         model = classifiers[folder.name].model
-        found[name] = {
+        costs[name] = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": _gmacs(model),
             "file_bytes": (folder / WEIGHTS).stat().st_size,
             "predict_images_per_s": speeds[folder.name],
         }
-    return found
+    return costs
 
 
 def _gmacs(model: Any) -> float:
@@ -454,7 +456,7 @@ def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> d
 
         return once
 
-    works = {name: work(own) for name, own in classifiers.items()}
+    works = {name: work(opened) for name, opened in classifiers.items()}
     times = interleave(works, ROUNDS, stopwatch=stopwatch_for(place))
     speeds = {name: timing.rate(BATCH).median for name, timing in times.items()}
     write_json(file, speeds)

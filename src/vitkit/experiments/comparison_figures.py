@@ -63,7 +63,7 @@ class Judged:
 
     def of(self, model: str) -> npt.NDArray[np.bool_]:
         """Which images each seed's training has right, (S, n)."""
-        return np.stack([own for (name, _), own in sorted(self.answers.items()) if name == model])
+        return np.stack([answers for (name, _), answers in sorted(self.answers.items()) if name == model])
 
     @cached_property
     def chance(self) -> float:
@@ -87,11 +87,11 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
         answers[job.model, job.seed] = is_right
     assert known is not None
     kept = [place for place, path in enumerate(known[0]) if path not in judging.left_out]
-    paths, labels = (tuple(own[place] for place in kept) for own in known)
+    paths, labels = (tuple(numbers[place] for place in kept) for numbers in known)
     groups = groups_from_file(out / plan.jobs[0].folder / GROUPS)
     number = {path: groups.get(path, len(groups) + place) for place, path in enumerate(paths)}
-    own = np.array([number[path] for path in paths])
-    units = Units.of(len(own), own if len(set(own.tolist())) < len(own) else None)
+    numbers = np.array([number[path] for path in paths])
+    units = Units.of(len(numbers), numbers if len(set(numbers.tolist())) < len(numbers) else None)
     judged = {run: is_right[kept] for run, is_right in answers.items()}
     return Judged(fraction, paths, labels, judged, units, judging.split)
 
@@ -124,18 +124,22 @@ class JudgedFamily:
 def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
     """The models at each fraction; how far seeds move them is estimated from all models at all fractions."""
     places, answers, spreads = [], [], []
-    for own in judged:
-        jobs = [job for job in plan.jobs if job.fraction == own.fraction]
+    for judged_fraction in judged:
+        jobs = [job for job in plan.jobs if job.fraction == judged_fraction.fraction]
         folders = {name: tuple(sorted(job.folder for job in jobs if job.model == name)) for name in plan.models}
         name_of = {each: name for name, each in reversed(folders.items())}  # the first of those that share their runs
         different = list(dict.fromkeys(folders.values()))
         places.append({name: different.index(each) for name, each in folders.items()})
-        answers.append(np.stack([own.of(name_of[each]) for each in different]))
+        answers.append(np.stack([judged_fraction.of(name_of[each]) for each in different]))
         draws_subsets = any(job.fields.get("max_images") for job in jobs)
-        spreads.append(SeedSpread.of(answers[-1], own.units, is_shared=draws_subsets))
+        spreads.append(SeedSpread.of(answers[-1], judged_fraction.units, is_shared=draws_subsets))
     return [
-        JudgedFamily(own, Family(right, own.units, spread, [other for other in spreads if other is not spread]), place)
-        for own, right, spread, place in zip(judged, answers, spreads, places, strict=True)
+        JudgedFamily(
+            judged_fraction,
+            Family(right, judged_fraction.units, spread, [other for other in spreads if other is not spread]),
+            place,
+        )
+        for judged_fraction, right, spread, place in zip(judged, answers, spreads, places, strict=True)
     ]
 
 
@@ -150,8 +154,8 @@ def of_run(job: Job, out: Path, gmacs: float | None, judged: Judged) -> dict[str
     """
     folder = out / job.folder
     figures = read_figures(folder / EVALUATION)
-    own, counted = headline_of(figures), counted_figures(figures)
-    counted = counted if own.images == len(judged.paths) else {}
+    quoted, counted = headline_of(figures), counted_figures(figures)
+    counted = counted if quoted.images == len(judged.paths) else {}
     rows = read_metrics(folder / METRICS)
     seconds = rows[-1].get("seconds") if rows else None
     epochs = int(rows[-1]["epoch"]) + 1 if rows else None
@@ -166,7 +170,7 @@ def of_run(job: Job, out: Path, gmacs: float | None, judged: Judged) -> dict[str
         "accuracy": float(judged.answers[job.model, job.seed].mean()),
         "loss": counted.get("loss"),
         "ece": counted.get("ece"),
-        "caveats": [caveat.text for caveat in own.caveats if caveat.kind != "seen"],
+        "caveats": [caveat.text for caveat in quoted.caveats if caveat.kind != "seen"],
         "epochs": epochs,
         "seconds": seconds,
         "train_images_per_s": epochs * job.images / seconds if epochs and seconds else None,
@@ -190,11 +194,11 @@ def _when(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     judged = [row for row in rows if "val_acc" in row]
     goal = next((row for row in judged if row["val_acc"] >= GOAL), {})
     best = max(judged, key=lambda row: row["val_acc"], default={})
-    found: dict[str, Any] = {}
+    by_date: dict[str, Any] = {}
     for name, row in (("to_90", goal), ("to_best", best)):
-        found[f"epochs_{name}"] = int(row["epoch"]) + 1 if row else None
-        found[f"seconds_{name}"] = row.get("seconds")
-    return found
+        by_date[f"epochs_{name}"] = int(row["epoch"]) + 1 if row else None
+        by_date[f"seconds_{name}"] = row.get("seconds")
+    return by_date
 
 
 _MIDDLES = ("train_images_per_s", "peak_memory", "epochs_to_best", "seconds_to_best")
@@ -213,33 +217,33 @@ def of_model(
         families: the models at each fraction, the smallest first.
         costs: what was measured of the model itself.
     """
-    of_fraction = {own.judged.fraction: own.judged for own in families}
+    of_fraction = {family.judged.fraction: family.judged for family in families}
     runs = [of_run(job, out, costs["gmacs"], of_fraction[job.fraction]) for job in plan.jobs if job.model == name]
     last = [run for run in runs if run["fraction"] == plan.fractions[-1]]
-    found: dict[str, Any] = {"name": name}
+    figures: dict[str, Any] = {"name": name}
     for key in _MEANS:
         values = [run[key] for run in last]
-        found[key] = None if None in values else statistics.mean(values)
-    found["interval"] = list(families[-1].family.interval(families[-1].place[name]))
-    found |= costs
+        figures[key] = None if None in values else statistics.mean(values)
+    figures["interval"] = list(families[-1].family.interval(families[-1].place[name]))
+    figures |= costs
     for key in _MIDDLES:
         values = [run[key] for run in last if run[key] is not None]
-        found[key] = statistics.median(values) if values else None
+        figures[key] = statistics.median(values) if values else None
     reached = [run for run in last if run["epochs_to_90"] is not None]
-    found["reached_90"] = len(reached)
+    figures["reached_90"] = len(reached)
     for key in ("epochs_to_90", "seconds_to_90"):
         values = [run[key] for run in reached if run[key] is not None]
-        found[key] = statistics.median(values) if len(reached) == len(last) and values else None
-    found["by_fraction"] = [
+        figures[key] = statistics.median(values) if len(reached) == len(last) and values else None
+    figures["by_fraction"] = [
         {
-            "fraction": own.judged.fraction,
-            "accuracy": float(own.family.accuracy[own.place[name]]),
-            "interval": list(own.family.interval(own.place[name])),
+            "fraction": family.judged.fraction,
+            "accuracy": float(family.family.accuracy[family.place[name]]),
+            "interval": list(family.family.interval(family.place[name])),
         }
-        for own in families
+        for family in families
     ]
     caveats = list(dict.fromkeys(text for run in runs for text in run["caveats"]))
-    return {**found, "caveats": caveats, "runs": runs}
+    return {**figures, "caveats": caveats, "runs": runs}
 
 
 # --- Every two models -------------------------------------------------------------------------------------
@@ -261,7 +265,10 @@ def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
             row |= {"difference": 0.0, **none, "trained": none, "better": {"recipe": None, "trained": None}}
             rows.append({**row, "verdict": text})
             continue
-        recipe, of_these = (found[key] if key in found else found[key[::-1]].reversed() for found in (recipes, trained))
+        recipe, of_these = (
+            differences[key] if key in differences else differences[key[::-1]].reversed()
+            for differences in (recipes, trained)
+        )
         row |= {"difference": recipe.mean, **numbers_of(recipe), "trained": numbers_of(of_these)}
         row["better"] = {
             "recipe": better_of(a, b, recipe) if family.seeds > 1 else None,
@@ -272,14 +279,19 @@ def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
     return rows
 
 
-def numbers_of(own: Difference) -> dict[str, Any]:
+def numbers_of(difference: Difference) -> dict[str, Any]:
     """What is stored of a difference, but for its mean."""
-    return {"interval": list(own.interval), "p": own.p, "p_alone": own.p_alone, "needed": own.needed}
+    return {
+        "interval": list(difference.interval),
+        "p": difference.p,
+        "p_alone": difference.p_alone,
+        "needed": difference.needed,
+    }
 
 
-def better_of(a: str, b: str, own: Difference) -> str | None:
+def better_of(a: str, b: str, difference: Difference) -> str | None:
     """The better one of two models; None where they cannot be told apart."""
-    return (a if own.mean > 0 else b) if own.is_told_apart else None
+    return (a if difference.mean > 0 else b) if difference.is_distinguished else None
 
 
 def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:
@@ -299,30 +311,30 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
         first, second, of_recipe, of_trained = (b, a, recipe.reversed(), trained.reversed())
     better, needed = f"{first} is better than {second} here", _POINTS * recipe.needed
     alone = "" if seeds > 1 else "; one seed: of these trained models, not of another training"
-    if seeds > 1 and recipe.is_told_apart:
+    if seeds > 1 and recipe.is_distinguished:
         return f"{better}, under other seeds too: {_gain(of_recipe)}"
-    if seeds > 1 and trained.is_told_apart:
+    if seeds > 1 and trained.is_distinguished:
         rest = f"under other seeds it is open: with {seeds} seeds that takes {needed:.1f} points"
         if recipe.needed >= 1:
             rest = "their seeds differ too much to say it of other trainings: take more --seeds"
         return f"{better}, as trained: {_gain(of_trained)}; {rest}"
-    if trained.is_told_apart:
+    if trained.is_distinguished:
         return f"{better}, as trained: {_gain(of_trained)}{alone}"
-    given = [images]
+    conditions = [images]
     if seeds > 1:
-        given.append(f"{seeds} seeds")
+        conditions.append(f"{seeds} seeds")
     if pairs > 1:
-        given.append(f"{pairs} pairs compared")
-    told = ", ".join(given[:-1]) + " and " + given[-1] if len(given) > 1 else given[0]
+        conditions.append(f"{pairs} pairs compared")
+    in_words = ", ".join(conditions[:-1]) + " and " + conditions[-1] if len(conditions) > 1 else conditions[0]
     if trained.needed < 1 <= recipe.needed:
         return f"{a} and {b} cannot be told apart: their {seeds} seeds differ too much; take more --seeds"
     least = f": they would have to differ by {needed:.1f} points" if recipe.needed < 1 else ""
-    return f"{a} and {b} cannot be told apart with {told}{least}{alone}"
+    return f"{a} and {b} cannot be told apart with {in_words}{least}{alone}"
 
 
-def _gain(own: Difference) -> str:
-    low, high = (_POINTS * end for end in own.interval)
-    return f"+{_POINTS * own.mean:.1f} points, 95 % {low:.1f} to {high:.1f}"
+def _gain(difference: Difference) -> str:
+    low, high = (_POINTS * end for end in difference.interval)
+    return f"+{_POINTS * difference.mean:.1f} points, 95 % {low:.1f} to {high:.1f}"
 
 
 # --- All models together ----------------------------------------------------------------------------------
@@ -333,13 +345,13 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
 
     Its measured accuracy flatters it, because the images and seeds that measured it also picked it.
     """
-    found, family = models.family.winner(), models.family
-    name = next(name for name in plan.models if models.place[name] == found.index)
-    shown = f"{name} is the best here: {_POINTS * found.measured:.1f} %"
-    bounds = interval_text([_POINTS * end for end in found.interval], 1)
+    winner, family = models.family.winner(), models.family
+    name = next(name for name in plan.models if models.place[name] == winner.index)
+    shown = f"{name} is the best here: {_POINTS * winner.measured:.1f} %"
+    bounds = interval_text([_POINTS * end for end in winner.interval], 1)
     if family.models > 1:
         shown += (
-            f" measured, {_POINTS * found.corrected:.1f} % to be expected (95 %: {bounds}), as the best of "
+            f" measured, {_POINTS * winner.corrected:.1f} % to be expected (95 %: {bounds}), as the best of "
             f"{family.models} is flattered by having been picked"
         )
     else:
@@ -347,9 +359,9 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
     return {
         "model": name,
         "of": family.models,
-        "measured": found.measured,
-        "expected": found.corrected,
-        "interval": list(found.interval),
+        "measured": winner.measured,
+        "expected": winner.corrected,
+        "interval": list(winner.interval),
         "sentence": shown,
     }
 
@@ -360,7 +372,7 @@ def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) 
     if family.seeds == 1:
         return None
     each = family.luck  # (M,)
-    trainings = sum(own.family.models * own.family.seeds for own in families)
+    trainings = sum(group.family.models * group.family.seeds for group in families)
     p = family.spread.p_alike
     shown = f"a seed moves a training by {_POINTS * float((each**2).mean() ** 0.5):.1f} points (standard deviation)"
     if family.models * len(families) > 1:
@@ -377,11 +389,11 @@ def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) 
 
 def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
     """What the reader of the table should not miss."""
-    return [*judging.findings(), *_not_told_from_chance(models, judged)]
+    return [*judging.findings(), *_no_better_than_chance(models, judged)]
 
 
-def _not_told_from_chance(models: Sequence[dict[str, Any]], judged: Judged) -> list[str]:
-    lost = [own["name"] for own in models if own["interval"][0] <= judged.chance]
+def _no_better_than_chance(models: Sequence[dict[str, Any]], judged: Judged) -> list[str]:
+    lost = [row["name"] for row in models if row["interval"][0] <= judged.chance]
     if not lost:
         return []
     are = "is" if len(lost) == 1 else "are"

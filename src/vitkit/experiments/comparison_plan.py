@@ -36,14 +36,14 @@ def check_weights_name(start: Start) -> None:
     recipe = start.recipe
     if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
         return
-    named, found = config_for(recipe.model), start.config
-    if not isinstance(found, ViTConfig):
+    named, config = config_for(recipe.model), start.config
+    if not isinstance(config, ViTConfig):
         return  # refused already
     for field in ("layers", "hidden_size", "heads", "patch_size"):
-        if field not in (recipe.model_fields or {}) and getattr(named, field) != getattr(found, field):
+        if field not in (recipe.model_fields or {}) and getattr(named, field) != getattr(config, field):
             raise VitkitError(
-                f"{recipe.model} has {field} {getattr(named, field)}, and {weights_of(recipe)} {getattr(found, field)}:"
-                " name the model that the weights are of"
+                f"{recipe.model} has {field} {getattr(named, field)}, and {weights_of(recipe)} "
+                f"{getattr(config, field)}: name the model that the weights are of"
             )
 
 
@@ -74,7 +74,7 @@ class Job:
     pretraining: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if (own := PurePath(self.folder)).is_absolute() or ".." in own.parts or not own.parts:
+        if (place := PurePath(self.folder)).is_absolute() or ".." in place.parts or not place.parts:
             raise ValueError(f"{self.folder!r} is no folder below a comparison's")  # which may be cleared, and written
 
     @property
@@ -89,7 +89,7 @@ class Plan:
     """All trainings of a comparison, and what they are judged by.
 
     Attributes:
-        asked: what was asked for, in plain JSON types.
+        arguments: data, models, recipe, seeds, fractions, budget and stress, in plain JSON types.
         models: their names, in the order asked for.
         seeds: of the trainings.
         fractions: of the training images, the smallest first.
@@ -98,7 +98,7 @@ class Plan:
         notes: what the reader should know, a line each.
     """
 
-    asked: dict[str, Any]
+    arguments: dict[str, Any]
     models: tuple[str, ...]
     seeds: tuple[int, ...]
     fractions: tuple[float, ...]
@@ -108,14 +108,16 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return asdict(self)
+        stored = asdict(self)
+        return {"asked": stored.pop("arguments"), **stored}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Plan:
-        """What `to_dict` gave."""
-        names = ("models", "seeds", "fractions", "notes")
+        """Read what `to_dict` returned."""
+        rest = dict(stored)
+        arguments, names = rest.pop("asked"), ("models", "seeds", "fractions", "notes")
         jobs = tuple(Job(**job) for job in stored["jobs"])
-        return cls(**{**stored, **{name: tuple(stored[name]) for name in names}, "jobs": jobs})
+        return cls(arguments, **{**rest, **{name: tuple(stored[name]) for name in names}, "jobs": jobs})
 
     def runs(self) -> list[Job]:
         """One job for each folder: what is to be trained."""
@@ -125,18 +127,18 @@ class Plan:
         return list(first.values())
 
 
-def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
+def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     """Settle every model before anything is trained.
 
     Args:
-        asked: data, models, recipe, seeds, fractions, budget and stress, as `compare` takes them.
+        arguments: data, models, recipe, seeds, fractions, budget and stress, as `compare` takes them.
         fields: of the recipe, for all models.
 
     Raises:
         VitkitError: a model cannot be built or trained on these images, or would be judged by others than the rest.
     """
-    names, fractions = names_of(asked["models"]), fractions_of(asked["fractions"])
-    budget = budget_of(asked["budget"], fields)
+    names, fractions = names_of(arguments["models"]), fractions_of(arguments["fractions"])
+    budget = budget_of(arguments["budget"], fields)
     shared = {*fields} if budget is None else {*fields, budget[0]}
     entries, notes, first = [], [], None
     idle: list[dict[str, str]] = []  # of each model, which fields it has no use for, and why
@@ -145,7 +147,7 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
         progress("looking at the models", place, len(names))
         label, before = labels[place], labels[:place].count(labels[place])
         label = f"{label} ({before + 1})" if before else label
-        resolved, left_out = without_fields_of_vits(_fields(name, asked, fields, budget))
+        resolved, left_out = without_fields_of_vits(_fields(name, arguments, fields, budget))
         notes += [f"{label}: {reason}" for reason in left_out]
         try:
             start = resolve(resolved).released()
@@ -153,7 +155,7 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             idle.append(without_effect(start.recipe, resolved, shared))
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
-        if asked["stress"]:
+        if arguments["stress"]:
             start.table.task.require_single(
                 "--stress asks for the one class of a picture, and these may have several: leave it out"
             )
@@ -169,17 +171,17 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     notes += _of_idle(labels, idle, shared)
     notes += [*first.start.table.unmatched, *first.start.table.corrections]
     notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.start.reasons]
-    judging = before_training((entry.label, entry.own) for entry in entries)
+    judging = before_training((entry.label, entry.split_images) for entry in entries)
     judging.check()
     notes += judging.findings()
-    seeds = tuple(first.seed + k for k in range(int(asked["seeds"])))
+    seeds = tuple(first.seed + k for k in range(int(arguments["seeds"])))
     _check_subsets(first, fractions, seeds)
-    jobs, told = _jobs(entries, fractions, seeds, budget)
-    notes += told
+    jobs, notes_on_jobs = _jobs(entries, fractions, seeds, budget)
+    notes += notes_on_jobs
     if len(seeds) == 1:
         notes.append("one seed: intervals and verdicts are of these images alone, not of another training's luck")
     return Plan(
-        dict(asked), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.judged_by, tuple(notes)
+        dict(arguments), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.judged_by, tuple(notes)
     )
 
 
@@ -216,9 +218,9 @@ class _Entry:
     start: Start
 
     @property
-    def own(self) -> SplitImages:
-        (own,) = self.start.parts
-        return own
+    def split_images(self) -> SplitImages:
+        (part,) = self.start.parts
+        return part
 
     @property
     def seed(self) -> int:
@@ -226,13 +228,13 @@ class _Entry:
 
     @property
     def judged_by(self) -> str:
-        table = self.own.images.table
-        return hash_of_images(self.own, held_out_split(table))
+        table = self.split_images.images.table
+        return hash_of_images(self.split_images, held_out_split(table))
 
     @property
     def images(self) -> int:
         """Training images of the whole."""
-        return self.own.images.table.splits.count("train")
+        return self.split_images.images.table.splits.count("train")
 
     @property
     def configuration(self) -> str:
@@ -241,24 +243,24 @@ class _Entry:
 
 
 def _fields(
-    name: str, asked: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
+    name: str, arguments: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
 ) -> dict[str, Any]:
     """Of a recipe for one model, as `vitkit train` would resolve them."""
     is_file = name.endswith(RECIPES)
-    if is_file and asked["recipe"] is not None:
-        raise VitkitError(f"{name} is a recipe of its own: leave out --recipe {asked['recipe']}")
+    if is_file and arguments["recipe"] is not None:
+        raise VitkitError(f"{name} is a recipe of its own: leave out --recipe {arguments['recipe']}")
     model, at, weights = ("", "", "") if is_file else name.partition("@")
     if at and not weights:
         raise VitkitError(f"{name}: after @ comes where the weights are, or none")
-    own = {
+    fields_of_run = {
         **fields,
-        "data": asked["data"],
+        "data": arguments["data"],
         **({"model": model} if model else {}),
         **({"weights": weights} if at else {}),
     }
     if budget is not None and budget[0] != "flops":
-        own[budget[0]] = int(budget[1]) if budget[0] == "epochs" else budget[1]
-    resolved = request_of(own, name if is_file else asked["recipe"]).fields
+        fields_of_run[budget[0]] = int(budget[1]) if budget[0] == "epochs" else budget[1]
+    resolved = request_of(fields_of_run, name if is_file else arguments["recipe"]).fields
     if not model and not is_file:
         resolved["model"] = None
     for refused in ("folds", "devices", "nodes"):
@@ -272,7 +274,7 @@ def _check_subsets(entry: _Entry, fractions: Sequence[float], seeds: Sequence[in
     """Refuse a fraction that leaves a class without an image."""
     for seed in seeds:
         try:
-            limit_training(entry.own.images.table, _count(entry.images, fractions[0]), seed)
+            limit_training(entry.split_images.images.table, _count(entry.images, fractions[0]), seed)
         except VitkitError as error:
             raise VitkitError(f"--fractions {fractions[0]:g}: {error}") from error
 

@@ -35,14 +35,14 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
     """
     parts = fractions.split(",") if isinstance(fractions, str) else fractions
     try:
-        found = sorted({float(part) for part in ([parts] if isinstance(parts, (int, float)) else parts)})
+        values = sorted({float(part) for part in ([parts] if isinstance(parts, (int, float)) else parts)})
     except (TypeError, ValueError):
-        found = []
-    if not found or not all(0 < part <= 1 for part in found):
+        values = []
+    if not values or not all(0 < part <= 1 for part in values):
         raise VitkitError(
             f"--fractions must be parts of 1 with commas between them, such as 0.1,0.3,1, not {fractions!r}"
         )
-    return tuple(found)
+    return tuple(values)
 
 
 def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, str] | None:
@@ -128,10 +128,10 @@ class ExperimentFolder:
             VitkitError: it is damaged.
         """
         try:
-            found: dict[str, Any] = dict(from_json((folder / self.plan).read_text(encoding="utf-8")))
+            stored: dict[str, Any] = dict(from_json((folder / self.plan).read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
             raise self.damaged(folder) from error
-        return found
+        return stored
 
     def damaged(self, folder: Path) -> VitkitError:
         """That the plan cannot be understood."""

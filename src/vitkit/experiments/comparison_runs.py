@@ -88,9 +88,9 @@ def check_run(job: Job, out: Path) -> None:
 
 def _check_recipe(job: Job, folder: Path) -> None:
     """Hold that the run in a folder is that of the job, before it goes on."""
-    asked, found = build(dict(job.fields)), load_of_run(folder / RECIPE)
+    expected, recipe = build(dict(job.fields)), load_of_run(folder / RECIPE)
     for name in _TELLING:
-        wanted, there = getattr(asked, name), getattr(found, name)
+        wanted, there = getattr(expected, name), getattr(recipe, name)
         if name in job.fields and wanted is not None and wanted != there:
             raise VitkitError(
                 f"{folder} holds a run with {name} {there}, and the comparison has one with {wanted} there: put back "
@@ -103,11 +103,11 @@ def _digests_of(job: Job, out: Path) -> Path:
 
 
 def _read_digests(folder: Path) -> dict[str, str]:
-    found = {}
+    digests = {}
     for name in _SEALED:
         if (folder / name).is_file():
-            found[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    return found
+            digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    return digests
 
 
 def make(job: Job, out: Path) -> None:
@@ -240,9 +240,9 @@ def make_side_by_side(
     """
     count = min(devices, len(jobs))
     workers = [_start(environment) for environment in _environments(count, jobs[0].fields.get("device", "auto"))]
-    told: queue.Queue[tuple[int, str]] = queue.Queue()
+    messages: queue.Queue[tuple[int, str]] = queue.Queue()
     for number, worker in enumerate(workers):
-        threading.Thread(target=_listen, args=(number, worker, told), daemon=True).start()
+        threading.Thread(target=_listen, args=(number, worker, messages), daemon=True).start()
     left, busy = list(reversed(jobs)), dict[int, Job]()
     try:
         for number in range(count):
@@ -250,7 +250,7 @@ def make_side_by_side(
             _give(workers[number], busy[number], out)
         while busy:
             progress("training", len(jobs) - len(left) - len(busy), len(jobs))
-            number, line = told.get()
+            number, line = messages.get()
             if number not in busy:
                 continue
             job = busy.pop(number)
@@ -301,11 +301,11 @@ def _give(worker: subprocess.Popen[str], job: Job, out: Path) -> None:
         worker.stdin.flush()
 
 
-def _listen(number: int, worker: subprocess.Popen[str], told: queue.Queue[tuple[int, str]]) -> None:
+def _listen(number: int, worker: subprocess.Popen[str], messages: queue.Queue[tuple[int, str]]) -> None:
     assert worker.stdout is not None
     for line in worker.stdout:
-        told.put((number, line))
-    told.put((number, ""))
+        messages.put((number, line))
+    messages.put((number, ""))
 
 
 def _end(workers: Sequence[subprocess.Popen[str]]) -> None:
@@ -348,12 +348,12 @@ def _read(pipe: RawIOBase, lines: queue.Queue[bytes], at_work: threading.Event) 
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _make(asked: dict[str, Any]) -> dict[str, Any]:
+def _make(request: dict[str, Any]) -> dict[str, Any]:
     """Train a job; why it could not be, if so."""
     from vitkit.training.stability import DivergedError
 
     try:
-        make(Job(**asked["job"]), Path(asked["out"]))
+        make(Job(**request["job"]), Path(request["out"]))
     except (VitkitError, OSError, RuntimeError) as error:
         return {"error": str(error), "is_past_help": isinstance(error, DivergedError)}
     except Interrupted:
@@ -412,6 +412,6 @@ class PeakMemory:
 
 def _peak_of_process() -> int | None:
     with suppress(OSError):
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-        return None if found is None else int(found[1]) * 1024
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+        return None if match is None else int(match[1]) * 1024
     return None

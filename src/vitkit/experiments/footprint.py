@@ -83,11 +83,11 @@ class Ledger:
 
     def peak_without(self, tensors: Iterable[Tensor]) -> int:
         """The most since `mark` of all but these tensors, which are alive."""
-        own = {self._alive[tensor.untyped_storage()._cdata][0] for tensor in tensors}
-        sizes = [size for number, size in self._events if number not in own]
-        born = sum(size for number, size in self._events if number in own)
+        numbers = {self._alive[tensor.untyped_storage()._cdata][0] for tensor in tensors}
+        sizes = [size for number, size in self._events if number not in numbers]
+        born = sum(size for number, size in self._events if number in numbers)
         began = self.now - born - sum(sizes)
-        before = sum(size for number, size in self._alive.values() if number in own) - born
+        before = sum(size for number, size in self._alive.values() if number in numbers) - born
         return began - before + max(itertools.accumulate(sizes, initial=0))
 
 
@@ -137,10 +137,10 @@ def _of_fused_attention() -> dict[Any, Callable[..., int]]:
     counts: Any = flop_counter  # its functions have no types
 
     def forward(*inputs: Any, **_: Any) -> int:
-        return int(counts.sdpa_flop_count(*(own.shape for own in inputs[:3])))
+        return int(counts.sdpa_flop_count(*(part.shape for part in inputs[:3])))
 
     def backward(*inputs: Any, **_: Any) -> int:
-        return int(counts.sdpa_backward_flop_count(*(own.shape for own in inputs[:4])))
+        return int(counts.sdpa_backward_flop_count(*(part.shape for part in inputs[:4])))
 
     kernels = torch.ops.aten
     return {
@@ -285,8 +285,10 @@ def _stepped(
     before = ledger.now
     loop.take_step(0, loop.batches(min(recipe.grad_accum, 2)))  # a third adds to the same gradients as the second
     parts = min(recipe.grad_accum, 2)
-    trained = [own for own in model.parameters() if own.requires_grad]
-    moments = [part for own in state.optimizer.state.values() for part in own.values() if isinstance(part, Tensor)]
+    trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
+    moments = [
+        part for tensor in state.optimizer.state.values() for part in tensor.values() if isinstance(part, Tensor)
+    ]
     return Footprint(
         **_sizes(model),
         images=images * recipe.grad_accum,
@@ -298,14 +300,14 @@ def _stepped(
         teacher=0 if teacher is None else bytes_of(teacher.parameters()),
         activations=loop.after_forward - before,
         peak=ledger.peak,
-        moving=ledger.peak_without(own.grad for own in trained if own.grad is not None) - before,
+        moving=ledger.peak_without(tensor.grad for tensor in trained if tensor.grad is not None) - before,
     )
 
 
 def _give_moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Let the optimiser have what it has after its first step."""
-    for own in model.parameters():
-        own.grad = torch.zeros_like(own) if own.requires_grad else None
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     _set(optimizer, foreach=True)  # quicker, and the moments are the same
     optimizer.step()
     optimizer.zero_grad()
@@ -322,8 +324,8 @@ def _sizes(model: Model) -> dict[str, int]:
     blocks = [bytes_of(block.parameters()) for block in getattr(model, "blocks", ())]
     weights = bytes_of(parameters)
     return {
-        "parameters": sum(own.numel() for own in parameters),
-        "trained": sum(own.numel() for own in parameters if own.requires_grad),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trained": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         "weights": weights,
         "block": max(blocks, default=0),
         "around": weights - sum(blocks),
@@ -360,9 +362,9 @@ class _Rehearsal(Loop):
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         began = self.ledger.flops
-        found = super().loss_of(images, targets)
+        loss = super().loss_of(images, targets)
         self.after_forward, self.forward_flops = self.ledger.now, self.ledger.flops - began
-        return found
+        return loss
 
 
 class _Undrawn(Draws):

@@ -63,17 +63,17 @@ class JudgingImages:
 
     def findings(self) -> list[str]:
         """What makes the figures say less than they seem to, a sentence each."""
-        found = []
+        notes = []
         if self.seen:
             who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
             of = images_in_words(self.held_out, self.split)
-            found.append(f"{len(self.left_out)} of {of} are left out for all models: {who}")
+            notes.append(f"{len(self.left_out)} of {of} are left out for all models: {who}")
         if self.chosen_on:
-            found.append(
+            notes.append(
                 f"the figures are of validation images, on which the trainings chose {', '.join(self.chosen_on)}, so "
                 "they flatter; only a test split gives figures on which nothing was chosen"
             )
-        return found
+        return notes
 
     def to_dict(self) -> dict[str, Any]:
         """How many images do not judge, and how many of them each model had seen, in plain JSON types."""
@@ -101,10 +101,10 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages
         entries: the name of each model, and its images, split in the same way for all.
     """
     seen, split, held_out = {}, "all", 0
-    for model, own in entries:
-        table = own.images.table
+    for model, start in entries:
+        table = start.images.table
         split = held_out_split(table)
-        roles = exposures(table, own.images.twins, own.overlap)
+        roles = exposures(table, start.images.twins, start.overlap)
         judging = [i for i, name in enumerate(table.splits) if split in ("all", name)]
         held_out = len(judging)
         seen[model] = frozenset(seen_of({table.paths[i]: roles[i] for i in judging}, split))
@@ -132,7 +132,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
         seen[model] = seen.get(model, frozenset()) | seen_in_run(folder, judging, split)
         recipe = load_of_run(folder / RECIPE)
         chosen |= dict.fromkeys(chosen_on(split, vars(recipe), table.task))
-    return JudgingImages(split, held_out, {model: own for model, own in seen.items() if own}, tuple(chosen))
+    return JudgingImages(split, held_out, {model: paths for model, paths in seen.items() if paths}, tuple(chosen))
 
 
 def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]:
@@ -144,9 +144,9 @@ def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]
     return frozenset(seen_of({path: roles.get(path) for path in judging}, split))
 
 
-def hash_of_images(own: SplitImages, split: str) -> str:
+def hash_of_images(images: SplitImages, split: str) -> str:
     """Of the images of a split, by their content and their class, whatever they are called."""
-    table, contents = own.images.table, contents_of(own.images)
+    table, contents = images.images.table, contents_of(images.images)
     chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
     return _hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
 

@@ -86,7 +86,7 @@ class SeedSpread:
             moved = moved - moved.mean(axis=0)
             freedom *= (M - 1) / M
         imagined = (units.imagined / (n + 2 * units.imagined)) ** 2
-        images = np.array([_image_part(own.astype(np.float64), units) for own in right])
+        images = np.array([_image_part(answers.astype(np.float64), units) for answers in right])
         return cls((moved**2).sum(axis=1) / freedom + imagined, rate * (1 - rate), freedom, images)
 
     @property
@@ -120,7 +120,7 @@ class SeedSpread:
         least, most = min(relative for relative, _ in every) / 100, _MOST_VARIANCE / float(self.scale.min())
         common = np.geomspace(least, most, 80)
         true = common[:, None, None] * np.exp(2 * _UNLIKE[:, None] * _NODES)  # (80, 5, nodes)
-        likely = np.stack([_likelihood(own, freedom, true) * _WEIGHTS for own, freedom in every])
+        likely = np.stack([_likelihood(deviations, freedom, true) * _WEIGHTS for deviations, freedom in every])
         posterior = np.exp(np.log(np.maximum(likely.sum(axis=3), 1e-300)).sum(axis=0)) * _PRIOR  # (80, 5)
         cell = rng.choice(posterior.size, DRAWS, p=(posterior / posterior.sum()).ravel())
         place, kind = np.unravel_index(cell, posterior.shape)
@@ -171,7 +171,7 @@ class Difference:
         return replace(self, mean=-self.mean, interval=(-self.interval[1], -self.interval[0]))
 
     @property
-    def is_told_apart(self) -> bool:
+    def is_distinguished(self) -> bool:
         """Whether the first is better or worse by more than chance, among all pairs that are compared."""
         return self.p < LEVEL
 
@@ -322,7 +322,7 @@ class Family:
         closer = gaps * np.maximum(1 - (chance / np.maximum(gaps, 1e-12)) ** 2, 0.0)
         picked = (errors - closer).argmax(axis=1)
         flattery = errors[np.arange(len(errors)), picked]
-        plain, selected = (float(np.quantile(own, 1 - TAIL)) for own in (errors[:, best], flattery))
+        plain, selected = (float(np.quantile(values, 1 - TAIL)) for values in (errors[:, best], flattery))
         low = max(measured - (measured - low) * max(selected / plain, 1.0), 0.0)
         corrected = min(max(measured - float(np.median(flattery)), low), measured)
         return Winner(best, measured, corrected, (low, high))
@@ -337,9 +337,9 @@ def _step_down(drawn: Floats, seen: Floats) -> Floats:
     """
     order = np.argsort(-seen, kind="stable")
     largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]  # of the pairs from each step on
-    found = np.empty(len(seen))
-    found[order] = np.maximum.accumulate((largest >= seen[order]).mean(axis=0))
-    return found
+    adjusted = np.empty(len(seen))
+    adjusted[order] = np.maximum.accumulate((largest >= seen[order]).mean(axis=0))
+    return adjusted
 
 
 def _summary(variances: Floats) -> Floats:
@@ -365,14 +365,14 @@ def _margin(errors: Floats) -> Floats:
     """
     errors = np.maximum(errors, 1e-30)
     low, high = np.zeros(errors.shape[1]), 40 * errors.max(axis=0)
-    found = np.sqrt((errors**2).mean(axis=0)) * ndtri(1 - TAIL)
+    margin = np.sqrt((errors**2).mean(axis=0)) * ndtri(1 - TAIL)
     for _ in range(60):
-        scaled = np.minimum(found / errors, 40.0)
+        scaled = np.minimum(margin / errors, 40.0)
         over = 2 * ndtr(-scaled).mean(axis=0) - LEVEL
         if (np.abs(over) < _CLOSE).all():
             break
-        low, high = np.where(over > 0, found, low), np.where(over > 0, high, found)
+        low, high = np.where(over > 0, margin, low), np.where(over > 0, high, margin)
         slope = (np.exp(-(scaled**2) / 2) / errors).mean(axis=0) * (2 / np.pi) ** 0.5
-        found = found + over / np.maximum(slope, 1e-300)
-        found = np.where((found > low) & (found < high), found, (low + high) / 2)
-    return found
+        margin = margin + over / np.maximum(slope, 1e-300)
+        margin = np.where((margin > low) & (margin < high), margin, (low + high) / 2)
+    return margin

@@ -70,7 +70,7 @@ def _paste(picture: Image.Image, part: float, rng: np.random.Generator) -> Image
     """A rectangle of the picture's proportions, wherever it fits."""
     pixels = np.array(picture)
     height, width = (max(round(side * part**0.5), 1) for side in pixels.shape[:2])
-    top, left = (int(rng.integers(0, s - own + 1)) for s, own in zip(pixels.shape, (height, width), strict=False))
+    top, left = (int(rng.integers(0, s - length + 1)) for s, length in zip(pixels.shape, (height, width), strict=False))
     pixels[top : top + height, left : left + width] = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
@@ -112,8 +112,8 @@ def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image
         strength: one of its strengths; the first leaves the picture as it is.
         key: decides what is drawn by lot: of a seed and the image. All strengths of an image draw the same numbers.
     """
-    own = STRESSES[name]
-    if strength == own.strengths[0]:
+    stress = STRESSES[name]
+    if strength == stress.strengths[0]:
         return picture
     digest = hashlib.sha256(f"{name} {key}".encode(errors="surrogateescape")).digest()
     return CHANGES[name](picture, strength, np.random.default_rng(list(digest)))
@@ -153,9 +153,9 @@ def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], 
     different = list(dict.fromkeys(trainings.values()))  # models that share their runs count once
     rows = []
     for name in names:
-        own = STRESSES[name]
+        stress = STRESSES[name]
         families = []
-        for place, strength in enumerate(own.strengths):
+        for place, strength in enumerate(stress.strengths):
             key = "" if place == 0 else f"{name} {strength:g}"
             right = np.array([[answers[folder][key] for folder in each] for each in different])  # (M, S, n)
             families.append(Family(right, judged.units))
@@ -166,8 +166,8 @@ def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], 
             }
             for model, each in trainings.items()
         }
-        told = {"kind": name, "title": own.title, "unit": own.unit, "about": own.about}
-        rows.append({**told, "short_side": side, "strengths": list(own.strengths), "models": models})
+        row = {"kind": name, "title": stress.title, "unit": stress.unit, "about": stress.about}
+        rows.append({**row, "short_side": side, "strengths": list(stress.strengths), "models": models})
     return rows
 
 
@@ -208,7 +208,9 @@ def _ask(
         columns.append(_of_image(classifier, table, place[path], names, side, f"{seed} {path}"))
         progress("pictures made harder", done, len(paths))
     rows = np.stack(columns, axis=1)  # (V, n)
-    return {key: "".join("1" if own else "0" for own in row) for key, row in zip(keys, rows.tolist(), strict=True)}
+    return {
+        key: "".join("1" if is_right else "0" for is_right in row) for key, row in zip(keys, rows.tolist(), strict=True)
+    }
 
 
 def _of_image(
@@ -220,7 +222,7 @@ def _of_image(
     from vitkit.data.decode import picture_of
 
     with picture_of(table.file(i), side) as picture:
-        own = at_one_size(picture.image, side)
-    images = np.stack([classifier.preprocess(each) for each in variants(own, names, key)])  # (V, C, height, width)
+        pixels = at_one_size(picture.image, side)
+    images = np.stack([classifier.preprocess(each) for each in variants(pixels, names, key)])  # (V, C, height, width)
     said = classifier.logits(torch.from_numpy(images)).argmax(dim=1).cpu().numpy()
     return np.asarray(said == classifier.classes.index(table.name_of(i)))

@@ -30,8 +30,8 @@ class Stress:
 
 
 STRESSES: dict[str, Stress] = {
-    own.name: own
-    for own in (
+    stress.name: stress
+    for stress in (
         Stress(
             "occlusion",
             "patches dropped",
@@ -85,8 +85,8 @@ def stresses_of(names: str | Sequence[str]) -> tuple[str, ...]:
         VitkitError: one is not known.
     """
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
-    found = tuple(dict.fromkeys(part for part in parts if part))
-    for name in found:
+    chosen = tuple(dict.fromkeys(part for part in parts if part))
+    for name in chosen:
         if name not in STRESSES:
             raise VitkitError(f"--stress {name!r} is none of {', '.join(STRESSES)}")
-    return found
+    return chosen

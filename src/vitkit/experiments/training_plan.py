@@ -165,31 +165,32 @@ class TrainingPlan(Result):
         """Size, amount, time, and a table of memory."""
         recipe = self.recipe
         learning = "all trained" if self.trained == self.parameters else f"{self.trained:,} trained"
-        batch, own = recipe.batch_size * recipe.grad_accum, self.accelerator
+        batch, accelerator = recipe.batch_size * recipe.grad_accum, self.accelerator
         steps = f"{self.steps:,} steps of {batch:,}" if self.steps else "no steps, a head is fitted to frozen features"
         size = f"{self.parameters:,} parameters, {learning}; method {recipe.method}, {self.classes:,} classes"
         amount = f"{recipe.epochs:,} epochs of {self.images:,} images: {steps}"
         tokens = f"; {self.tokens:,} tokens, {self.tokens_per_image} an image" if self.tokens else ""
         part = f"{self.flops_per_image / 1e9:,.3f} G a training image, {self.forward_flops / 1e9:,.3f} G forward"
-        found = [
+        lines = [
             f"{self.name}: {size}",
             f"  data      {amount}{tokens}",
             f"  FLOPs     {self.flops:.4g}: {part}",
             *self._time_lines(),
             "",
-            f"memory of a device in GiB (it has {own.memory / 2**30:.1f}), {self.batch_of_device:,} images at a time",
+            f"memory of a device in GiB (it has {accelerator.memory / 2**30:.1f}), "
+            f"{self.batch_of_device:,} images at a time",
             _HEADING,
             *(_memory_line(row) for row in self.memory),
         ]
-        return found + (["", *(f"note: {note}" for note in self.notes)] if self.notes else [])
+        return lines + (["", *(f"note: {note}" for note in self.notes)] if self.notes else [])
 
     def _time_lines(self) -> list[str]:
-        own, peak = self.accelerator, self.accelerator.peak(self.precision) / 1e12
+        accelerator, peak = self.accelerator, self.accelerator.peak(self.precision) / 1e12
         used = f"{self.utilisation:.0%} of {peak:g} TFLOP/s in {self.precision}"
         cost = "" if self.cost is None else f"; cost {self.cost:,.2f} at {self.price:g} an hour"
         cores = f"{self.decoding_cores:,.1f} cores that prepare {self.decode_rate:g} each"
         return [
-            f"  on        {self.devices} x {own.name} ({own.what}; {own.source}), {used}",
+            f"  on        {self.devices} x {accelerator.name} ({accelerator.what}; {accelerator.source}), {used}",
             f"  time      {_duration(self.seconds)}; {_hours(self.device_hours)} device hours{cost}",
             f"  feeding   {self.images_per_second:,.0f} images a second: {cores}",
         ]
@@ -270,8 +271,8 @@ def plan(
     for flag, value in (("--price", price), ("--decode-rate", decode_rate)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise VitkitError(f"{flag} must be a number above 0, not {value:g}")
-    found = find_accelerator(accelerator)
-    return _planned(recipe, {**fields}, images, classes, found, utilisation, price, decode_rate)
+    machine = find_accelerator(accelerator)
+    return _planned(recipe, {**fields}, images, classes, machine, utilisation, price, decode_rate)
 
 
 def _planned(
@@ -287,21 +288,21 @@ def _planned(
     from vitkit.training.distributed import ProcessGroup, check_team
 
     job = job_of(recipe, fields, images, classes)
-    own, config = job.recipe, job.config
-    precision = own.precision
+    recipe_of_job, config = job.recipe, job.config
+    precision = recipe_of_job.precision
     if precision == "auto":
         precision = "float32" if accelerator.bfloat16 is None else "bfloat16"
     accelerator.peak(precision)  # refuses what it has not
-    devices, notes = (own.devices or 1) * (own.nodes or 1), job.notes
-    check_team(own, ProcessGroup(size=devices))
-    if own.method == "probe" and devices > 1:
+    devices, notes = (recipe_of_job.devices or 1) * (recipe_of_job.nodes or 1), job.notes
+    check_team(recipe_of_job, ProcessGroup(size=devices))
+    if recipe_of_job.method == "probe" and devices > 1:
         devices, notes = 1, (*notes, "method probe: one of the devices fits it, the others wait")
-    seen, steps = passes(own, job.images)
-    at_a_time = math.ceil(min(own.batch_size, job.images) / devices)
+    seen, steps = passes(recipe_of_job, job.images)
+    at_a_time = math.ceil(min(recipe_of_job.batch_size, job.images) / devices)
     step, memory = memories(job, at_a_time, devices, accelerator.memory, precision)
     return TrainingPlan(
         name=str(recipe),
-        recipe=own,
+        recipe=recipe_of_job,
         classes=config.num_classes,
         parameters=step.parameters,
         trained=step.trained,
@@ -309,7 +310,7 @@ def _planned(
         images_seen=seen,
         steps=steps,
         batch_of_device=at_a_time,
-        tokens_per_image=tokens_of(own, config),
+        tokens_per_image=tokens_of(recipe_of_job, config),
         forward_flops=round(step.forward_flops / step.images),
         flops_per_image=round(step.flops / step.images),
         accelerator=accelerator,
@@ -360,12 +361,12 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
     from vitkit.training.architecture import check_network
     from vitkit.training.defaults import check_effects, choose, spare_patches
 
-    own, notes = _fields_of(recipe)
-    asked = overlay(own, unfold(fields))
-    named = DATASETS[asked["data"]] if asked.get("data") in DATASETS else None
+    base, notes = _fields_of(recipe)
+    fields_of_job = overlay(base, unfold(fields))
+    named = DATASETS[fields_of_job["data"]] if fields_of_job.get("data") in DATASETS else None
     if classes is None and named is not None:
         classes = named.classes
-    first = build(asked, str(recipe))
+    first = build(fields_of_job, str(recipe))
     if images is None:
         if named is None or named.splits:
             raise VitkitError(f"{recipe}: say how many images it trains on, with --images")
@@ -377,14 +378,14 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
             notes.append(f"images: {first.split[0]:.0%} of {named.name}, about {images:,}")
     images = min(images, first.max_images or images)
     known = classes or _classes_of(first)
-    settled, reasons = choose(Request(asked, first), images / known)
-    idle = check_effects(settled, asked, named=fields)
+    settled, reasons = choose(Request(fields_of_job, first), images / known)
+    idle = check_effects(settled, fields_of_job, named=fields)
     config = _config_of(settled, known)
     if isinstance(config, NetworkConfig):
         check_network(config, settled)
     elif settled.patch_dropout:
         check_patch_dropout(config)
-    settled = spare_patches(settled, asked, config)
+    settled = spare_patches(settled, fields_of_job, config)
     return Job(settled, config, images, (*notes, *reasons, *idle, *_left_out(settled)))
 
 
@@ -430,14 +431,14 @@ def _config_of(recipe: Recipe, classes: int) -> Config:
 
 def _left_out(recipe: Recipe) -> list[str]:
     """What a training does beside its steps, and a plan does not count."""
-    asked = {
+    requested = {
         f"time {recipe.time}: the epochs are planned, not the budget": recipe.time is not None,
         f"folds {recipe.folds}: one of the runs is planned": recipe.folds is not None,
         "find_lr: the short runs are not counted": recipe.find_lr,
         "lp_ft: fitting the head to frozen features first is not counted: a forward pass over the images": recipe.lp_ft
         and recipe.method != "probe",
     }
-    return [what for what, is_so in asked.items() if is_so]
+    return [what for what, is_so in requested.items() if is_so]
 
 
 def passes(recipe: Recipe, images: int) -> tuple[int, int]:
@@ -503,10 +504,10 @@ def memories(job: Job, images: int, devices: int, room: int, precision: str) -> 
         settled = recipe.replace(checkpointing=way)
         return rehearse_step(job.config, settled, count, precision=precision, on_gpu=True, teacher=teacher)
 
-    own: Strategy = "fsdp" if recipe.strategy == "fsdp" else "ddp"
+    sharding: Strategy = "fsdp" if recipe.strategy == "fsdp" else "ddp"
     may_share = is_vit and recipe.method != "lora" and not recipe.ema and not recipe.swa  # as `check_team` has it
     others: tuple[Strategy, ...] = ("ddp", "fsdp") if may_share else ("ddp",)
-    strategies: tuple[Strategy, ...] = (own, *others) if devices > 1 else ("alone",)
+    strategies: tuple[Strategy, ...] = (sharding, *others) if devices > 1 else ("alone",)
     rows = []
     for strategy in dict.fromkeys(strategies):
         for way in ways:
@@ -572,7 +573,7 @@ def memory_of(
     """
     parts = devices if strategy == "fsdp" else 1
     weights, gradients, optimizer, average = (
-        -(-own // parts) for own in (step.weights, step.gradients, step.optimizer, step.average)
+        -(-size // parts) for size in (step.weights, step.gradients, step.optimizer, step.average)
     )
     standing = step.weights + step.optimizer + step.average + step.teacher
     peak, exchange = step.peak, 0

@@ -53,15 +53,15 @@ class ExactAttention(Attention):
 
     def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
         output = super().forward(x, queries, relative)
-        q, k = self._asked
-        del self._asked
+        q, k = self._inputs
+        del self._inputs
         q, k, bias = (q, k, None) if relative is None else relative(q, k, self.scale)
         self.seen = exact_matrix(self, q, k, bias)
         return output
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, queries)
-        self._asked = q, k
+        self._inputs = q, k
         return q, k, v
 
 
@@ -278,8 +278,8 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
         raise VitkitError(f"there is no patch ({row}, {column}): there are {h} rows of {w}")
     query = config.prefix_tokens + row * w + column
     with torch.no_grad():
-        found = [to_grid(attention[0, :, query], config) for attention in attention_maps(model, images)]  # (H, h, w)
-    return torch.stack(found)
+        maps = [to_grid(attention[0, :, query], config) for attention in attention_maps(model, images)]  # (H, h, w)
+    return torch.stack(maps)
 
 
 def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:

@@ -105,9 +105,9 @@ def read_photograph(
     if isinstance(source, (bytes, bytearray)):
         return None, *_read("the picture", preprocess, bytes(source))
     if is_in_memory(source):
-        with picture_held(Held("the picture", source)) as found:  # type: ignore[arg-type]
-            warn_of_doubt("the picture", found)
-        image = found.image
+        with picture_held(Held("the picture", source)) as picture:  # type: ignore[arg-type]
+            warn_of_doubt("the picture", picture)
+        image = picture.image
         return None, image, torch.from_numpy(preprocess(image)), preprocess.box(*image.size)
     if isinstance(source, Stored):
         return source.name, *_read(source, preprocess)
@@ -116,15 +116,15 @@ def read_photograph(
 
 
 def _read(path: str | Place, preprocess: Preprocess, content: bytes | None = None) -> tuple[Image.Image, Tensor, Box]:
-    with picture_of(path, preprocess.short_side, content) as found:
-        warn_of_doubt(path, found)
-    pixels = torch.from_numpy(preprocess(found.image))
-    box = preprocess.box(*found.image.size)
-    if found.image.size == (found.width, found.height):
-        return found.image, pixels, box
+    with picture_of(path, preprocess.short_side, content) as picture:
+        warn_of_doubt(path, picture)
+    pixels = torch.from_numpy(preprocess(picture.image))
+    box = preprocess.box(*picture.image.size)
+    if picture.image.size == (picture.width, picture.height):
+        return picture.image, pixels, box
     with picture_of(path, content=content) as whole:  # prediction had decoded it at a smaller scale
         photograph = whole.image
-    x, y = photograph.width / found.image.width, photograph.height / found.image.height
+    x, y = photograph.width / picture.image.width, photograph.height / picture.image.height
     return photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
 
 
@@ -331,7 +331,7 @@ def _explain_classes(
             target=classifier.classes[number],
             probability=float(probabilities[number]),
             ranking=ranking,
-            maps={name: own[i] for name, own in maps.items()},
+            maps={name: values[i] for name, values in maps.items()},
             box=box,
             heads=heads,
             layers=layers,
@@ -354,11 +354,11 @@ def _methods(classifier: Explainable, method: str, layer: int | None) -> list[st
 
 def _maps(model: Model, images: Tensor, method: str, targets: list[int], layer: int | None) -> FloatArray:
     """One image's map for each of T classes, (T, h, w)."""
-    found = methods_for(is_network=isinstance(model, Network))[method]
-    if found.of_class:
+    row = methods_for(is_network=isinstance(model, Network))[method]
+    if row.of_class:
         images = images.expand(len(targets), -1, -1, -1)
-    maps: FloatArray = found(model, images, **options_of(method, torch.tensor(targets), layer)).cpu().numpy()
-    return maps if found.of_class else np.repeat(maps, len(targets), axis=0)
+    maps: FloatArray = row(model, images, **options_of(method, torch.tensor(targets), layer)).cpu().numpy()
+    return maps if row.of_class else np.repeat(maps, len(targets), axis=0)
 
 
 def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:
@@ -381,9 +381,9 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     )
 
 
-def _heads(given: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...]]:
+def _heads(wanted: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...]]:
     """(layers, heads, h, w) of one layer, or of every one that attends; and their numbers."""
-    model = vit_of(given, HEADS)
+    model = vit_of(wanted, HEADS)
     config = model.config
     if layer is not None:
         return METHODS[HEADS](model, images, layer=layer).cpu().numpy(), (find_layer(config, layer),)

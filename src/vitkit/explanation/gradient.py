@@ -181,7 +181,7 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
     still = twin(model, Attention)
     seen: list[Tensor] = []
 
-    def keep(_module: nn.Module, _given: object, made: Tensor) -> Tensor:
+    def keep(_module: nn.Module, _inputs: object, made: Tensor) -> Tensor:
         seen.append(made.detach().requires_grad_())
         return seen[-1].clone()  # what follows may change it in place
 

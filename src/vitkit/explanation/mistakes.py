@@ -40,12 +40,12 @@ def worst_mistakes_page(
     body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(tells)}</p>"], 0
     for path, true, predicted in rows:
         body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
-        found = explain_mistake(classifier, path, true, predicted, method)
-        if isinstance(found, str):
-            body.append(f"<p>{escape(without_place(path))}: {escape(found)}</p>")
+        figures = explain_mistake(classifier, path, true, predicted, method)
+        if isinstance(figures, str):
+            body.append(f"<p>{escape(without_place(path))}: {escape(figures)}</p>")
             continue
         shown += 1
-        body.append(f'<div class="row">{"".join(_figure(*own) for own in found)}</div>')
+        body.append(f'<div class="row">{"".join(_figure(*figure) for figure in figures)}</div>')
     write_page(Path(out), "Mistakes, explained", body)
     return shown
 

@@ -59,10 +59,10 @@ def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
 
 def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice, bytes]:
     """Where the checksum's digits are, and what they should be: a SHA-256 of all parts and their lengths."""
-    found = list(_FIELD.finditer(content, start))
-    if len(found) != 1:
-        raise ValueError(f"it has {len(found)} checksums")
-    place, view = slice(*found[0].span(1)), memoryview(content)
+    matches = list(_FIELD.finditer(content, start))
+    if len(matches) != 1:
+        raise ValueError(f"it has {len(matches)} checksums")
+    place, view = slice(*matches[0].span(1)), memoryview(content)
     parts: list[bytes | memoryview] = [view[: place.start], BLANK.encode(), view[place.stop :], *beside]
     digest = hashlib.sha256()
     for part in parts:

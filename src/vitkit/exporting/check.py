@@ -163,26 +163,26 @@ class Comparison:
 
     def faults(self) -> list[str]:
         """Why a file is refused; nothing that is not a number passes."""
-        found, most = [], NOISE[self.dtype]
+        faults, most = [], NOISE[self.dtype]
         if not self.cosine >= COSINE:
-            found.append(f"cosine {self.cosine:.6f} is below {COSINE}")
+            faults.append(f"cosine {self.cosine:.6f} is below {COSINE}")
         if not self.agreement >= AGREEMENT:
-            found.append(f"top-1 agreement {self.agreement:.2%} is below {AGREEMENT:.1%}")
+            faults.append(f"top-1 agreement {self.agreement:.2%} is below {AGREEMENT:.1%}")
         if not abs(self.scale - 1) <= _SCALE * most:
-            found.append(f"logits are {self.scale:.4g} times the model's")
+            faults.append(f"logits are {self.scale:.4g} times the model's")
         if self.dtype == "float32" and not self.drift <= _DRIFT:
-            found.append(f"logits differ by up to {self.difference:.2g}, {self.drift:.2%} of the largest")
+            faults.append(f"logits differ by up to {self.difference:.2g}, {self.drift:.2%} of the largest")
         elif not (self.noise <= most and self.peak <= _PEAK * most):
-            found.append(
+            faults.append(
                 f"logits differ by {self.noise:.2%} of their size (up to {self.peak:.2%}), more than rounding to "
                 f"{self.dtype} explains ({most:.1%} and {_PEAK * most:.1%})"
             )
         if not self.shift <= self.shift_by_noise + _TIE:
-            found.append(
+            faults.append(
                 f"probabilities differ by {self.shift:.2g} on average, where rounding to {self.dtype} would move them "
                 f"by {self.shift_by_noise:.2g} at most"
             )
-        return found
+        return faults
 
 
 def read_pictures(classifier: Classifier, pictures: Pictures) -> list[Tensor]:
@@ -236,8 +236,8 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
     ours, theirs, dtype = ours.double(), theirs.double(), dtype or card.dtype
     tiny = torch.finfo(torch.float32).tiny
     difference = theirs - ours  # (B, K)
-    own, other = _centred(ours, card), _centred(theirs, card)
-    size = own.square().mean().sqrt().clamp(min=tiny)
+    mine, other = _centred(ours, card), _centred(theirs, card)
+    size = mine.square().mean().sqrt().clamp(min=tiny)
     errors = NOISE[dtype] * size / card.temperature
     return Comparison(
         images=len(ours),
@@ -246,7 +246,7 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
         cosine=F.cosine_similarity(ours, theirs, dim=1).min().item(),
         agreement=_agreement(ours, theirs, card, 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()),
         drift=(difference.abs().max() / ours.abs().max().clamp(min=tiny)).item(),
-        scale=((own * other).sum() / own.square().sum()).item() if own.any() else 1.0,
+        scale=((mine * other).sum() / mine.square().sum()).item() if mine.any() else 1.0,
         noise=(difference.square().mean().sqrt() / size).item(),
         peak=(difference.abs().max() / size).item(),
         shift=_distance(_probabilities(ours, card), _probabilities(theirs, card), card),

@@ -34,7 +34,7 @@ class Format:
         backend: the name of what computes it among `inference.backends.registry.BACKENDS`.
         module: has `write` and `open_file`, which do what the methods here say.
         beside: suffixes of the files that belong to it.
-        is_own_precision: it computes in the numbers that it was written with, and no others.
+        has_fixed_precision: it computes in the numbers that it was written with, and no others.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Format:
     backend: str
     module: str
     beside: tuple[str, ...] = ()
-    is_own_precision: bool = False
+    has_fixed_precision: bool = False
 
     def files(self, path: Path) -> list[Path]:
         """All files of the model at a path, the one of that path last."""
@@ -109,6 +109,6 @@ _HOME = "vitkit.exporting"
 for _row in (
     Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format"),
     Format("openvino", "OpenVINO", ".xml", "openvino", f"{_HOME}.openvino_format", beside=(".bin",)),
-    Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", is_own_precision=True),
+    Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", has_fixed_precision=True),
 ):
     register(_row)

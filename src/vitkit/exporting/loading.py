@@ -80,10 +80,10 @@ class Exported(Classifier):
         exact = np.where(is_finite, logits, 0).astype(np.float64)
         if self.thresholds is None:
             powers = np.exp(exact - exact.max(axis=-1, keepdims=True))
-            found = powers / powers.sum(axis=-1, keepdims=True)
+            probabilities = powers / powers.sum(axis=-1, keepdims=True)
         else:
-            found = np.exp(-np.logaddexp(0, -exact))
-        return np.where(is_finite, found, math.nan).astype(np.float32)
+            probabilities = np.exp(-np.logaddexp(0, -exact))
+        return np.where(is_finite, probabilities, math.nan).astype(np.float32)
 
     def use(
         self,

@@ -119,7 +119,7 @@ def _check_layer(layer: ET.Element, weights: int) -> None:
     kind = layer.attrib["type"], layer.attrib["version"]
     if kind not in _ALLOWED:
         raise VitkitError(f"it has the operation {kind[0][:40]!r} of {kind[1][:40]!r}")
-    data = [dict(own.attrib) for own in layer.findall("data")]
+    data = [dict(element.attrib) for element in layer.findall("data")]
     if len(data) > 1 or (data and not set(data[0]) <= _DATA):
         raise VitkitError(f"its operation {kind[0]!r} says more than vitkit writes")
     if kind[0] == "Const":

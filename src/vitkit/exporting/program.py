@@ -137,7 +137,7 @@ class Step:
     """
 
     operation: Callable[..., Any]
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
     named: dict[str, Any]
     makes: tuple[str, ...]
     frees: tuple[str, ...]
@@ -168,7 +168,7 @@ class Program:
         """(B, C, height, width) -> (B, K)."""
         values: dict[str, Any] = {**self.constants, self.images: images}
         for step in self.steps:
-            made = step.operation(*_filled(step.given, values), **_filled(step.named, values))
+            made = step.operation(*_filled(step.arguments, values), **_filled(step.named, values))
             if step.makes:
                 values.update(zip(step.makes, made if isinstance(made, (list, tuple)) else (made,), strict=True))
             for name in step.frees:
@@ -207,11 +207,11 @@ def _parse(entries: Mapping[str, bytes], card: str) -> Program:
     constants: dict[str, Tensor] = {}
     inputs: list[str] = []
     for spec in signature["input_specs"]:
-        ((kind, own),) = spec.items()
+        ((kind, content),) = spec.items()
         if kind == "user_input":
-            inputs.append(own["arg"]["as_tensor"]["name"])
+            inputs.append(content["arg"]["as_tensor"]["name"])
         elif kind in ("parameter", "buffer"):
-            constants[own["arg"]["name"]] = tensors[own[f"{kind}_name"]]
+            constants[content["arg"]["name"]] = tensors[content[f"{kind}_name"]]
         else:
             raise VitkitError(f"it has an input of the kind {kind[:40]!r}")
     (images,) = inputs
@@ -245,11 +245,11 @@ def _expressions(value: Any) -> Iterator[Any]:
 def _tensors(entries: Mapping[str, bytes], folder: str, config: str) -> dict[str, Tensor]:
     """The tensors that a config names, by their names in the model."""
     tensors = {}
-    for name, own in from_json(entries[f"{folder}/{config}"])["config"].items():
-        about = own["tensor_meta"]
-        if own["use_pickle"] is not False or about["device"]["type"] != "cpu":
+    for name, described in from_json(entries[f"{folder}/{config}"])["config"].items():
+        about = described["tensor_meta"]
+        if described["use_pickle"] is not False or about["device"]["type"] != "cpu":
             raise VitkitError(f"it is refused: reading {name[:80]!r} in it could run anything")
-        content = bytearray(entries[f"{folder}/{own['path_name']}"])
+        content = bytearray(entries[f"{folder}/{described['path_name']}"])
         sizes, strides = ([_integer(each["as_int"]) for each in about[key]] for key in ("sizes", "strides"))
         flat = torch.frombuffer(content, dtype=_DTYPES[about["dtype"]])
         tensors[name] = flat.as_strided(sizes, strides, _integer(about["storage_offset"]["as_int"]))
@@ -259,12 +259,12 @@ def _tensors(entries: Mapping[str, bytes], folder: str, config: str) -> dict[str
 def _steps(nodes: Sequence[dict[str, Any]], kept: set[str]) -> tuple[Step, ...]:
     plans = []
     for node in nodes:
-        given = tuple(_value(own["arg"]) for own in node["inputs"] if own["kind"] == 1)
-        named = {str(own["name"]): _value(own["arg"]) for own in node["inputs"] if own["kind"] == 2}
-        plans.append((_operation(node["target"]), given, named, _names(node["outputs"])))
+        arguments = tuple(_value(entry["arg"]) for entry in node["inputs"] if entry["kind"] == 1)
+        named = {str(entry["name"]): _value(entry["arg"]) for entry in node["inputs"] if entry["kind"] == 2}
+        plans.append((_operation(node["target"]), arguments, named, _names(node["outputs"])))
     last: dict[str, int] = {}
-    for i, (_, given, named, makes) in enumerate(plans):
-        for name in (*_reads(given), *_reads(tuple(named.values())), *makes):
+    for i, (_, arguments, named, makes) in enumerate(plans):
+        for name in (*_reads(arguments), *_reads(tuple(named.values())), *makes):
             last[name] = i
     frees: dict[int, list[str]] = {}
     for name, i in last.items():
@@ -283,29 +283,29 @@ def _operation(target: str) -> Callable[..., Any]:
 
 def _value(arg: dict[str, Any]) -> Any:
     """An argument of an operation: a plain value, the name of an earlier result, or a tuple of them."""
-    ((kind, own),) = arg.items()
+    ((kind, content),) = arg.items()
     if kind == "as_none":
         return None
     if kind in _PLAIN:
-        if type(own) is not _PLAIN[kind]:
-            raise ValueError(f"{own!r} is no {kind.removeprefix('as_')}")
-        return own
+        if type(content) is not _PLAIN[kind]:
+            raise ValueError(f"{content!r} is no {kind.removeprefix('as_')}")
+        return content
     if kind in ("as_ints", "as_floats"):
-        return [_value({kind.removesuffix("s"): each}) for each in own]
+        return [_value({kind.removesuffix("s"): each}) for each in content]
     if kind == "as_tensor":
-        return Named(str(own["name"]))
+        return Named(str(content["name"]))
     if kind == "as_tensors":
-        return [Named(str(each["name"])) for each in own]
+        return [Named(str(each["name"])) for each in content]
     if kind == "as_sym_int":
-        return Named(str(own["as_name"])) if "as_name" in own else _integer(own["as_int"])
+        return Named(str(content["as_name"])) if "as_name" in content else _integer(content["as_int"])
     if kind == "as_sym_ints":
-        return [_value({"as_sym_int": each}) for each in own]
+        return [_value({"as_sym_int": each}) for each in content]
     if kind == "as_scalar_type":
-        return _DTYPES[own]
+        return _DTYPES[content]
     if kind == "as_device":
         return torch.device("cpu")
     if kind == "as_memory_format":
-        return _MEMORY_FORMATS[own]
+        return _MEMORY_FORMATS[content]
     if kind == "as_layout":
         return torch.strided
     raise VitkitError(f"it has an argument of the kind {kind[:40]!r}")
@@ -314,13 +314,13 @@ def _value(arg: dict[str, Any]) -> Any:
 def _names(outputs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     names: list[str] = []
     for output in outputs:
-        ((kind, own),) = output.items()
+        ((kind, content),) = output.items()
         if kind == "as_tensor":
-            names.append(str(own["name"]))
+            names.append(str(content["name"]))
         elif kind == "as_tensors":
-            names += [str(each["name"]) for each in own]
+            names += [str(each["name"]) for each in content]
         elif kind == "as_sym_int":
-            names.append(str(own["as_name"]))
+            names.append(str(content["as_name"]))
         elif kind != "as_none":
             raise VitkitError(f"it has a result of the kind {kind[:40]!r}")
     return tuple(names)
@@ -387,16 +387,16 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
         OSError: the disk is full or not writable.
     """
     config = model.config
-    own = build(config)
-    own.load_state_dict(model.state_dict())
-    wrapped = _InNumbersOf(own.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
+    copy = build(config)
+    copy.load_state_dict(model.state_dict())
+    wrapped = _InNumbersOf(copy.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
     example = torch.zeros(batch or 2, config.in_channels, *config.image_size)
     sizes = None if batch else ({0: torch.export.Dim("batch")},)
     try:
         program = torch.export.export(wrapped, (example,), dynamic_shapes=sizes, strict=False)
     except (RuntimeError, ValueError, TypeError) as error:
         raise VitkitError(f"torch.export cannot trace the model: {first_line(error)}") from error
-    if isinstance(own, Network):
+    if isinstance(copy, Network):
         program = program.run_decompositions({})  # into operations that change nothing in place
     buffer = BytesIO()
     torch.export.save(program, buffer, extra_files={CARD_ENTRY.removeprefix("extra/"): card})

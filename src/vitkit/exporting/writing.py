@@ -80,7 +80,7 @@ def export(
 def _verify(
     classifier: Classifier, path: Path, form: Format, card: Card, pictures: Pictures
 ) -> tuple[Comparison, Comparison | None, str]:
-    precision = card.dtype if form.is_own_precision else "float32"
+    precision = card.dtype if form.has_fixed_precision else "float32"
     try:
         exported = load_exported(path, precision)
     except VitkitError as error:
@@ -93,7 +93,7 @@ def _verify(
     if faults:
         raise Refused(f"the file does not answer as the model does: {'; '.join(faults)} ({pictures.what})")
     in_bfloat16 = None
-    quick = exported if form.is_own_precision else load_exported(path)
+    quick = exported if form.has_fixed_precision else load_exported(path)
     if quick.precision == "bfloat16" != precision:
         in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16"), card, "bfloat16")
         if faults := in_bfloat16.faults():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Row = npt.NDArray[np.float32] | str
 T = TypeVar("T")
 Images = TypeVar("Images", "Tensor", npt.NDArray[np.float32])  # of a model, and of a graph that needs no PyTorch
-_OWN = local()  # threads that a computation may take here, while PyTorch is not loaded
+_THREADS_HERE = local()  # threads that a computation may take here, while PyTorch is not loaded
 
 BATCH, BATCH_ALONE = 8, 32  # of a backend that computes in every thread, and of one that computes a batch at a time
 
@@ -49,8 +49,10 @@ def threads() -> int:
     of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if of_torch is not None:
         return int(of_torch())
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return getattr(_OWN, "threads", None) or (int(told) if told.isdecimal() and int(told) else cores())
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return getattr(_THREADS_HERE, "threads", None) or (
+        int(setting) if setting.isdecimal() and int(setting) else cores()
+    )
 
 
 def set_threads(count: int) -> None:
@@ -59,7 +61,7 @@ def set_threads(count: int) -> None:
     if of_torch is not None:
         of_torch(count)
     else:
-        _OWN.threads = count
+        _THREADS_HERE.threads = count
 
 
 def flow(

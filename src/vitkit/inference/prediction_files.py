@@ -164,12 +164,12 @@ class Csv:
             cells |= {f"label_{rank}": name, f"confidence_{rank}": f"{confidence:.6f}"}
         if row.is_rejected:
             cells |= {"label": None, "rejected": row.name or JOINT}
-        own = [cells.get(name) for name in self.names]
-        return _csv_record(own if self.is_raw else list(map(_harmless, self.names, own)))
+        values = [cells.get(name) for name in self.names]
+        return _csv_record(values if self.is_raw else list(map(_harmless, self.names, values)))
 
     def decode(self, record: str) -> Row:
-        own = next(csv.reader([record], strict=True))
-        cells = dict(zip(self.names, own if self.is_raw else map(restored, own), strict=True))
+        values = next(csv.reader([record], strict=True))
+        cells = dict(zip(self.names, values if self.is_raw else map(restored, values), strict=True))
         if not cells["confidence"]:
             return Row(cells["path"], error=cells["error"])
         rejected = cells.get("rejected")
@@ -212,7 +212,7 @@ class JsonLines:
             raise ValueError("another number of classes")
         rejected = row.get("rejected")
         name = row["label"] if rejected is None else rejected
-        top = tuple((own["label"], own["confidence"]) for own in row.get("top", ()))
+        top = tuple((entry["label"], entry["confidence"]) for entry in row.get("top", ()))
         return Row(row["path"], name, row["confidence"], rejected is not None, row.get("error"), top)
 
     def _keys(self, *, is_readable: bool) -> set[str]:

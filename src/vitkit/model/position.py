@@ -58,9 +58,9 @@ class BiasTable(OffsetBias):
         """Compute the fixed index anew, on this tensor's device, after the model left the meta device."""
         index = offset_index(self.grid)  # (P, P)
         if self.prefix_tokens:
-            to, back, own = (_offsets(self.grid) + i for i in range(_OF_TOKEN))
+            to, back, itself = (_offsets(self.grid) + i for i in range(_OF_TOKEN))
             index = F.pad(F.pad(index, (0, 0, 1, 0), value=to), (1, 0, 0, 0), value=back)  # (N, N)
-            index[0, 0] = own
+            index[0, 0] = itself
         self.register_buffer("index", index.to(like.device), persistent=False)
 
     def bias(self, n: int) -> Tensor:

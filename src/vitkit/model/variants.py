@@ -123,11 +123,11 @@ def variants_of(config: ViTConfig) -> list[Variant]:
 
 def handlers_of(config: ViTConfig, who: str) -> list[Any]:
     """What computes or writes the values of this configuration for somebody, where their general way does not."""
-    found = [row.handler(who) for row in variants_of(config) if who in row.handlers]
-    return [handler for handler in found if handler is not None]
+    handlers = [row.handler(who) for row in variants_of(config) if who in row.handlers]
+    return [handler for handler in handlers if handler is not None]
 
 
-def told_by(names: Iterable[str]) -> dict[str, Any]:
+def fields_by_names(names: Iterable[str]) -> dict[str, Any]:
     """The fields that tensors of these names, in timm's layout, tell the values of."""
     names = list(names)
     return {

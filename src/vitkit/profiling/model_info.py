@@ -60,7 +60,9 @@ def measure_any(model: nn.Module, images: Tensor) -> Measured:
     _pass_flops(model, images, measured, counter)
     measured.macs = counter.get_total_flops() // 2
     counts = counter.get_flop_counts()
-    measured.macs_of = {name.partition(".")[2]: sum(own.values()) // 2 for name, own in counts.items() if "." in name}
+    measured.macs_of = {
+        name.partition(".")[2]: sum(operations.values()) // 2 for name, operations in counts.items() if "." in name
+    }
     return measured
 
 
@@ -79,9 +81,9 @@ def _pass_flops(model: nn.Module, images: Tensor, measured: Measured, counter: A
     finally:
         for hook in hooks:
             hook.remove()
-    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    stored = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     measured.kept_bytes = sum(
-        tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in own
+        tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in stored
     )
 
 
@@ -349,14 +351,14 @@ def _info(model: Model, full: Measured, executed: Measured, stages: list[Stage])
 
 def _parts(model: Network, measured: Measured) -> list[Stage]:
     """The network's own parts, as its library names them, as far as an image passes through them."""
-    config, found = model.config, []
-    found.append(Stage("image", (*config.image_size, config.in_channels)))
+    config, parts = model.config, []
+    parts.append(Stage("image", (*config.image_size, config.in_channels)))
     for name, part in model.network.named_children():
         shape, path = measured.shapes.get(f"network.{name}"), f"network.{name}"
         if shape is not None:
             parameters = sum(parameter.numel() for parameter in part.parameters())
-            found.append(Stage(name, shape, parameters, measured.macs_of.get(path, 0)))
-    return found
+            parts.append(Stage(name, shape, parameters, measured.macs_of.get(path, 0)))
+    return parts
 
 
 def _measure(config: ViTConfig, *, shortcut: bool) -> Measured:
@@ -387,19 +389,19 @@ def _build(config: ViTConfig) -> VisionTransformer:
         return VisionTransformer(config).eval()
 
 
-_OWN = ("cls_token", "dist_token", "reg_token", "pos_embed")
+_TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
 
 
 def _stages(model: VisionTransformer, measured: Measured) -> list[Stage]:
     """The walk; a layer stands for all that are like it. Parameters and MACs sum to the whole model's."""
     config, stage = model.config, _Walker(model, measured)
-    own = sum(p.numel() for name, p in model.named_parameters() if name.startswith(_OWN))
+    count = sum(p.numel() for name, p in model.named_parameters() if name.startswith(_TOKENS))
     walk = [
         [Stage("image", (*config.image_size, config.in_channels))],
         stage("ResNet stem", "patch_embed.backbone"),
         stage("patch embedding", "patch_embed.proj", (*config.grid, config.hidden_size)),
         stage("patches in a row", "patch_embed.norm", (config.patches, config.hidden_size), always=True),
-        [Stage("tokens, positions added", (config.tokens, config.hidden_size), own)],
+        [Stage("tokens, positions added", (config.tokens, config.hidden_size), count)],
         stage("norm ahead of the layers", "norm_pre"),
         stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
         _relative(stage),
@@ -424,8 +426,8 @@ def _relative(stage: _Walker) -> list[Stage]:
     if config.position == "relative_mlp":  # every layer computes its biases, or all layers the same
         offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
         macs = config.layers * offsets * config.relative_size * (2 + config.heads)
-    shape = next((tuple(own.shape) for name, own in model.rel_pos.named_parameters() if name == "0.table"), None)
-    parameters = sum(own.numel() for own in model.rel_pos.parameters())
+    shape = next((tuple(tensor.shape) for name, tensor in model.rel_pos.named_parameters() if name == "0.table"), None)
+    parameters = sum(tensor.numel() for tensor in model.rel_pos.parameters())
     return [Stage("relative positions", shape or (config.heads, config.tokens, config.tokens), parameters, macs)]
 
 
@@ -498,7 +500,7 @@ class _Walker:
 
     def _parameters(self, module: str) -> int:
         try:
-            found = self.model.get_submodule(module)
+            module_of_layer = self.model.get_submodule(module)
         except AttributeError:
             return 0
-        return sum(parameter.numel() for parameter in found.parameters())
+        return sum(parameter.numel() for parameter in module_of_layer.parameters())

@@ -68,10 +68,10 @@ def _with_needs(name: str, done: set[str]) -> list[str]:
     done.add(name)
     text = static(f"{name}.js")
     before = [piece for need in _IMPORT.findall(text) if need not in done for piece in _with_needs(need, done)]
-    own, given = _EXPORT.sub("", _IMPORT.sub("", text)), ", ".join(_EXPORTED.findall(text))
+    code, exported = _EXPORT.sub("", _IMPORT.sub("", text)), ", ".join(_EXPORTED.findall(text))
     return [
         *before,
-        f"const {{ {given} }} = (() => {{\n{own}\nreturn {{ {given} }};\n}})();\n",
+        f"const {{ {exported} }} = (() => {{\n{code}\nreturn {{ {exported} }};\n}})();\n",
     ]  # its other names are its own
 
 
@@ -256,13 +256,15 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("path", "label", "predicted", "confidence", *(["label_now"] if evaluation.since else [])))
     classes = evaluation.classes
-    for i, (own, true, said) in enumerate(zip(evaluation.paths, evaluation.labels, evaluation.predicted, strict=True)):
+    for i, (image, true, said) in enumerate(
+        zip(evaluation.paths, evaluation.labels, evaluation.predicted, strict=True)
+    ):
         row = evaluation.probabilities[i]
         if isinstance(evaluation, MultiEvaluation):
             names = [JOINT.join(name for name, has in zip(classes, one, strict=True) if has) for one in (true, said)]
             confidence = float(row[said == 1].min()) if said.any() else 1 - float(row.max())
         else:
             names, confidence = [classes[true], classes[said]], float(row[said])
-        now = [harmless(evaluation.since.get(own, names[0]))] if evaluation.since else []
-        writer.writerow((*map(harmless, (own, *names)), f"{confidence:.6f}", *now))
+        now = [harmless(evaluation.since.get(image, names[0]))] if evaluation.since else []
+        writer.writerow((*map(harmless, (image, *names)), f"{confidence:.6f}", *now))
     write_text(path, text.getvalue())

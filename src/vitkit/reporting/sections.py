@@ -47,15 +47,15 @@ def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequenc
 
 def operating_table(numbers: Mapping[str, Any]) -> list[str]:
     """Both, side by side, as HTML; nothing where there is little to choose."""
-    found = numbers.get("operating_points")
-    if found is None:
+    points = numbers.get("operating_points")
+    if points is None:
         return []
     names = ("data", "uniform")
-    heads = [f"{SHARES[name]}{' (chosen)' if name == found['chosen'] else ''}" for name in names]
-    rows = [[what.replace("_", " "), *(f"{found[name][what]:.3f}" for name in names)] for what in _HEADLINES]
-    for own in found["data"]["recall"]:
-        values = [found[name]["recall"][own] for name in names]
-        rows.append([f"recall of {escape(own)}", *("none" if value is None else f"{value:.3f}" for value in values)])
+    heads = [f"{SHARES[name]}{' (chosen)' if name == points['chosen'] else ''}" for name in names]
+    rows = [[what.replace("_", " "), *(f"{points[name][what]:.3f}" for name in names)] for what in _HEADLINES]
+    for row in points["data"]["recall"]:
+        values = [points[name]["recall"][row] for name in names]
+        rows.append([f"recall of {escape(row)}", *("none" if value is None else f"{value:.3f}" for value in values)])
     words = (
         "Answers and confidences can be for classes as frequent as they were in training, or for all alike, which "
         "finds more of the rare ones and is wrong more often in all (--prior)."
@@ -80,13 +80,13 @@ def _view(name: str, *content: str) -> str:
 
 def headline(numbers: Mapping[str, Any]) -> str:
     """The headline figure, and the first of the others beside it."""
-    own = headline_of(numbers)
-    if own.value is None:
-        return f'<p><span class="figure">No figure</span> {escape(own.words)}</p>'
-    interval = [] if own.interval is None else [f"95 %: {interval_text([100 * end for end in own.interval], 1)}"]
+    quoted = headline_of(numbers)
+    if quoted.value is None:
+        return f'<p><span class="figure">No figure</span> {escape(quoted.words)}</p>'
+    interval = [] if quoted.interval is None else [f"95 %: {interval_text([100 * end for end in quoted.interval], 1)}"]
     detail = "; ".join([*interval, _beside_headline(numbers)])
     return (
-        f'<p><span class="figure">{100 * own.value:.1f} %</span> {own.figure} on {escape(own.described)} '
+        f'<p><span class="figure">{100 * quoted.value:.1f} %</span> {quoted.figure} on {escape(quoted.described)} '
         f'<span class="soft">({detail})</span></p>'
     )
 
@@ -95,10 +95,10 @@ def _beside_headline(numbers: Mapping[str, Any]) -> str:
     if numbers.get("task") != "multi":
         return f"balanced {100 * numbers['balanced_accuracy']:.1f} %, log loss {numbers['loss']:.3f}"
     others = [metric for metric in METRICS["multi"].values() if metric.name not in ("accuracy", "balanced_accuracy")]
-    told = ", ".join(f"{escape(metric.title)} {decimals(numbers[metric.name])}" for metric in others)
+    listed = ", ".join(f"{escape(metric.title)} {decimals(numbers[metric.name])}" for metric in others)
     if "cross_fitted" not in numbers:
-        return told
-    return f"{told}; macro F1 with cross-fitted thresholds {decimals(numbers['cross_fitted']['macro_f1'])}"
+        return listed
+    return f"{listed}; macro F1 with cross-fitted thresholds {decimals(numbers['cross_fitted']['macro_f1'])}"
 
 
 def caveat(evaluation: Evaluation) -> list[str]:
@@ -129,8 +129,8 @@ def confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes |
         words = ["<p>There are no mistakes.</p>"]
     else:
         pairs = [
-            [escape(own["true"]), escape(own["predicted"]), str(own["count"]), f"{100 * own['share']:.1f} %"]
-            for own in numbers["confused"][:_PAIRS]
+            [escape(pair["true"]), escape(pair["predicted"]), str(pair["count"]), f"{100 * pair['share']:.1f} %"]
+            for pair in numbers["confused"][:_PAIRS]
         ]
         heads = ["true", "predicted", "images", "of the true class"]
         words = ["<h3>Most often confused</h3>", wide(table(pairs, heads))]
@@ -173,10 +173,10 @@ def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _threshold_table(evaluation: Evaluation) -> str:
-    own = threshold_data(evaluation)
-    n, steps, rows = own["images"], len(own["answered"]) - 1, []
+    data = threshold_data(evaluation)
+    n, steps, rows = data["images"], len(data["answered"]) - 1, []
     for at in (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99):
-        answered, right = (own[name][round(at * steps)] for name in ("answered", "right"))
+        answered, right = (data[name][round(at * steps)] for name in ("answered", "right"))
         part = f"{100 * right / answered:.1f} %" if answered else "-"
         rows.append([f"{100 * at:.0f} %", f"{100 * answered / n:.1f} %", part, str(answered - right)])
     return wide(table(rows, ["least confidence", "answered", "of those right", "mistakes left"]))
@@ -204,8 +204,10 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
     names = evaluation.classes
     if isinstance(evaluation, MultiEvaluation):
         both = (evaluation.labels[i], evaluation.predicted[i])
-        sets = (", ".join(name for name, has in zip(names, own, strict=True) if has) for own in both)
-        true, said = (own or "none" for own in sets)
+        sets = (
+            ", ".join(name for name, has in zip(names, names_of_image, strict=True) if has) for names_of_image in both
+        )
+        true, said = (names_of_image or "none" for names_of_image in sets)
         return f"true: {true}", *_since(evaluation, i), f"predicted: {said}", evaluation.paths[i]
     sure = 100 * evaluation.probabilities[i].max()
     said = f"predicted: {names[evaluation.predicted[i]]} {sure:.1f} %"
@@ -253,14 +255,14 @@ def explained(mistakes: Sequence[Explained], photographs: Photographs) -> list[s
     if not mistakes:
         return []
     pieces = ["<h2>Where the mistakes come from</h2>"]
-    for own in mistakes:
-        place = f'data-map="{photographs.place(own.image)}"'
+    for mistake in mistakes:
+        place = f'data-map="{photographs.place(mistake.image)}"'
         pictures = [
             f'<figure class="large">{image(caption, data, "jpeg", place if number else "")}'
             f"<figcaption>{escape(caption)}</figcaption></figure>"
-            for number, (caption, data) in enumerate(own.pictures)
+            for number, (caption, data) in enumerate(mistake.pictures)
         ]
-        pieces += [f"<h3>{escape(own.title)}</h3>", f'<div class="row">{"".join(pictures)}</div>']
+        pieces += [f"<h3>{escape(mistake.title)}</h3>", f'<div class="row">{"".join(pictures)}</div>']
     return pieces
 
 
@@ -268,9 +270,9 @@ def doubted(doubts: Sequence[LabelError], photographs: Photographs) -> list[str]
     """Labels that are likely wrong."""
     if not doubts:
         return []
-    chance = by_chance(len(doubts), sum(own.chance for own in doubts))
+    chance = by_chance(len(doubts), sum(error.chance for error in doubts))
     pairs = enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False))
-    cells = [(shown, f'data-doubt="{place}"', _doubt(own)) for place, (own, shown) in pairs]
+    cells = [(shown, f'data-doubt="{place}"', _doubt(error)) for place, (error, shown) in pairs]
     words = (
         f"{len(doubts)} labels do not fit what the other images teach; the most doubtful come first. "
         f"{chance[0].upper()}{chance[1:]}: they are right and only hard, so look before you change one. The run's "
@@ -279,8 +281,8 @@ def doubted(doubts: Sequence[LabelError], photographs: Photographs) -> list[str]
     return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
 
 
-def _doubt(own: LabelError) -> tuple[str, ...]:
-    return f"label: {own.label}", f"looks like: {own.suggested} (by {own.score:.2f})", own.path
+def _doubt(error: LabelError) -> tuple[str, ...]:
+    return f"label: {error.label}", f"looks like: {error.suggested} (by {error.score:.2f})", error.path
 
 
 def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[str]:

@@ -138,7 +138,7 @@ class ServedModel:
         self.is_concurrent = runner is not None and runner.is_concurrent
         self.batch = batch or (BATCH if self.is_concurrent else BATCH_ALONE)
         self._turn: AbstractContextManager[Any] = nullcontext() if self.is_concurrent else Lock()
-        self._is_given_up = Event()
+        self._is_abandoned = Event()
         self.predicting = Work(name, self.batch, self._predict)
 
     @property
@@ -167,7 +167,7 @@ class ServedModel:
 
     def give_up(self) -> None:
         """Stop the explanations in progress, within the time of one layer."""
-        self._is_given_up.set()
+        self._is_abandoned.set()
 
     def begin(self) -> None:
         """Warm up the backend in this thread."""
@@ -240,7 +240,7 @@ class ServedModel:
 
     @cached_property
     def _explained(self) -> Explainable:
-        return _Explained(self.classifier, _watched(self.classifier.model, self._is_given_up), self._turn)
+        return _Explained(self.classifier, _watched(self.classifier.model, self._is_abandoned), self._turn)
 
 
 @dataclass(frozen=True)
@@ -284,13 +284,13 @@ class _Explained:
             return self.classifier.probabilities(images)
 
 
-def _watched(model: Model, is_given_up: Event) -> Model:
+def _watched(model: Model, is_abandoned: Event) -> Model:
     """Return a model with the same weights in which every layer first checks whether the result is still wanted."""
     from vitkit.explanation.attention import twin
     from vitkit.model.vit import Attention
 
     def look(*_: object) -> None:
-        if is_given_up.is_set():
+        if is_abandoned.is_set():
             raise ClosedError
 
     copied = twin(model, Attention)

@@ -36,13 +36,13 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
     Raises:
         VitkitError: the recipe asks for such a thing; the message names it.
     """
-    asked = [name for name, nothing in OF_VIT.items() if getattr(recipe, name) != nothing]
+    requested = [name for name, nothing in OF_VIT.items() if getattr(recipe, name) != nothing]
     if recipe.method == "lora":
-        asked.insert(0, "method lora")
+        requested.insert(0, "method lora")
     if recipe.strategy == "fsdp":
-        asked.append("strategy fsdp")
-    if asked:
-        raise VitkitError(f"{asked[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out")
+        requested.append("strategy fsdp")
+    if requested:
+        raise VitkitError(f"{requested[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out")
 
 
 def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -50,12 +50,12 @@ def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], l
 
     For recipes that were not written for it: a published one, or one for all models of a comparison.
     """
-    found = None if fields.get("model") is None else split_network(fields["model"])
-    if found is None:
+    network = None if fields.get("model") is None else split_network(fields["model"])
+    if network is None:
         return dict(fields), []
-    own = NetworkConfig(library=found[0], name=found[1])
+    config = NetworkConfig(library=network[0], name=network[1])
     unknown = [name for name, nothing in OF_VIT.items() if fields.get(name, nothing) != nothing]
-    lacking = [name for name in ("dropout", "drop_path") if fields.get(name) and not _has(own, name)]
+    lacking = [name for name in ("dropout", "drop_path") if fields.get(name) and not _has(config, name)]
     notes = [f"{name} {fields[name]} requires a Vision Transformer, and is left out" for name in unknown]
     notes += [f"{name} {fields[name]} is left out: the network has none" for name in lacking]
     return {name: value for name, value in fields.items() if name not in (*unknown, *lacking)}, notes
@@ -80,8 +80,8 @@ def network_of(recipe: Recipe) -> NetworkConfig | None:
     if is_model_folder(folder):
         fields = read_description(folder).get("config")
         return NetworkConfig.from_dict(fields) if isinstance(fields, dict) and "library" in fields else None
-    found = None if recipe.model is None else split_network(recipe.model)
-    return None if found is None else NetworkConfig(library=found[0], name=found[1])
+    network = None if recipe.model is None else split_network(recipe.model)
+    return None if network is None else NetworkConfig(library=network[0], name=network[1])
 
 
 def presets_of(config: NetworkConfig) -> dict[str, Any]:
@@ -98,11 +98,11 @@ def refuse_other_network(config: ViTConfig | NetworkConfig, recipe: Recipe) -> N
     Raises:
         VitkitError: the recipe names a network, and its weights are of another model.
     """
-    found = None if recipe.model is None else split_network(recipe.model)
-    if found is None:
+    network = None if recipe.model is None else split_network(recipe.model)
+    if network is None:
         return
     of = (config.library, config.name) if isinstance(config, NetworkConfig) else None
-    if of != found:
+    if of != network:
         what = "a Vision Transformer" if of is None else ":".join(of)
         raise VitkitError(f"--weights {recipe.weights} are of {what}, not of {recipe.model}")
 
@@ -175,10 +175,10 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
 
 def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConfig:
     """With what the head of class names reads: the vector of length 1 that images share with texts."""
-    found = look_for_words(weights)
-    if found is None:
+    words = look_for_words(weights)
+    if words is None:
         raise VitkitError(f"head_from names: {weights_of(recipe)} has no text encoder")
-    return config.replace(representation_size=found.size, representation="unit")
+    return config.replace(representation_size=words.size, representation="unit")
 
 
 def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
@@ -188,29 +188,29 @@ def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
         VitkitError: there is no such model, or a change is one that weights cannot follow.
     """
     changes = recipe.model_fields or {}
-    own = config_for(name)
-    _refuse_others(own, changes, name)
+    config = config_for(name)
+    _refuse_others(config, changes, name)
     fitted = {field: value for field, value in changes.items() if field in ("image_size", *_BY_LOAD)}
-    return started_from(own.replace(**_size(recipe), **fitted), recipe, num_classes)
+    return started_from(config.replace(**_size(recipe), **fitted), recipe, num_classes)
 
 
-def started_from(own: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
+def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
     """The configuration of a model that starts from weights of this one: what needs no other weights is changed."""
     changes = recipe.model_fields or {}
     after = {name: changes[name] for name in _AFTER if name in changes}
-    after["class_token"] = own.class_token  # which the mean of the patches need not read
-    config = own.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
+    after["class_token"] = base.class_token  # which the mean of the patches need not read
+    config = base.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
     reads_token = config.pool == "token" and not (config.fc_norm or config.distill_head)
     if recipe.method == "probe" and reads_token and recipe.head_from != "names":
         config = config if "pool" in changes else config.replace(pool="token+gap")
     return config
 
 
-def _refuse_others(own: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
+def _refuse_others(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
     """Refuse what changes the shapes of weights, or what they mean."""
     others = {name: value for name, value in changes.items() if name not in ("image_size", *_BY_LOAD, *_AFTER)}
-    changed = own.replace(**others)
-    for name, value in own.to_dict().items():
+    changed = config.replace(**others)
+    for name, value in config.to_dict().items():
         if name != "representation_size" and (wanted := changed.to_dict()[name]) != value:
             raise VitkitError(
                 f"{source} has {name} {_shown(value)}, and its weights can follow no model.{name} {_shown(wanted)}: "

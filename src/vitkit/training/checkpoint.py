@@ -318,12 +318,12 @@ def seal(path: Path) -> None:
         file.write(digest.encode())
 
 
-def read(path: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """The state that is in a sealed file.
 
     Args:
         path: the file.
-        own: the `identity` of the run that is to go on.
+        identity: the `identity` of the run that is to go on.
 
     Raises:
         VitkitError: it is damaged, or of another run.
@@ -336,12 +336,12 @@ def read(path: Path, own: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError("it names no run")
     except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
         raise VitkitError(f"{path} is damaged; delete it to train this run from its beginning") from error
-    changed = [f"{name} {then.get(name)}, not {now}" for name, now in own.items() if then.get(name) != now]
+    changed = [f"{name} {then.get(name)}, not {now}" for name, now in identity.items() if then.get(name) != now]
     if changed:
         rest = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
-        told = "; ".join([*changed[:_SHOWN], *rest])
+        differences = "; ".join([*changed[:_SHOWN], *rest])
         raise VitkitError(
-            f"{path} is of another run, or the recipe was changed since: it has {told};"
+            f"{path} is of another run, or the recipe was changed since: it has {differences};"
             " put that back, or delete the file to train from the beginning"
         )
     return dict(state)
@@ -421,8 +421,8 @@ class RunWriter:
             self.classifier.provenance["metrics"] = {"epoch": ZERO_SHOT, **metrics}
             self.save(self.folder, state.kept)
             self.has_kept = self.keeps_start = True
-        told = (f"{name} {metrics[name]:.4f}" for name in ("val_loss", "val_acc", "val_map") if name in metrics)
-        self.say("  ".join([f"epoch   0/{self.recipe.epochs}", *told, "zero-shot"]) + ("  *" if is_best else ""))
+        shown = (f"{name} {metrics[name]:.4f}" for name in ("val_loss", "val_acc", "val_map") if name in metrics)
+        self.say("  ".join([f"epoch   0/{self.recipe.epochs}", *shown, "zero-shot"]) + ("  *" if is_best else ""))
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Write down the epoch, and end the training where it is not worth going on."""
@@ -448,8 +448,8 @@ class RunWriter:
 
     def _figures(self, state: TrainingState) -> dict[str, float]:
         """What the loop has measured, without what callbacks have added."""
-        own = ("train_loss", "train_acc", "val_loss", "val_acc", "lr")
-        names = (*own, "val_map") if self.classifier.thresholds is not None else own
+        columns = ("train_loss", "train_acc", "val_loss", "val_acc", "lr")
+        names = (*columns, "val_map") if self.classifier.thresholds is not None else columns
         return {name: state.metrics[name] for name in names if name in state.metrics}
 
     def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
@@ -501,13 +501,13 @@ class RunWriter:
 
 def epoch_name(epoch: int, metrics: dict[str, float]) -> str:
     """What an epoch's model folder is called: `epoch-0001-val_loss=0.5312-val_acc=0.9100`."""
-    told = [f"{name}={metrics[name]:.4f}" for name in ("val_loss", "val_acc") if name in metrics]
-    return "-".join([f"epoch-{epoch:04d}", *told])
+    figures = [f"{name}={metrics[name]:.4f}" for name in ("val_loss", "val_acc") if name in metrics]
+    return "-".join([f"epoch-{epoch:04d}", *figures])
 
 
 def _line(epoch: int, epochs: int, metrics: dict[str, float], seconds: float, is_best: bool) -> str:
     parts = [f"epoch {epoch + 1:>3}/{epochs}"]
-    told = ("train_loss", "val_loss", "val_acc", "val_map")
-    parts += [f"{name} {metrics[name]:.4f}" for name in told if name in metrics]
+    shown = ("train_loss", "val_loss", "val_acc", "val_map")
+    parts += [f"{name} {metrics[name]:.4f}" for name in shown if name in metrics]
     parts += [f"lr {metrics['lr']:.2e}", f"{seconds:.0f} s"]
     return "  ".join(parts) + ("  *" if is_best else "")

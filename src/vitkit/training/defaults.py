@@ -64,11 +64,11 @@ def complete(fields: Request | dict[str, Any], table: ImageTable) -> tuple[Recip
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
     request = Request.of(fields)
-    asked = request.recipe
-    table.task.check_recipe(vars(asked))
+    recipe = request.recipe
+    table.task.check_recipe(vars(recipe))
     trained = sum(split in (None, "train") for split in table.splits)
-    share = 1.0 if any(table.splits) else asked.split[0]
-    each = min(trained * share, asked.max_images or math.inf) / max(len(table.classes), 1)
+    share = 1.0 if any(table.splits) else recipe.split[0]
+    each = min(trained * share, recipe.max_images or math.inf) / max(len(table.classes), 1)
     return choose(request, each, table.task)
 
 
@@ -84,29 +84,29 @@ def choose(fields: Request | dict[str, Any], each: float, task: Task = SINGLE_LA
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
     request, reasons = Request.of(fields), []
-    asked = request.recipe
-    if asked.select_time is not None:
+    requested = request.recipe
+    if requested.select_time is not None:
         raise VitkitError("select_time is of `vitkit train` on a folder of photographs: name one of the weights here")
-    method = asked.method
-    if method == "auto" and asked.weights == "none":
+    method = requested.method
+    if method == "auto" and requested.weights == "none":
         method = "scratch"
     elif method == "auto":
         method = "probe" if each < FEW else "full"
         why = {"probe": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
-    network = network_of(asked)
+    network = network_of(requested)
     of_network = {} if network is None else presets_of(network)
-    of_names = {"lp_ft": False} if asked.head_from == "names" else {}  # the head then begins as more than noise
+    of_names = {"lp_ft": False} if requested.head_from == "names" else {}  # the head then begins as more than noise
     presets = {**PRESETS[method], **of_network, **task.recipe_fields, **of_names}
     chosen = {name: value for name, value in presets.items() if name not in request.fields} | {"method": method}
     if method == "scratch":
         chosen["weights"] = "none"
-    if method == "probe" and asked.balance == "auto":
+    if method == "probe" and requested.balance == "auto":
         chosen["balance"] = "none"  # a head that is fitted at once needs no help to see the rare classes
-    if asked.model is None and asked.weights in ("auto", "none"):
+    if requested.model is None and requested.weights in ("auto", "none"):
         chosen["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
         reasons.append(f"model {chosen['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
-    recipe = with_fields(asked, chosen, "flags")
+    recipe = with_fields(requested, chosen, "flags")
     if network is not None:
         check_network(network, recipe)
     return recipe, reasons

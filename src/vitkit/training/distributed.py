@@ -75,7 +75,7 @@ def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict
         moments: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FULL)
         return full_weights(model), moments.get("state", {})
     names = _names(model, optimizer)
-    return model.state_dict(), {names[i]: own for i, own in optimizer.state_dict()["state"].items()}
+    return model.state_dict(), {names[i]: values for i, values in optimizer.state_dict()["state"].items()}
 
 
 def set_full_state(
@@ -145,39 +145,39 @@ class ProcessGroup:
 
     def main_first(self, work: Callable[[], T]) -> T:
         """Do some work in each process, in the main one first: it may download what the others then find on disk."""
-        own = work() if self.is_main else None
+        result = work() if self.is_main else None
         self.broadcast_from_main(lambda: None)
-        return work() if own is None else own
+        return work() if result is None else result
 
-    def gather(self, own: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """What each process brings, by rank."""
         if self.size == 1:
-            return [own]
+            return [value]
         everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, own, group=self.group)
+        dist.all_gather_object(everyone, value, group=self.group)
         return everyone
 
-    def any(self, own: bool) -> bool:
+    def any(self, flag: bool) -> bool:
         """Whether it is true of any process; all of them learn it at the same time."""
-        return any(self.gather(own))
+        return any(self.gather(flag))
 
-    def before(self, own: Tensor, length: int) -> Tensor:
+    def before(self, values: Tensor, length: int) -> Tensor:
         """For each image of one's own share of a batch the one before it in the whole batch; for the first the last.
 
         Args:
-            own: this process's share, (B, ...): the images rank, rank + size, rank + 2 size and so on; where there are
+            values: this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on; if there are
                 none, what stands in for them, which comes back as it is.
             length: of the whole batch.
         """
         if self.size == 1:
-            return own.roll(1, dims=0)
-        padded = own.new_zeros(math.ceil(length / self.size), *own.shape[1:])
-        padded[: len(own)] = own
-        shares = padded.new_empty(self.size * len(padded), *own.shape[1:])
+            return values.roll(1, dims=0)
+        padded = values.new_zeros(math.ceil(length / self.size), *values.shape[1:])
+        padded[: len(values)] = values
+        shares = padded.new_empty(self.size * len(padded), *values.shape[1:])
         dist.all_gather_into_tensor(shares, padded)
         whole = shares.view(self.size, *padded.shape).transpose(0, 1).flatten(0, 1)[:length]
         before = whole.roll(1, dims=0)[self.rank :: self.size]
-        return before if len(before) else own
+        return before if len(before) else values
 
     def all_reduce(self, gradients: list[Tensor]) -> None:
         """Replace these tensors by their sums over all processes, unless the strategy has done so."""
@@ -223,9 +223,9 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     """
     started = _started()
     if started is not None:
-        for name, asked, found in (("devices", devices, started[0]), ("nodes", nodes, started[1])):
-            if asked not in (None, found):
-                raise VitkitError(f"--{name} {asked}, but {found} were started: leave out --{name}")
+        for name, requested, running in (("devices", devices, started[0]), ("nodes", nodes, started[1])):
+            if requested not in (None, running):
+                raise VitkitError(f"--{name} {requested}, but {running} were started: leave out --{name}")
     devices, nodes = started or (devices or 1, nodes or 1)
     if devices * nodes == 1:
         return ALONE
@@ -287,8 +287,8 @@ def _started() -> tuple[int, int] | None:
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
     if TorchElasticEnvironment.detect():
-        own = int(os.environ["LOCAL_WORLD_SIZE"])
-        return own, int(os.environ["WORLD_SIZE"]) // own
+        per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        return per_node, int(os.environ["WORLD_SIZE"]) // per_node
     if SLURMEnvironment.detect():
         nodes = int(os.environ.get("SLURM_NNODES", "1"))
         return max(int(os.environ.get("SLURM_NTASKS", "1")) // nodes, 1), nodes

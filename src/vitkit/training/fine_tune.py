@@ -73,8 +73,8 @@ def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedIma
     """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
     assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
-    told = partial(progress, "trying learning rates")
-    outcome = find_lr(classifier.model, recipe, data, objective, fabric, told)
+    report_step = partial(progress, "trying learning rates")
+    outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step)
     best = min(outcome, key=lambda lr: outcome[lr])
     if not math.isfinite(outcome[best]):
         raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
@@ -114,9 +114,9 @@ def find_lr(
         for number, factor in enumerate(FACTORS):
             lr = recipe.lr * factor
             short = {"schedule": "constant", "step_per": "step", "warmup": WARMUP / STEPS}
-            own = recipe.replace(lr=lr, ema=0.0, swa=0.0, time=None, find_lr=False, **short)
+            trial = recipe.replace(lr=lr, ema=0.0, swa=0.0, time=None, find_lr=False, **short)
             begun = copy.deepcopy(model).to(fabric.device).train()
-            state = TrainingState.begin(begun, own, STEPS, Guard(ignore))
+            state = TrainingState.begin(begun, trial, STEPS, Guard(ignore))
             count = _CountSteps(progress, number)
             outcome[lr] = _score(state, objective, sampled, fabric, count)
     sampled.close()
@@ -186,7 +186,7 @@ def learn(
     standing = prior_correction(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
     record_correction(classifier, standing)
     if recipe.head_from == "names":  # epoch 0 is what the names say, however classes are balanced
-        shift_head_bias(model, standing, [-own for own in standing.in_head])
+        shift_head_bias(model, standing, [-identity for identity in standing.in_head])
     if data is None:
         data = data_of(recipe, table, classifier, run.team, is_balanced=balance == "sampler")
     fabric = begin(run, recipe, classifier, data)
@@ -210,8 +210,8 @@ def learn(
         began = time.monotonic()
         recipe = run.team.broadcast_from_main(partial(settle_lr, run, recipe, classifier, data, objective))
         spent += run.team.broadcast_from_main(lambda: time.monotonic() - began)
-    own = _identity(run, recipe, table, classifier, contents)
-    run_training(run, recipe, data, classifier, objective, fabric, spent, own)
+    identity = _identity(run, recipe, table, classifier, contents)
+    run_training(run, recipe, data, classifier, objective, fabric, spent, identity)
 
 
 def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages) -> Fabric:
@@ -280,7 +280,7 @@ def run_training(
     objective: Learning,
     fabric: Fabric,
     spent: float,
-    own: dict[str, Any],
+    identity: dict[str, Any],
     trained: Trained | None = None,
 ) -> None:
     """Build the loop, let it go on from where the run is, and say how it ended.
@@ -293,7 +293,7 @@ def run_training(
         objective: what to learn.
         fabric: where to compute.
         spent: seconds of the time budget that are gone.
-        own: the run's identity.
+        identity: the run's identity.
         trained: what is trained; None: the classifier's model.
     """
     trained = classifier.model if trained is None else trained
@@ -303,7 +303,7 @@ def run_training(
     guard = Guard(run.say, run.folder if team.is_main else None)
     state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team)
     state.clock.spent = state.clock.ahead = spent
-    writer = RunWriter(run.folder, classifier, recipe, run.say, team, own)
+    writer = RunWriter(run.folder, classifier, recipe, run.say, team, identity)
     if (run.folder / LAST).is_file() and _go_on(run.folder / LAST, state, writer):
         run.say("the run had finished training")
         return
@@ -380,10 +380,10 @@ def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -
 
 def _go_on(last: Path, state: TrainingState, writer: RunWriter) -> bool:
     """Take up a run where its last checkpoint leaves it; whether it had finished."""
-    found = read(last, writer.identity)
+    stored = read(last, writer.identity)
     try:
-        state.load_state_dict(found)
-        writer.load_state_dict(found["writer"])
+        state.load_state_dict(stored)
+        writer.load_state_dict(stored["writer"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise VitkitError(f"{last} is damaged; delete it to train this run from its beginning") from error
     return writer.finished

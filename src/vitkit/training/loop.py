@@ -275,7 +275,7 @@ class Loop:
         if self._is_sharded:  # in the backward pass the processes meet; each gets the mean of its part
             (loss * self.team.size).backward()  # type: ignore[no-untyped-call]
         else:
-            add_gradients([own for own in self.state.model.parameters() if own.requires_grad], loss)
+            add_gradients([parameter for parameter in self.state.model.parameters() if parameter.requires_grad], loss)
 
     def _prepare(self, batch: Batch, number: int, first: int) -> MicroBatch:
         """Bring a batch to the device, mix its images, and draw what dropout needs."""
@@ -325,8 +325,10 @@ class Loop:
                 answers = self.objective.ask(self.state.kept, *self.fabric.to_device(batch))
                 outputs.append((answers.float(), batch[1]))
                 self.interruption.in_validation()
-        own = [torch.cat(parts).cpu() for parts in zip(*outputs, strict=True)]
-        logits, labels = (self.data.put_together(shares) for shares in zip(*self.team.gather(own), strict=True))
+        outputs_by_head = [torch.cat(parts).cpu() for parts in zip(*outputs, strict=True)]
+        logits, labels = (
+            self.data.put_together(shares) for shares in zip(*self.team.gather(outputs_by_head), strict=True)
+        )
         metrics, outcome = self.objective.judge(logits, labels)
         self.state.metrics.update(metrics)
         return outcome
@@ -344,8 +346,8 @@ class Loop:
 
     def _tell(self, hook: str) -> None:
         for callback in self.callbacks:
-            if (told := getattr(callback, hook, None)) is not None:
-                told(self.state)
+            if (method := getattr(callback, hook, None)) is not None:
+                method(self.state)
 
     def _show(self, first: int) -> None:
         accumulated = self.state.recipe.grad_accum
@@ -353,7 +355,7 @@ class Loop:
         progress(what, first // accumulated + 1, math.ceil(self.data.batches / accumulated))
 
     def _describe(self, batch: Batch, index: StepIndex) -> dict[str, Any]:
-        images, labels = (own.cpu() for own in batch)
+        images, labels = (part.cpu() for part in batch)
         paths = self.data.paths_of_batch(index.epoch, index.batch)
         return {"images": images, "labels": labels, "paths": paths, "epoch": index.epoch, "step": index.step}
 

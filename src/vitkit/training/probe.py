@@ -110,9 +110,11 @@ class HeadImages:
 
 def head_images(recipe: Recipe, table: ImageTable, classifier: Classifier) -> HeadImages:
     """The images in the files of a table."""
-    train, own = table.of_split("train"), classifier.preprocess
-    augmented = TrainingImages(train, own, augment_of(recipe), recipe.seed)
-    return HeadImages(EvaluationImages(train, own), augmented, EvaluationImages(table.of_split("val"), own))
+    train, preprocess = table.of_split("train"), classifier.preprocess
+    augmented = TrainingImages(train, preprocess, augment_of(recipe), recipe.seed)
+    return HeadImages(
+        EvaluationImages(train, preprocess), augmented, EvaluationImages(table.of_split("val"), preprocess)
+    )
 
 
 def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> Features:
@@ -165,8 +167,8 @@ def _put_best_head(
 
     views = [features(images.train, "training images")]
     for view in range(recipe.views):
-        asked = Subset(images.augmented, [(view, i) for i in range(len(train))])  # type: ignore[misc]  # its own indices
-        views.append(features(asked, f"training images, view {view + 1}"))
+        views_in_order = Subset(images.augmented, [(view, i) for i in range(len(train))])  # type: ignore[misc]  # its own indices
+        views.append(features(views_in_order, f"training images, view {view + 1}"))
     held_out = features(images.val, "validation images") if len(val) else None
     plain = views[0][0] if held_out is None else torch.cat([views[0][0], held_out[0]])
     x, y = (torch.cat(parts) for parts in zip(*views, strict=True)) if recipe.views else views[0]
@@ -176,25 +178,25 @@ def _put_best_head(
     head = [classifier.model.get_parameter(f"head.{name}") for name in ("weight", "bias")]
     begun = None
     if recipe.head_from == "names":
-        weight, bias = (own.detach().clone() for own in head)
+        weight, bias = (parameter.detach().clone() for parameter in head)
         begun = _judge(weight, bias, math.inf, (x, y), held_out)
     fitted = choose_head(x, y, held_out, len(table.classes), begun=begun)
     with torch.no_grad():
-        for own, found in zip(head, (fitted.weight, fitted.bias), strict=True):
-            own.copy_(found)
+        for parameter, value in zip(head, (fitted.weight, fitted.bias), strict=True):
+            parameter.copy_(value)
     return begun, fitted, Features((*train.paths, *val.paths), plain)
 
 
 def _keep(run: Run, classifier: Classifier, begun: Fit | None, fitted: Fit, seconds: float) -> None:
     truncate_metrics(run.folder / METRICS, ZERO_SHOT)  # of a fit that was cut short
     heads = {"zero-shot": begun, f"head fitted, penalty {fitted.penalty:g}": None if fitted is begun else fitted}
-    for what, own in heads.items():
-        if own is not None:
-            epoch = ZERO_SHOT if own is begun else 0
-            row = {"epoch": epoch, "step": 0, **own.figures, "seconds": round(seconds, 1)}
+    for what, fit in heads.items():
+        if fit is not None:
+            epoch = ZERO_SHOT if fit is begun else 0
+            row = {"epoch": epoch, "step": 0, **fit.figures, "seconds": round(seconds, 1)}
             append_metrics(run.folder / METRICS, row)
-            classifier.provenance["metrics"] = {"epoch": epoch, **own.figures}
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in own.figures.items())
+            classifier.provenance["metrics"] = {"epoch": epoch, **fit.figures}
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in fit.figures.items())
             run.say(f"{what}: {shown}  {seconds:.0f} s")
     classifier.save(run.folder)
     if fitted is begun:
@@ -220,8 +222,8 @@ def compute_features(
             read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
         if not done:
             features = torch.empty(count, read.shape[1])  # one for all: many small ones would scatter memory
-        own = slice(done, done + len(label))
-        features[own], labels[own] = read, label
+        span = slice(done, done + len(label))
+        features[span], labels[span] = read, label
         done += len(label)
         progress(done, count)
     model.cpu()

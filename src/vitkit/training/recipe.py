@@ -73,8 +73,8 @@ def _settled(name: str, value: Any) -> Any:
 def _hint(name: str) -> Any:
     hints = {**hints_of(ViTConfig), **_OF_ALIASES}
     if name not in hints:
-        meant = suggest(name, list(hints)) or f"; known: {', '.join(hints)}"
-        raise VitkitError(f"unknown field model.{name}{meant}")
+        suggestion = suggest(name, list(hints)) or f"; known: {', '.join(hints)}"
+        raise VitkitError(f"unknown field model.{name}{suggestion}")
     return hints[name]
 
 
@@ -88,7 +88,7 @@ def read_sets(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
         VitkitError: a text is none of `model.FIELD=VALUE`, or a field is unknown, given twice, or of another type.
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip().startswith(_PREFIX):
@@ -99,9 +99,9 @@ def read_sets(texts: Iterable[str]) -> dict[str, Any]:
         name = key.strip().removeprefix(_PREFIX)
         change = {name: value.strip()} if name == "name" else read_change(name, value.strip())
         for field in change:
-            _refuse_twice(field, found, f"--set {_PREFIX}{field}")
-        found |= change
-    return found
+            _refuse_twice(field, fields, f"--set {_PREFIX}{field}")
+        fields |= change
+    return fields
 
 
 def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,8 +184,8 @@ def in_words(changes: Mapping[str, Any]) -> str:
     )
 
 
-def _refuse_twice(name: str, found: Mapping[str, Any], what: str) -> None:
-    if name in found:
+def _refuse_twice(name: str, known_fields: Mapping[str, Any], what: str) -> None:
+    if name in known_fields:
         raise VitkitError(f"{what} is given twice: leave out one of them")
 
 
@@ -590,8 +590,8 @@ def _check_names(fields: Iterable[str], source: str) -> None:
             raise VitkitError(f"{source}: {name} is called {RENAMED[name]} now")
         if name not in hints:
             close = difflib.get_close_matches(name, hints, n=1)
-            meant = f" (did you mean {close[0]}?)" if close else ""
-            raise VitkitError(f"{source}: unknown field {name!r}{meant}; known: {', '.join(hints)}")
+            suggestion = f" (did you mean {close[0]}?)" if close else ""
+            raise VitkitError(f"{source}: unknown field {name!r}{suggestion}; known: {', '.join(hints)}")
 
 
 @dataclass(frozen=True)

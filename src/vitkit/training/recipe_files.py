@@ -102,12 +102,14 @@ def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[
     name = published(flags, recipe)
     if name is None:
         return []
-    original, asked = build(load_fields(name), name).__dict__, request_of(flags, recipe).recipe.__dict__
-    changed = [field for field in asked if field not in ("data", "model_fields") and asked[field] != original[field]]
-    told = ", ".join(
+    original, requested = build(load_fields(name), name).__dict__, request_of(flags, recipe).recipe.__dict__
+    changed = [
+        field for field in requested if field not in ("data", "model_fields") and requested[field] != original[field]
+    ]
+    listed_fields = ", ".join(
         [
-            *(f"{field} {asked[field]} (published: {original[field]})" for field in changed),
-            *(f"model.{in_words({field: value})}" for field, value in (asked["model_fields"] or {}).items()),
+            *(f"{field} {requested[field]} (published: {original[field]})" for field in changed),
+            *(f"model.{in_words({field: value})}" for field, value in (requested["model_fields"] or {}).items()),
         ]
     )
-    return [f"recipe {name}, changed: {told}"] if told else []
+    return [f"recipe {name}, changed: {listed_fields}"] if listed_fields else []

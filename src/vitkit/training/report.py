@@ -86,13 +86,13 @@ def settle_and_open(folder: Path, recipe: Recipe, table: ImageTable, say: Say) -
     """
     classifier = load(folder)
     images = len(table.of_split(held_out_split(table)))  # they decide what computes, as in `vitkit eval`
-    asked = classifier.use(images=images, device=choose_device(recipe))
-    before = correction_of(asked)
-    seen = calibrate_and_save(folder, asked, table, partial(progress, table.task.calibration))
-    if correction_of(asked) != before:  # the head has changed, and what computes has weights of its own
-        asked = asked.use(images=images, device=choose_device(recipe))
-    (_tell if asked.thresholds is None else _tell_of_thresholds)(asked, seen, say)
-    return asked, seen
+    runner = classifier.use(images=images, device=choose_device(recipe))
+    before = correction_of(runner)
+    seen = calibrate_and_save(folder, runner, table, partial(progress, table.task.calibration))
+    if correction_of(runner) != before:  # the head has changed, and what computes has weights of its own
+        runner = runner.use(images=images, device=choose_device(recipe))
+    (_tell if runner.thresholds is None else _tell_of_thresholds)(runner, seen, say)
+    return runner, seen
 
 
 def _tell(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
@@ -111,7 +111,7 @@ def _tell_of_thresholds(classifier: Classifier, seen: Evaluation | None, say: Sa
         return
     say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} validation images")
     few = zip(classifier.classes[:10], classifier.thresholds, strict=False)
-    named = ", ".join(f"{name} {own:.3f}" for name, own in few)
+    named = ", ".join(f"{name} {threshold:.3f}" for name, threshold in few)
     say(f"thresholds by F1 on validation images: {named}{', ...' if len(classifier.classes) > 10 else ''}")
 
 
@@ -125,8 +125,8 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
     """
     rise, rose = calibration_rise(evaluation, numbers), ""
     if rise is not None:
-        found = "no more" if rise.is_chance else "more"
-        rose = f"; it rose by {rise.by:.4f}, {found} than chance does with {len(evaluation.labels)} images"
+        change = "no more" if rise.is_chance else "more"
+        rose = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(evaluation.labels)} images"
     return (
         f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} validation images: calibration error "
         f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {evaluation.split} images{rose}"
@@ -187,7 +187,7 @@ def report(
     split, groups = held_out_split(table), groups_from_file(folder / GROUPS)
     chosen = chosen_on(split, recipe.__dict__, table.task)
     judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
-    judged = judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
+    judged = judged.map(lambda item: replace(grouped(item, groups), chosen=chosen))
     evaluation = judged.before
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
@@ -196,15 +196,15 @@ def report(
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
         say(f"trained in {trained}, evaluated in {classifier.precision}, which `vitkit predict` computes in here too")
     spoilt, proposed = describe(numbers), describe_proposals(numbers)
-    for told in filter(None, (proposed, spoilt)):
-        say(f"note: {told}")
+    for line in filter(None, (proposed, spoilt)):
+        say(f"note: {line}")
     write_predictions(folder / PREDICTIONS, evaluation)
     counted = unseen_part(evaluation, seen_before)
     evaluation = evaluation if counted is None else counted
     if seen is not None and numbers.get("ece") is not None:
         say(calibrated(numbers, seen, evaluation))
     if doubts is None:
-        doubts = label_errors.from_predictions(own for own in _held_out(judged.now or evaluation, seen))
+        doubts = label_errors.from_predictions(item for item in _held_out(judged.now or evaluation, seen))
         if doubts:
             say(f"{label_errors.in_words(doubts)} (of held-out images, by the model itself)")
     numbers["label_errors"] = label_errors.summary(doubts)
@@ -253,20 +253,20 @@ def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Plac
     chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
     if not can_explain(classifier.model):
         return []
-    plain, found = replace(classifier, runner=None), []  # whose gradients the maps are of
+    plain, explained = replace(classifier, runner=None), []  # whose gradients the maps are of
     for done, i in enumerate(chosen, start=1):
         progress("explaining mistakes", done, len(chosen))
-        true, predicted = (evaluation.classes[own[i]] for own in (evaluation.labels, evaluation.predicted))
+        true, predicted = (evaluation.classes[index[i]] for index in (evaluation.labels, evaluation.predicted))
         pictures = explain_mistake(plain, root / evaluation.paths[i], true, predicted)
         if not isinstance(pictures, str):  # it could be read a moment ago
-            found.append(Explained(i, f"{true}, taken for {predicted}", pictures))
-    return found
+            explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
+    return explained
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
     """Of images that were not trained on, each once."""
-    both = {own.split: own for own in (seen, evaluation) if own is not None}
-    return [own for split, own in both.items() if split in ("val", "test")]
+    both = {part.split: part for part in (seen, evaluation) if part is not None}
+    return [part for split, part in both.items() if split in ("val", "test")]
 
 
 def _kept(recipe: Recipe, table: ImageTable, epoch: int) -> str:
@@ -300,13 +300,13 @@ def _spent(rows: list[dict[str, float]]) -> str:
 
 def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
     """How good the model was before it had learned anything, where it began from the names of its classes."""
-    told = [
+    lines = [
         f"{name} {row[name]:.4f}"
         for row in rows
         for name in ("val_loss", "val_acc", "val_map")
         if row["epoch"] == ZERO_SHOT and name in row
     ]
-    return {"zero-shot": f"{', '.join(told)} by the class names alone, before any training"} if told else {}
+    return {"zero-shot": f"{', '.join(lines)} by the class names alone, before any training"} if lines else {}
 
 
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
@@ -411,8 +411,8 @@ def _features(
     """(n, D) of all images; those that are not known are computed."""
 
     def compute(images: ImageTable) -> Tensor:
-        own = EvaluationImages(images, begun.preprocess)
-        return compute_features(begun.model, own, recipe, precision, progress)[0]
+        plain_images = EvaluationImages(images, begun.preprocess)
+        return compute_features(begun.model, plain_images, recipe, precision, progress)[0]
 
     if known is None:
         return compute(table)
@@ -460,5 +460,5 @@ def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
         began = build(load_fields(recipe), str(recipe))
         return None if began.weights == "none" else weights_of(began)
     before = provenance.get("weights")
-    found = before.get("source") if isinstance(before, Mapping) else None
-    return found if isinstance(found, str) else None
+    name_before = before.get("source") if isinstance(before, Mapping) else None
+    return name_before if isinstance(name_before, str) else None

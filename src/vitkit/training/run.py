@@ -175,7 +175,7 @@ def before_training(
         run.say(f"note: {caveat}")
     for resized in () if classifier.report is None else classifier.report.resized:
         if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
-            was, now = ("x".join(map(str, own)) for own in (resized.old, resized.new))
+            was, now = ("x".join(map(str, shape)) for shape in (resized.old, resized.new))
             size = "x".join(map(str, classifier.preprocess.size))
             run.say(f"note: patches of {was} pixels are made {now} ({resized.convention}), of images of {size}")
     if recipe.teacher is None:
@@ -265,14 +265,14 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
         figures = {} if trained else _known(run.folder / FOLDS)
         if not figures:
             evaluations = [
-                trained[folder] if folder in trained else _asked_again(folder, own, recipe)
-                for folder, own in zip(folders, results, strict=True)
+                trained[folder] if folder in trained else _evaluated_again(folder, figure, recipe)
+                for folder, figure in zip(folders, results, strict=True)
             ]
-            figures = figures_of_folds([own for own in evaluations if own is not None])
-        numbers = {name: own.to_dict() for name, own in figures.items()}
+            figures = figures_of_folds([figure for figure in evaluations if figure is not None])
+        numbers = {name: figure.to_dict() for name, figure in figures.items()}
         write_json(run.folder / FOLDS, {**numbers, "folds": results})
         _write_report(run.folder / REPORT, recipe, results, figures)
-        if (unlearned := sum("zero_shot" in own for own in results)) > 0:
+        if (unlearned := sum("zero_shot" in figure for figure in results)) > 0:
             run.say(
                 f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no training was better"
             )
@@ -283,13 +283,13 @@ def _known(file: Path) -> dict[str, FoldFigure]:
     """What was put together before; nothing where it was not, or without the intervals of today."""
     try:
         stored = from_json(file.read_text(encoding="utf-8"))
-        rows = {name: (own["mean"], own["interval_95"]) for name, own in stored.items() if name != "folds"}
+        rows = {name: (value["mean"], value["interval_95"]) for name, value in stored.items() if name != "folds"}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return {name: FoldFigure(mean, None if ends is None else (ends[0], ends[1])) for name, (mean, ends) in rows.items()}
 
 
-def _asked_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
+def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
     """What the model of a fold that was done before says of the images that count, as its report had it."""
     images = images_of_run(folder / SPLIT)
     split = held_out_split(images)
@@ -310,18 +310,18 @@ def _unseen(folder: Path) -> str:
 def _write_report(
     path: Path, recipe: Recipe, results: Sequence[dict[str, Any]], figures: dict[str, FoldFigure]
 ) -> None:
-    shown = {name: own for name, own in figures.items() if name in _SHOWN}
+    shown = {name: item for name, item in figures.items() if name in _SHOWN}
     rows = [
         [
-            f'<a href="fold-{number}/{REPORT}">fold {number}</a>{", zero-shot" if "zero_shot" in own else ""}',
-            *("-" if own[name] is None else f"{own[name]:.4f}" for name in shown),
-            str(own["images"]),
+            f'<a href="fold-{number}/{REPORT}">fold {number}</a>{", zero-shot" if "zero_shot" in item else ""}',
+            *("-" if item[name] is None else f"{item[name]:.4f}" for name in shown),
+            str(item["images"]),
         ]
-        for number, own in enumerate(results, start=1)
+        for number, item in enumerate(results, start=1)
     ]
-    rows.append(["all", *map(str, shown.values()), str(sum(own["images"] for own in results))])
+    rows.append(["all", *map(str, shown.values()), str(sum(item["images"] for item in results))])
     accuracy = figures["accuracy"]
-    headline = headline_of({**{name: own.to_dict() for name, own in figures.items()}, "folds": results})
+    headline = headline_of({**{name: item.to_dict() for name, item in figures.items()}, "folds": results})
     caveats = [f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats]
     first = "<p>No accuracy can be given.</p>"
     if accuracy.mean is not None and accuracy.interval is not None:
@@ -497,18 +497,18 @@ def _prepare(
         if selection is not None:
             write_json(run.folder / SELECTION, selection.to_dict())
         if recipe.folds is None:
-            (own,) = start.parts
-            write_start(run.folder, recipe, own, start.before, tell(run, start.findings_of(own)))
-            if (line := note_shared_tests(out, own)) is not None:
+            (split_images,) = start.parts
+            write_start(run.folder, recipe, split_images, start.before, tell(run, start.findings_of(split_images)))
+            if (line := note_shared_tests(out, split_images)) is not None:
                 run.say(line)
         else:
-            told = tell(run, start.findings)
+            lines = tell(run, start.findings)
             write_text(run.folder / RECIPE, recipe.to_toml())
-            for number, own in enumerate(start.parts):
+            for number, split_images in enumerate(start.parts):
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
-                lacking = map(str, of_splits(own.images.table))
-                write_start(folder, recipe.replace(folds=None), own, start.before, [*told, *lacking])
+                lacking = map(str, of_splits(split_images.images.table))
+                write_start(folder, recipe.replace(folds=None), split_images, start.before, [*lines, *lacking])
     except BaseException:
         discard_if_empty(run.folder)
         raise
@@ -572,16 +572,16 @@ def _tidy(folder: Path, data_root: Path | None, hold: ExitStack) -> None:
 
 def tell(run: Run, findings: Iterable[Finding]) -> list[str]:
     """Say each finding once; what was said."""
-    told = list(dict.fromkeys(map(str, findings)))
-    for finding in told:
+    lines = list(dict.fromkeys(map(str, findings)))
+    for finding in lines:
         run.say(finding)
-    return told
+    return lines
 
 
 def write_start(
     folder: Path,
     recipe: Recipe,
-    own: SplitImages,
+    images: SplitImages,
     before: PictureRecord,
     findings: list[str],
     *,
@@ -592,20 +592,20 @@ def write_start(
     Args:
         folder: of the run.
         recipe: settled.
-        own: its images.
+        images: its images.
         before: what the weights had seen.
         findings: what the doctor found.
         has_labels: whether the images' classes are learned.
     """
-    table = own.images.table
+    table = images.images.table
     write_json(folder / FINDINGS, findings)
     if has_labels:
         write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
-    write_json(folder / SPLIT, {**split_to_dict(table), "contents": contents_of(own.images)})
-    if own.proposals:
-        write_json(folder / PROPOSALS, [proposal._asdict() for proposal in own.proposals])
-    write_json(folder / GROUPS, groups_to_list(table, own.images.groups))
-    write_bytes(folder / RECORD, record_after(own, before, has_labels=has_labels).to_bytes())
+    write_json(folder / SPLIT, {**split_to_dict(table), "contents": contents_of(images.images)})
+    if images.proposals:
+        write_json(folder / PROPOSALS, [proposal._asdict() for proposal in images.proposals])
+    write_json(folder / GROUPS, groups_to_list(table, images.images.groups))
+    write_bytes(folder / RECORD, record_after(images, before, has_labels=has_labels).to_bytes())
     write_text(folder / RECIPE, recipe.to_toml())
 
 
@@ -643,33 +643,33 @@ def train_on(
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         check_overwritten(out, request.recipe.teacher, weights_of(request.recipe))
-        found = survey(datasets)
-        surveys.append(found)
-        check_trainable(found.table)
-        recipe, reasons = complete(request, found.table)
+        data_survey = survey(datasets)
+        surveys.append(data_survey)
+        check_trainable(data_survey.table)
+        recipe, reasons = complete(request, data_survey.table)
         reasons += check_effects(recipe, fields, named)
         check_team(recipe, team)
-        blueprint, of_model = resolve_model(recipe, request.fields, found.table)
-        found.check(blueprint.preprocess)
-        preprocess, of_pixels = _preprocess_of(datasets, found, blueprint.preprocess)
+        blueprint, of_model = resolve_model(recipe, request.fields, data_survey.table)
+        data_survey.check(blueprint.preprocess)
+        preprocess, of_pixels = _preprocess_of(datasets, data_survey, blueprint.preprocess)
         recipe = blueprint.recipe
         if out is not None:
             reserve_folder(out, hold, force=force)
         run = observers.run(Path(out) if out is not None else new_run_folder("datasets", hold))
         clear(run.folder)
         write_json(run.folder / PREPROCESS, preprocess.to_dict())
-        write_json(run.folder / CLASS_INDICES, dict(enumerate(found.table.classes)))
+        write_json(run.folder / CLASS_INDICES, dict(enumerate(data_survey.table.classes)))
         write_text(run.folder / RECIPE, recipe.to_toml())
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {NAME}")
         for reason in (*reasons, *of_model, *of_pixels):
             run.say(reason)
-        if found.shared:
-            run.say(f"problem: {found.shared} validation images are training images too: no figure counts them")
+        if data_survey.shared:
+            run.say(f"problem: {data_survey.shared} validation images are training images too: no figure counts them")
         return run.folder, recipe, blueprint
 
     def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
-        found = surveys[0] if surveys else survey(datasets)
-        _work_on_datasets(run, recipe, blueprint, datasets, found)
+        data_survey = surveys[0] if surveys else survey(datasets)
+        _work_on_datasets(run, recipe, blueprint, datasets, data_survey)
 
     return drive(request.recipe, observers, prepare, work, _again_on_datasets)
 
@@ -697,32 +697,36 @@ def _again_on_datasets(folder: Path) -> str:
 
 
 def _refuse(fields: dict[str, Any]) -> None:
-    given = [name for name in OF_FILES if fields.get(name) not in (None, False)]
-    if given:
-        raise VitkitError(f"{given[0]} is about files, and train_dataset has none: leave it out")
+    named_fields = [name for name in OF_FILES if fields.get(name) not in (None, False)]
+    if named_fields:
+        raise VitkitError(f"{named_fields[0]} is about files, and train_dataset has none: leave it out")
 
 
-def _preprocess_of(datasets: Datasets, found: Survey, own: Preprocess) -> tuple[Preprocess, list[str]]:
+def _preprocess_of(
+    datasets: Datasets, data_survey: Survey, preprocess_before: Preprocess
+) -> tuple[Preprocess, list[str]]:
     """How pictures are prepared for the model, and what is worth a line of that.
 
     Raises:
         VitkitError: what the caller says is no preprocessing, or is for another size than the model's.
     """
     if datasets.preprocess is not None:
-        named = preprocess_of(datasets.preprocess, own)
+        named = preprocess_of(datasets.preprocess, preprocess_before)
         return named, [f"files are prepared as you say: {described(named.to_dict())}"]
-    preprocess, told = found.preprocess_of(datasets, own)
-    if preprocess != own and not preprocess.unknown:
-        told = [f"files are prepared as the datasets' transforms say: {described(preprocess.to_dict())}", *told]
-    return preprocess, told
+    preprocess, notes = data_survey.preprocess_of(datasets, preprocess_before)
+    if preprocess != preprocess_before and not preprocess.unknown:
+        notes = [f"files are prepared as the datasets' transforms say: {described(preprocess.to_dict())}", *notes]
+    return preprocess, notes
 
 
-def _work_on_datasets(run: Run, recipe: Recipe, blueprint: Blueprint | None, datasets: Datasets, found: Survey) -> None:
-    table, team = found.table, run.team
+def _work_on_datasets(
+    run: Run, recipe: Recipe, blueprint: Blueprint | None, datasets: Datasets, data_survey: Survey
+) -> None:
+    table, team = data_survey.table, run.team
     model = team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes))
-    classifier, teacher = before_training(run, model, table, found.digest)
+    classifier, teacher = before_training(run, model, table, data_survey.digest)
     classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
-    record, seen = team.broadcast_from_main(partial(_look_up, model, classifier, teacher, found))
+    record, seen = team.broadcast_from_main(partial(_look_up, model, classifier, teacher, data_survey))
     classifier.pictures = record
     data, of_head = _data_of(recipe, datasets, table, classifier, team)
     if team.is_main:
@@ -731,7 +735,7 @@ def _work_on_datasets(run: Run, recipe: Recipe, blueprint: Blueprint | None, dat
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
     run.say(f"{len(table.classes)} classes; images: {counts}")
     if recipe.method != "probe":
-        learn(run, recipe, table, classifier, teacher, data, found.contents, of_head)
+        learn(run, recipe, table, classifier, teacher, data, data_survey.contents, of_head)
     elif team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
         fit_head(run, recipe, table, classifier, of_head)
     team.broadcast_from_main(partial(_conclude_user_datasets, run, recipe, data.val, seen))
@@ -751,17 +755,17 @@ class _Seen:
 
 
 def _look_up(
-    blueprint: Blueprint, classifier: Classifier, teacher: Teacher | None, found: Survey
+    blueprint: Blueprint, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
 ) -> tuple[bytes, _Seen]:
     """The record of what the weights will have seen after the run, and what that says of the validation images."""
     before = ancestry_of(blueprint.recipe, blueprint.pictures, None if teacher is None else teacher.pictures)
-    facts, table = found.facts(classifier.preprocess), found.table
+    facts, table = data_survey.facts(classifier.preprocess), data_survey.table
     overlap = find_overlap(before, table, facts)
     roles = exposures(table, find_twins(table, facts), overlap)
     labels = [table.name_of(i) for i in range(len(table))]
-    record = before.merge(make_record(facts, labels, roles, is_whole=found.is_certain))
+    record = before.merge(make_record(facts, labels, roles, is_whole=data_survey.is_certain))
     seen = seen_of({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
-    is_doubtful = bool(before.seen) and not found.is_certain
+    is_doubtful = bool(before.seen) and not data_survey.is_certain
     return record.to_bytes(), _Seen(seen, _DOUBT if is_doubtful else DOUBTS[overlap.looked_for])
 
 
@@ -814,17 +818,17 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
 
 def _ask(classifier: Classifier, val: EvaluationOf) -> Evaluation:
     batches = torch.utils.data.DataLoader(val, batch_size=64)
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     with torch.inference_mode():
         for images, _ in batches:
-            found.append(classifier.probabilities(images).float().cpu())
-            progress("evaluating", sum(map(len, found)), len(val))
+            parts.append(classifier.probabilities(images).float().cpu())
+            progress("evaluating", sum(map(len, parts)), len(val))
     return Evaluation(
         split="val",
         classes=classifier.classes,
         paths=tuple(val.paths),
         labels=np.array(val.labels),
-        probabilities=torch.cat(found).numpy(),
+        probabilities=torch.cat(parts).numpy(),
         temperature=classifier.temperature,
     )
 

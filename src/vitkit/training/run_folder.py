@@ -25,7 +25,7 @@ from vitkit.system.progress import Say
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, ProcessGroup
 
-_OWN_FILES = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
+_FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ def lock_run(folder: Path, hold: ExitStack) -> None:
         VitkitError: another process holds it, or what it adds lines to is a link, which may lead anywhere.
     """
     hold.enter_context(exclusive_in(folder))
-    for own in (folder, *folds_in(folder)):
+    for member in (folder, *folds_in(folder)):
         for name in (LOG, METRICS):
-            if (own / name).is_symlink():
-                raise VitkitError(f"{own / name} is a link, and a run adds lines to it: put the file itself there")
+            if (member / name).is_symlink():
+                raise VitkitError(f"{member / name} is a link, and a run adds lines to it: put the file itself there")
     sweep(folder)
 
 
@@ -189,14 +189,16 @@ def remove_if_empty(folder: Path) -> None:
 def discard_if_empty(folder: Path) -> None:
     """A run that ended before there was a model leaves nothing behind."""
     runs = (folder, *folds_in(folder))
-    if not any((own / name).exists() for own in runs for name in (WEIGHTS, LAST)) and not any(folder.rglob(BAD_BATCH)):
+    if not any((member / name).exists() for member in runs for name in (WEIGHTS, LAST)) and not any(
+        folder.rglob(BAD_BATCH)
+    ):
         clear(folder)
 
 
 def clear(folder: Path) -> None:
     """Remove a run from its folder, and nothing else that may be there."""
     sweep(folder)
-    for name in _OWN_FILES:
+    for name in _FILES_OF_RUN:
         (folder / name).unlink(missing_ok=True)
     for batch in folder.glob(BAD_BATCH):
         batch.unlink()
@@ -210,9 +212,9 @@ def clear(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove what a killed process was writing of a run; other files with such names are not the run's."""
-    for own in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
-        for name, path in unfinished(own):
-            if (name in (*_OWN_FILES, LAST.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
+    for place in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
+        for name, path in unfinished(place):
+            if (name in (*_FILES_OF_RUN, LAST.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
                 path.unlink()
     for fold in folds_in(folder):
         sweep(fold)

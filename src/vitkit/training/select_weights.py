@@ -83,7 +83,7 @@ class Selection:
         images: that each was tested on.
         of: training images that there are.
         parts, tested: of the cross-validation, and how many of them there was time for.
-        asked, seconds: the time that was given, and that it took.
+        budget, seconds: the time that was allowed, and that it took.
         figure: `accuracy`, or `exact match`.
     """
 
@@ -93,13 +93,15 @@ class Selection:
     of: int
     parts: int
     tested: int
-    asked: float
+    budget: float
     seconds: float
     figure: str = "accuracy"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return asdict(self)
+        stored = asdict(self)
+        stored["asked"] = stored.pop("budget")
+        return stored
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], path: Path) -> Selection:
@@ -109,8 +111,9 @@ class Selection:
             VitkitError: it is something else.
         """
         try:
-            trials = tuple(Trial(**own) for own in stored["trials"])
-            return cls(**{**stored, "trials": trials})
+            trials = tuple(Trial(**row) for row in stored["trials"])
+            renamed = {"budget" if name == "asked" else name: value for name, value in stored.items()}
+            return cls(**{**renamed, "trials": trials})
         except (KeyError, TypeError) as error:
             raise VitkitError(f"{path} is damaged: {error}; delete it, and the report does without") from error
 
@@ -120,10 +123,10 @@ class Selection:
 
     def summary(self) -> str:
         """What was done."""
-        measured = sum(own.reason is None for own in self.trials)
+        measured = sum(trial.reason is None for trial in self.trials)
         parts = f"{self.tested} of {self.parts}" if self.tested < self.parts else f"{self.parts}"
         return (
-            f"{measured} of {len(self.trials)} weights tried in {self.seconds:.0f} of {self.asked:g} s: a linear probe "
+            f"{measured} of {len(self.trials)} weights tried in {self.seconds:.0f} of {self.budget:g} s: a linear probe "
             f"on frozen features, cross-validated ({parts} parts), on {self.images} of "
             f"{plural(self.of, 'training image', 'training images')}"
         )
@@ -134,27 +137,27 @@ class Selection:
         Args:
             name: what to call weights.
         """
-        known = sorted((own for own in self.trials if own.reason is None), key=rank)
-        left = [own for own in self.trials if own.reason is not None]
+        known = sorted((trial for trial in self.trials if trial.reason is None), key=rank)
+        left = [trial for trial in self.trials if trial.reason is not None]
         return [
             ["weights", "images", self.figure, "95 %", "s/image", "pixels"],
-            *([name(own.weights), str(self.images), *own.cells()] for own in known),
-            *([name(own.weights), "0", f"not measured: {own.reason}", "", "", ""] for own in left),
+            *([name(trial.weights), str(self.images), *trial.cells()] for trial in known),
+            *([name(trial.weights), "0", f"not measured: {trial.reason}", "", "", ""] for trial in left),
         ]
 
     def remarks(self, name: Callable[[str], str] = str) -> list[str]:
         """What was chosen, what its figure is worth, and what these images do not tell from it."""
-        best = next(own for own in self.trials if own.weights == self.chosen)
-        alike = [own for own in self.trials if own.alike is not None and own.alike > _ALIKE]
-        told = [
-            f"{name(own.weights)} (p {own.alike:.2g}, {own.seconds / best.seconds:.2g} x its time an image)"
-            for own in alike
-            if own.seconds and best.seconds
+        best = next(trial for trial in self.trials if trial.weights == self.chosen)
+        alike = [trial for trial in self.trials if trial.alike is not None and trial.alike > _ALIKE]
+        lines = [
+            f"{name(trial.weights)} (p {trial.alike:.2g}, {trial.seconds / best.seconds:.2g} x its time an image)"
+            for trial in alike
+            if trial.seconds and best.seconds
         ]
         worth = f"its {self.figure} above is of the choosing, the best of several"
         return [
             f"weights {name(self.chosen)}: chosen; {worth}, which looked at no validation or test image",
-            *([f"these images do not tell it from {listed(told, len(told))}"] if told else []),
+            *([f"these images do not tell it from {listed(lines, len(lines))}"] if lines else []),
         ]
 
 
@@ -209,13 +212,13 @@ class SelectionImages:
         trained = [i for i, split in enumerate(table.splits) if split == "train"]
         drawn = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
         order = in_proportion(drawn, table.labels)[:MOST]
-        found = cls(table.take(order), tuple(groups[i] for i in order), seed)
-        if len(order) < FEWEST or found.parts(len(order)) < 2:
+        images = cls(table.take(order), tuple(groups[i] for i in order), seed)
+        if len(order) < FEWEST or images.parts(len(order)) < 2:
             raise VitkitError(
                 f"{len(order)} training images are too few to choose weights by: it takes {FEWEST} at least, and two "
                 "of some class; name one of the weights"
             )
-        return found
+        return images
 
     @property
     def least(self) -> int:
@@ -285,26 +288,26 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
     Raises:
         VitkitError: the images are too few, or the time is too short for two candidates.
     """
-    started, recipes = time.monotonic(), [own.recipe for own in tried]
+    started, recipes = time.monotonic(), [candidate.recipe for candidate in tried]
     judges = SelectionImages.of(table, groups, recipes[0].seed)
     costs: list[Cost] = []
-    for number, own in enumerate(tried):
+    for number, candidate in enumerate(tried):
         progress("timing the weights", number, len(recipes))
         is_late = time.monotonic() - started > seconds
-        costs.append(Cost(np.inf, np.inf) if is_late else _cost(own, judges))
+        costs.append(Cost(np.inf, np.inf) if is_late else _cost(candidate, judges))
     left = seconds - (time.monotonic() - started)
     count, kept = affordable(costs, judges.least, len(judges.table), _PLANNED * left)
     known: dict[int, Measured] = {}
     planned = sum(costs[i].of(count) for i in kept)
     for i in kept if len(kept) > 1 else ():
-        found = _measure(tried[i], judges, count, left * costs[i].of(count) / planned)
-        known |= {i: found} if len(found.features) >= judges.least else {}
+        measured = _measure(tried[i], judges, count, left * costs[i].of(count) / planned)
+        known |= {i: measured} if len(measured.features) >= judges.least else {}
     if len(known) < 2:
         raise VitkitError(_too_short(recipes, costs, judges.least, seconds))
     outcome = _cross_validate(known, judges, started + seconds)
     reasons = {i: _reason(cost, judges.least, i in kept) for i, cost in enumerate(costs) if i not in known}
     trials = _trials(recipes, known, reasons, outcome, judges)
-    best = min((own for own in trials if own.accuracy is not None), key=rank)
+    best = min((candidate for candidate in trials if candidate.accuracy is not None), key=rank)
     return Selection(
         trials=trials,
         chosen=best.weights,
@@ -312,7 +315,7 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
         of=table.splits.count("train"),
         parts=outcome.parts,
         tested=outcome.done,
-        asked=seconds,
+        budget=seconds,
         seconds=time.monotonic() - started,
         figure=table.task.accuracy,
     )
@@ -375,15 +378,15 @@ def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds:
     recipe = candidate.recipe
     classifier = _frozen_encoder(candidate, judges.table)
     precision = choose_precision(recipe.precision, recipe.device)
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     done, started = 0, time.monotonic()
     while done < count and time.monotonic() - started < seconds:
         chunk = list(range(done, min(done + -(-count // _CHUNKS), count)))
         images = EvaluationImages(judges.table.take(chunk), classifier.preprocess)
-        told = partial(_tell, f"trying {recipe.weights}", done, count)
-        found.append(compute_features(classifier.model, images, recipe, precision, told)[0])
+        report_step = partial(_tell, f"trying {recipe.weights}", done, count)
+        parts.append(compute_features(classifier.model, images, recipe, precision, report_step)[0])
         done += len(chunk)
-    features = torch.cat(found) if found else torch.empty(0, 1)
+    features = torch.cat(parts) if parts else torch.empty(0, 1)
     return Measured(features, (time.monotonic() - started) / max(done, 1), classifier.preprocess.size)
 
 
@@ -408,15 +411,15 @@ class Outcome:
 
 
 def _cross_validate(known: Mapping[int, Measured], judges: SelectionImages, deadline: float) -> Outcome:
-    count = min(len(own.features) for own in known.values())
+    count = min(len(features_of.features) for features_of in known.values())
     parts, y = judges.parts(count), judges.targets(count)
     fold_of = torch.tensor(fold(judges.table.take(list(range(count))), parts, judges.seed, judges.groups[:count]))
     right = {i: torch.zeros(count, dtype=torch.bool) for i in known}
     done = 0
     while done < parts:
         began = time.monotonic()
-        for i, own in known.items():
-            right[i] |= _right_of_part(own.features[:count], y, fold_of, done, len(judges.table.classes))
+        for i, features_of in known.items():
+            right[i] |= _right_of_part(features_of.features[:count], y, fold_of, done, len(judges.table.classes))
         done += 1
         progress("cross-validating", done, parts)
         if 2 * time.monotonic() - began > deadline:  # another part would end late
@@ -445,14 +448,14 @@ def _trials(
     outcome: Outcome,
     judges: SelectionImages,
 ) -> tuple[Trial, ...]:
-    right = {i: own[outcome.tested].numpy() for i, own in outcome.right.items()}
+    right = {i: item[outcome.tested].numpy() for i, item in outcome.right.items()}
     groups = np.array(judges.groups[: len(outcome.tested)])[outcome.tested.numpy()]
     units = Units.of(len(groups), groups)
     trials = [Trial(recipe.weights, reason=reasons.get(i)) for i, recipe in enumerate(recipes)]
-    for i, own in known.items():
+    for i, item in known.items():
         values = right[i].astype(np.float64)
         interval = mean_interval(values, 1.0, units)
-        trials[i] = Trial(trials[i].weights, own.pixels, own.seconds, float(values.mean()), interval)
+        trials[i] = Trial(trials[i].weights, item.pixels, item.seconds, float(values.mean()), interval)
     best = min(known, key=lambda i: rank(trials[i]))
     for i in known.keys() - {best}:
         trials[i] = replace(trials[i], alike=no_difference(right[best], right[i], groups.tolist()))
@@ -466,13 +469,13 @@ def _reason(cost: Cost, least: int, was_tried: bool) -> str:
 
 
 def _too_short(recipes: Sequence[Recipe], costs: Sequence[Cost], least: int, seconds: float) -> str:
-    told = [
+    names = [
         f"{recipe.weights} {'an unknown time' if np.isinf(cost.fixed) else f'about {cost.of(least):.1f} s'}"
         for recipe, cost in zip(recipes, costs, strict=True)
     ]
     return (
         f"select_time {seconds:g} s is too short to try two of the weights on {least} images, which take "
-        f"{', '.join(told)}: give it more time, or name one of them"
+        f"{', '.join(names)}: give it more time, or name one of them"
     )
 
 
@@ -500,11 +503,11 @@ def choose_and_resolve(
         Request.of({**request.fields, "weights": name, "select_time": None}) for name in candidates(request.recipe)
     ]
     tried = _blueprints(requests)
-    recipes = [own.recipe for own in tried]
+    recipes = [candidate.recipe for candidate in tried]
     first = resolve(requests[0], lambda table, _: reserve(table, recipes), runs)
     (part,) = first.parts
-    for own in tried:
-        _refuse_known(part.images, own)
+    for candidate in tried:
+        _refuse_known(part.images, candidate)
     seconds = parse_duration(request.recipe.select_time, "select_time")
     selection = select(tried, part.images.table, part.images.groups, seconds)
     place = [recipe.weights for recipe in recipes].index(selection.chosen)
@@ -517,25 +520,25 @@ def choose_and_resolve(
 
 def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
     """The model of each candidate: what cannot be built should fail before the images are read."""
-    asked = requests[0].recipe
-    assert asked.data is not None
-    table = read_corrected(asked.data, asked.labels, asked.layout)
+    recipe_first = requests[0].recipe
+    assert recipe_first.data is not None
+    table = read_corrected(recipe_first.data, recipe_first.labels, recipe_first.layout)
     check_trainable(table)
-    found = []
+    blueprints = []
     for recipe in [complete(request, table)[0] for request in requests]:
         try:
-            found.append(blueprint_of(recipe, table.classes))
+            blueprints.append(blueprint_of(recipe, table.classes))
         except VitkitError as error:
             raise VitkitError(f"{recipe.weights}: {error}") from error
-    return found
+    return blueprints
 
 
 def _refuse_known(images: RunImages, candidate: Blueprint) -> None:
     """Refuse weights that have learned some of these images: no part of them is a test of what they know."""
     weights = candidate.recipe.weights
     record = ancestry_of(candidate.recipe.replace(teacher=None), candidate.pictures, None)
-    told = partial(progress, f"comparing with {weights}")
-    if seen := len(find_overlap(record, images.table, images.facts, told).seen()):
+    report_step = partial(progress, f"comparing with {weights}")
+    if seen := len(find_overlap(record, images.table, images.facts, report_step).seen()):
         raise VitkitError(
             f"{weights} has seen {seen} of these {len(images.table)} images, which would flatter it beside the "
             "others: leave it out, or name the weights that it began from"

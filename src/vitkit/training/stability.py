@@ -330,7 +330,7 @@ class SafePoint:
 
     def remember(self) -> None:
         """Keep the weights of now."""
-        learning = {name for name, own in self._model.named_parameters() if own.requires_grad}
+        learning = {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         learning |= {name for name, _ in self._model.named_buffers()}  # of batch norms what they have seen
         if is_sharded(self._model):
             self._weights = {"model": full_weights(self._model)}

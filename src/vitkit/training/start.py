@@ -101,30 +101,30 @@ def choose_head_start(
     if recipe.head_from == "zero" or weights is None:
         return recipe if recipe.head_from == "zero" else recipe.replace(head_from="zero"), []
     try:
-        found = look_for_words(weights)
-        if found is not None:
-            check_tokenizer(weights, found)
-        why = "the weights have no text encoder" if found is None else _why_zero(recipe, fields, table, found)
-        is_worth_telling = found is not None
+        words = look_for_words(weights)
+        if words is not None:
+            check_tokenizer(weights, words)
+        why = "the weights have no text encoder" if words is None else _why_zero(recipe, fields, table, words)
+        is_worth_telling = words is not None
     except VitkitError as error:
-        found, why, is_worth_telling = None, str(error), True
-    if why is not None or found is None:
+        words, why, is_worth_telling = None, str(error), True
+    if why is not None or words is None:
         if recipe.head_from == "names":
             raise VitkitError(f"--head-from names: {why}")
         return recipe.replace(head_from="zero"), [f"the head begins from zero: {why}"] if is_worth_telling else []
-    (template,) = published_templates(is_sigmoid=found.is_sigmoid)
+    (template,) = published_templates(is_sigmoid=words.is_sigmoid)
     pairs = zip(table.classes, spoken(table.classes), strict=True)
     read = next((f", {name!r} read as {text!r}" for name, text in pairs if name != text), "")
     line = f"the head begins from the class names, as {template!r}{read}; zero-shot is epoch 0"
     return recipe.replace(head_from="names", lp_ft=False), [line]
 
 
-def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, found: TextEncoderInfo) -> str | None:
+def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, words: TextEncoderInfo) -> str | None:
     if fields.get("lp_ft"):
         return "lp_ft fits it to photographs"
     if "pool" in (recipe.model_fields or {}):
         return "model.pool is another than that which images share with texts"
-    if table.task.is_sigmoid and not found.is_sigmoid:
+    if table.task.is_sigmoid and not words.is_sigmoid:
         return (
             "images may have several classes, and these weights were trained by softmax: they have no probability of a "
             "class by itself"
@@ -262,8 +262,8 @@ def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mappin
     assert set(left.missing_keys) == heads and not left.unexpected_keys, left
     with torch.no_grad():
         for name in heads:
-            own = target.get_parameter(name)
-            own.copy_(first_head.get(name, torch.zeros_like(own)))
+            parameter = target.get_parameter(name)
+            parameter.copy_(first_head.get(name, torch.zeros_like(parameter)))
 
 
 def _plain_pixels(config: Config) -> Preprocess:
@@ -272,10 +272,10 @@ def _plain_pixels(config: Config) -> Preprocess:
     return Preprocess(size=config.image_size, mean=values, std=values)
 
 
-def _preprocess(recipe: Recipe, own: Preprocess) -> Preprocess:
+def _preprocess(recipe: Recipe, base: Preprocess) -> Preprocess:
     """The weights' own pixels, but for what the recipe says."""
-    given = {name: getattr(recipe, name) for name in ("fit", "crop_pct", "interpolation")}
-    return replace(own, **{name: value for name, value in given.items() if value is not None})
+    named_fields = {name: getattr(recipe, name) for name in ("fit", "crop_pct", "interpolation")}
+    return replace(base, **{name: value for name, value in named_fields.items() if value is not None})
 
 
 def augment_of(recipe: Recipe) -> Augment:
@@ -368,28 +368,31 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
         recipe: settled.
         places: folders of runs that may have proposed labels, beside those that the recipe names.
     """
-    ancestors = [own for own in (recipe.split_from, weights_of(recipe)) if own is not None]
+    ancestors = [item for item in (recipe.split_from, weights_of(recipe)) if item is not None]
     earlier = earlier_runs(ancestors, places)
     if not earlier and not table.proposals:
         return Proposed()
     gone = [path for path, _, _ in table.left_out]
     with Memory() as memory:
         read = scan([table.at(path) for path in gone], memory, partial(progress, "reading images"))
-    facts = {path: own for path, own in zip(gone, read, strict=True) if own.error is None}
-    digests = contents_of(images) | {path: own.digest[:DIGEST].hex() for path, own in facts.items()}
+    facts = {path: item for path, item in zip(gone, read, strict=True) if item.error is None}
+    digests = contents_of(images) | {path: item.digest[:DIGEST].hex() for path, item in facts.items()}
     labelled = replace(images.table, left_out=table.left_out, proposals=table.proposals)
-    found = find_proposals(labelled, digests, earlier)
+    proposals = find_proposals(labelled, digests, earlier)
     label_of = {path: images.table.cell_of(i) for i, path in enumerate(images.table.paths)}
-    followed = [(own, label_of[own.path]) for own in found if own.path in label_of]
-    teachers = {own.name: record for own in earlier if _taught(own, followed) and (record := _record_of(own))}
+    followed = [(item, label_of[item.path]) for item in proposals if item.path in label_of]
+    teachers = {item.name: record for item in earlier if _taught(item, followed) and (record := _record_of(item))}
     record = reduce(PictureRecord.merge, teachers.values()) if teachers else None
     comes_split = any(table.splits)
-    return Proposed(found, facts, tuple(earlier), frozenset(digests.values()), record, tuple(teachers), comes_split)
+    return Proposed(proposals, facts, tuple(earlier), frozenset(digests.values()), record, tuple(teachers), comes_split)
 
 
 def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
     """Whether some labels follow what a run proposed, by the name that they are marked with or by what it suggests."""
-    return any(own.by == run.name or run.suggested.get(own.digest, ("", None))[1] == label for own, label in followed)
+    return any(
+        proposal.by == run.name or run.suggested.get(proposal.digest, ("", None))[1] == label
+        for proposal, label in followed
+    )
 
 
 def _record_of(run: Earlier) -> PictureRecord | None:
@@ -404,23 +407,23 @@ def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Re
     """The images of a run, or of each fold, with what was proposed of them, and with what the reader should know."""
     return [
         replace(
-            own,
-            proposals=_placed(proposed, own.images, recipe, fold),
-            findings=[*own.findings, *_of_teachers(proposed, recipe, own), *_of_gone(proposed, own)],
+            part,
+            proposals=_placed(proposed, part.images, recipe, fold),
+            findings=[*part.findings, *_of_teachers(proposed, recipe, part), *_of_gone(proposed, part)],
         )
-        for fold, own in enumerate(parts)
+        for fold, part in enumerate(parts)
     ]
 
 
-def _of_teachers(proposed: Proposed, recipe: Recipe, own: SplitImages) -> list[Finding]:
+def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[Finding]:
     """That labels carry what earlier runs had learned, and whether that spoils the test."""
     if proposed.taught is None:
         return []
     names, role_of = listed(proposed.teachers), proposed.taught.role_of()
-    held_out = held_out_split(own.images.table)
+    held_out = held_out_split(part.images.table)
     spoilt = sum(
         split == held_out and role_of.get(fact.digest[:DIGEST]) == "train"
-        for fact, split in zip(own.images.facts, own.images.table.splits, strict=True)
+        for fact, split in zip(part.images.facts, part.images.table.splits, strict=True)
     )
     if spoilt:
         text = (
@@ -433,9 +436,9 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, own: SplitImages) -> list[F
     return []
 
 
-def _of_gone(proposed: Proposed, own: SplitImages) -> Iterator[Finding]:
+def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
     """That images are deleted of which an earlier run doubted the label: they would be mistakes, as a rule."""
-    held_out = held_out_split(own.images.table)
+    held_out = held_out_split(part.images.table)
     for run in proposed.earlier:
         if run.is_ancestor and (gone := run.gone(proposed.digests, held_out)):
             images = plural(gone, f"{held_out} image of {run.name} is", f"{held_out} images of {run.name} are")
@@ -444,35 +447,40 @@ def _of_gone(proposed: Proposed, own: SplitImages) -> Iterator[Finding]:
 
 def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
     """What was proposed, with the split of each image that is left out: the held-out one, or none."""
-    found, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
+    proposals, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
     held_out = held_out_split(images.table)
-    left = [own for own in found if own.path in facts and _split(own, recipe, earlier, fold, held_out) == held_out]
+    left = [
+        item for item in proposals if item.path in facts and _split(item, recipe, earlier, fold, held_out) == held_out
+    ]
     if left:
         labels = [images.table.name_of(i) for i in range(len(images.table))]
-        record = make_record(images.facts, labels, [own or "test" for own in images.table.splits], is_whole=True)
+        record = make_record(images.facts, labels, [item or "test" for item in images.table.splits], is_whole=True)
         rows = table_of(
-            images.table.name, images.table.root, [(own.path, own.before, None) for own in left], images.table.storage
+            images.table.name,
+            images.table.root,
+            [(item.path, item.before, None) for item in left],
+            images.table.storage,
         )
-        overlap = find_overlap(record, rows, [facts[own.path] for own in left])
-        left = [own for own, role in zip(left, overlap.roles, strict=True) if role in (None, held_out)]
-    judged = {own.path for own in left}
-    return tuple(own._replace(split=held_out if own.path in judged else None) for own in found)
+        overlap = find_overlap(record, rows, [facts[item.path] for item in left])
+        left = [item for item, role in zip(left, overlap.roles, strict=True) if role in (None, held_out)]
+    judged = {item.path for item in left}
+    return tuple(item._replace(split=held_out if item.path in judged else None) for item in proposals)
 
 
-def _split(own: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int, held_out: str) -> str | None:
+def _split(proposal: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int, held_out: str) -> str | None:
     """The split that an image would be in if it were not left out.
 
     It is that of an earlier run, or that in which the data come; else it is drawn with the share that the split has.
     """
     if recipe.folds is None:
         for run in earlier:
-            if run.is_ancestor and own.digest in run.splits:
-                return run.splits[own.digest]
-            if run.is_ancestor and own.digest in run.proposals:
-                return run.proposals[own.digest].split
-        if own.split is not None:
-            return own.split
-    drawn = hashlib.sha256(f"{recipe.seed_of_split} {own.digest}".encode()).digest()
+            if run.is_ancestor and proposal.digest in run.splits:
+                return run.splits[proposal.digest]
+            if run.is_ancestor and proposal.digest in run.proposals:
+                return run.proposals[proposal.digest].split
+        if proposal.split is not None:
+            return proposal.split
+    drawn = hashlib.sha256(f"{recipe.seed_of_split} {proposal.digest}".encode()).digest()
     if recipe.folds is not None:
         return held_out if int.from_bytes(drawn[:8]) % recipe.folds == fold else None
     train, val, test = recipe.split
@@ -543,9 +551,9 @@ def resolve(
         VitkitError: the data or the recipe cannot be trained on.
     """
     request = Request.of(fields)
-    asked = request.recipe
-    assert asked.data is not None
-    table = read_corrected(asked.data, asked.labels, asked.layout)
+    recipe_requested = request.recipe
+    assert recipe_requested.data is not None
+    table = read_corrected(recipe_requested.data, recipe_requested.labels, recipe_requested.layout)
     check_trainable(table)
     recipe, reasons = complete(request, table)
     if reserve is not None:
@@ -569,7 +577,7 @@ def resolve(
     proposed = find_proposed(images, table, recipe, runs)
     parts = place_proposals(proposed, _parts(images, recipe, before, proposed), recipe)
     if recipe.max_images is not None:
-        parts = [limit(own, recipe.max_images, recipe.seed) for own in parts]
+        parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
     return Start(blueprint, (*reasons, *of_head), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn))
 
 
@@ -613,15 +621,15 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
     train, val, _ = recipe.split
     shares = (train / (train + val), val / (train + val), 0.0)
     parts = []
-    for own in range(recipe.folds):
-        tested = replace(table, splits=tuple("test" if other == own else "train" for other in fold_of))
+    for number in range(recipe.folds):
+        tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
         parts.append(SplitImages(replace(images, table=split(tested, shares, recipe.seed_of_split, groups)), overlap))
     return parts
 
 
-def limit(own: SplitImages, most: int, seed: int) -> SplitImages:
+def limit(part: SplitImages, most: int, seed: int) -> SplitImages:
     """The same with fewer training images."""
-    limited = limit_training(own.images.table, most, seed)
-    place = {path: i for i, path in enumerate(own.images.table.paths)}
+    limited = limit_training(part.images.table, most, seed)
+    place = {path: i for i, path in enumerate(part.images.table.paths)}
     kept = [place[path] for path in limited.paths]
-    return replace(own, images=replace(own.images.take(kept), table=limited), overlap=own.overlap.take(kept))
+    return replace(part, images=replace(part.images.take(kept), table=limited), overlap=part.overlap.take(kept))

@@ -56,14 +56,14 @@ class Teacher:
             return self.network(seen).float()[:, self.columns.to(images.device)]
 
     def _see(self, images: Tensor, student: Preprocess) -> Tensor:
-        own = self.preprocess
-        if (student.mean, student.std, student.size) == (own.mean, own.std, own.size):
+        preprocess = self.preprocess
+        if (student.mean, student.std, student.size) == (preprocess.mean, preprocess.std, preprocess.size):
             return images.float()
         pixels = images.float() * _channels(student.std, images) + _channels(student.mean, images)
-        if student.size != own.size:
-            mode = "bilinear" if own.interpolation == "bilinear" else "bicubic"
-            pixels = F.interpolate(pixels, own.size, mode=mode, antialias=True).clamp(0, 1)
-        return (pixels - _channels(own.mean, images)) / _channels(own.std, images)
+        if student.size != preprocess.size:
+            mode = "bilinear" if preprocess.interpolation == "bilinear" else "bicubic"
+            pixels = F.interpolate(pixels, preprocess.size, mode=mode, antialias=True).clamp(0, 1)
+        return (pixels - _channels(preprocess.mean, images)) / _channels(preprocess.std, images)
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from vitkit.text.cells import one_of
 from vitkit.text.fields import Between
 from vitkit.verbs.inputs import PREPROCESS, check_choice
 from vitkit.verbs.result import Result
-from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN, file_suffixes, kind_of, kinds, writable
+from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, VITKIT, file_suffixes, kind_of, kinds, writable
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -121,7 +121,7 @@ def convert(
         write(classifier, destination, kind)
         _compare(classifier, destination, kind)
     assert classifier.report is not None
-    is_divided = kind != OWN and classifier.temperature != 1
+    is_divided = kind != VITKIT and classifier.temperature != 1
     return Conversion(destination, kind, classifier.report, classifier.temperature if is_divided else None)
 
 
@@ -162,7 +162,7 @@ def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
     is_bare = destination.suffix in (".pth", ".pt")  # which does not record the number of heads
     options: dict[str, Any] = {"heads": vit_of(classifier.model, kind).config.heads} if is_bare else {}
     written = inspect(destination, **options).read
-    wanted = stored_weights(classifier.model) if kind == OWN else settled(classifier)
+    wanted = stored_weights(classifier.model) if kind == VITKIT else settled(classifier)
     for name, tensor in wanted.items():
         if name not in written or not written[name]().equal(tensor):
             raise VitkitError(f"{destination} does not read back as it was written: {name} differs")

@@ -44,23 +44,25 @@ def diagnose(state: State) -> dict[str, Any]:
     labelled = {row[1] for row in rows} - {UNLABELLED}
     if len(labelled) < 2:  # of one class, of which the doctor asks no more than that it can be read
         rows = [(path, UNLABELLED, None) for path, _, _ in rows]
-    found = examine(table_of(table.name, table.root, rows, table.storage))
-    return _by_number(found, {path: i for i, path in enumerate(table.paths)})
+    diagnosis = examine(table_of(table.name, table.root, rows, table.storage))
+    return _by_number(diagnosis, {path: i for i, path in enumerate(table.paths)})
 
 
-def _by_number(found: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
-    table = found.table
+def _by_number(diagnosis: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
+    table = diagnosis.table
     copies = [
         {
-            "images": [number[table.paths[i]] for i in own.images],
-            "leak": own.is_leak,
-            "conflict": own.is_conflict and len({table.name_of(i) for i in own.images} - {UNLABELLED}) > 1,
+            "images": [number[table.paths[i]] for i in entry.images],
+            "leak": entry.is_leak,
+            "conflict": entry.is_conflict and len({table.name_of(i) for i in entry.images} - {UNLABELLED}) > 1,
         }
-        for own in found.copies
+        for entry in diagnosis.copies
     ]
-    told = [{"severity": own.severity, "text": own.text} for own in found.findings if UNLABELLED not in own.text]
-    unreadable = {str(number[path]): reason for path, reason in found.unreadable.items()}
-    return {"unreadable": unreadable, "copies": copies, "findings": told}
+    findings = [
+        {"severity": entry.severity, "text": entry.text} for entry in diagnosis.findings if UNLABELLED not in entry.text
+    ]
+    unreadable = {str(number[path]): reason for path, reason in diagnosis.unreadable.items()}
+    return {"unreadable": unreadable, "copies": copies, "findings": findings}
 
 
 def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
@@ -161,7 +163,7 @@ class Named(BaseModel):
     name: str = Field(max_length=1000)
 
 
-class Asked(BaseModel):
+class NextQuery(BaseModel):
     """How many photographs are wanted."""
 
     count: int = Field(default=24, ge=1, le=1000)
@@ -176,17 +178,17 @@ def router(workspace: Workspace) -> APIRouter:
     def show_all(anew: bool = False) -> Response:
         state = photographs.read(anew=anew)
         splits, run = splits_of(workspace, state.table)
-        doubts = {str(i): own for i, own in doubted(workspace, state.table).items()}
+        doubts = {str(i): answer for i, answer in doubted(workspace, state.table).items()}
         notes = [state.table.layout, *state.table.overlooked] if state.table.layout else list(state.table.overlooked)
-        own: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "paths": state.table.paths,
             "splits": splits,
             "split_of": run,
             "doubts": doubts,
             "notes": notes,
         }
-        own |= {"multi": state.table.task is MULTI_LABEL, **_labels(photographs, state)}
-        return Response(to_json(own), media_type="application/json")  # thousands of rows, as they are
+        answer |= {"multi": state.table.task is MULTI_LABEL, **_labels(photographs, state)}
+        return Response(to_json(answer), media_type="application/json")  # thousands of rows, as they are
 
     @routes.get("/labels")
     def show_labels() -> dict[str, Any]:
@@ -256,9 +258,9 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
         return {"version": state.version, "images": likeness.alike(state.table, number)}
 
     @routes.post("/next")
-    def next_(asked: Asked) -> dict[str, Any]:
+    def next_(query: NextQuery) -> dict[str, Any]:
         state = photographs.read()
-        return {"version": state.version, **next_labels(state, likeness.features(state.table), asked.count)}
+        return {"version": state.version, **next_labels(state, likeness.features(state.table), query.count)}
 
 
 def _add_pictures(routes: APIRouter, photographs: Photographs) -> None:
@@ -290,8 +292,8 @@ def _unreadable(error: UnreadableImageError) -> Response:
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64"><rect width="64" height="64" fill="#9994"/>'
         '<path d="M20 20l24 24M44 20L20 44" stroke="#c44" stroke-width="4"/></svg>'
     )
-    told = str(error).encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")[:200]
-    return Response(drawn, media_type="image/svg+xml", headers={"Cache-Control": "no-cache", "X-Unreadable": told})
+    message = str(error).encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")[:200]
+    return Response(drawn, media_type="image/svg+xml", headers={"Cache-Control": "no-cache", "X-Unreadable": message})
 
 
 def _check(state: State, number: int) -> None:
@@ -303,10 +305,10 @@ def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
     """Each photograph's class as a number in `classes`; -1: it has none, -2: it is left out."""
     classes = photographs.classes(state)
     labels = set(state.labels) - {EXCLUDED, UNLABELLED}
-    names = state.table.task.label_names([own["name"] for own in classes], labels)
+    names = state.table.task.label_names([answer["name"] for answer in classes], labels)
     number = {UNLABELLED: -1, EXCLUDED: -2} | {name: i for i, name in enumerate(names)}
     said = photographs.workspace.said
     undo = {"can_undo": said.can_undo, "can_redo": said.can_redo}
-    own = {"version": state.version, "classes": classes, "names": names}
-    own |= {"unmatched": state.unmatched, "news": said.news()}
-    return {**own, **undo, "labels": [number[label] for label in state.labels]}
+    answer = {"version": state.version, "classes": classes, "names": names}
+    answer |= {"unmatched": state.unmatched, "news": said.news()}
+    return {**answer, **undo, "labels": [number[label] for label in state.labels]}

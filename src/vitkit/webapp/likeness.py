@@ -41,7 +41,7 @@ class Background(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._told: tuple[str, int, int | None] = ("", 0, None)
+        self._progress: tuple[str, int, int | None] = ("", 0, None)
         self._error = ""
         self._result: T | None = None
         self._key: object = None
@@ -56,7 +56,7 @@ class Background(Generic[T]):
         with self._lock:
             if self.is_running:
                 return
-            self._told, self._error, self._key, self._result = ("", 0, None), "", key, None
+            self._progress, self._error, self._key, self._result = ("", 0, None), "", key, None
             self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
             self._thread.start()
 
@@ -71,7 +71,7 @@ class Background(Generic[T]):
 
     def to_dict(self) -> dict[str, Any]:
         """How far it is, and why it failed."""
-        what, done, total = self._told
+        what, done, total = self._progress
         return {"running": self.is_running, "what": what, "done": done, "total": total, "error": self._error}
 
     def _run(self, work: Callable[[], T]) -> None:
@@ -84,7 +84,7 @@ class Background(Generic[T]):
             self._error = f"{type(error).__name__}: {first_line(error)}"
 
     def _tell(self, what: str, done: int, total: int | None) -> None:
-        self._told = (what, done, total)
+        self._progress = (what, done, total)
 
 
 if TYPE_CHECKING:
@@ -158,10 +158,10 @@ class Likeness:
         """
         import numpy as np
 
-        found = self.features(table)
-        if found is None:
+        features = self.features(table)
+        if features is None:
             raise VitkitError("the photographs were not looked at yet")
-        numbers, vectors = found
+        numbers, vectors = features
         if number not in numbers:
             raise VitkitError("this photograph cannot be read")
         similarity = vectors @ vectors[numbers.index(number)]
@@ -170,10 +170,10 @@ class Likeness:
     def to_dict(self, table: ImageTable) -> dict[str, Any]:
         """With what is looked, whether that is done, and how far it is."""
         eyes = self.eyes()
-        told = self.work.to_dict()
+        status = self.work.to_dict()
         if eyes is None:
-            return {**told, "ready": False, "eyes": "", "needs": NOTHING_TO_SEE_WITH}
-        return {**told, "ready": self._place(table, eyes).is_file(), "eyes": eyes.title, "needs": ""}
+            return {**status, "ready": False, "eyes": "", "needs": NOTHING_TO_SEE_WITH}
+        return {**status, "ready": self._place(table, eyes).is_file(), "eyes": eyes.title, "needs": ""}
 
     def _place(self, table: ImageTable, eyes: Offer) -> Path:
         """Another file for another model or other photographs; the files' own times are part of what they are."""
@@ -208,8 +208,8 @@ def run_vitkit(arguments: list[str]) -> None:
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            if found := _PROGRESS.fullmatch(line.strip()):
-                progress(found["what"], int(found["done"]), int(found["total"]) if found["total"] else None)
+            if match := _PROGRESS.fullmatch(line.strip()):
+                progress(match["what"], int(match["done"]), int(match["total"]) if match["total"] else None)
             elif line.startswith("error: "):
                 said = line.removeprefix("error: ").strip()
         if process.wait() != 0:
@@ -240,7 +240,7 @@ def next_labels(
 
     numbers, features = seen
     rows = [row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED]
-    labels = [None if (own := state.labels[numbers[row]]) == UNLABELLED else own for row in rows]
+    labels = [None if (label := state.labels[numbers[row]]) == UNLABELLED else label for row in rows]
     if None not in labels:
         raise VitkitError("every photograph has a class already")
     chosen = choose_next(features[rows], labels, count)

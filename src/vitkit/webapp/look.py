@@ -45,7 +45,7 @@ class Models:
     def names(self) -> list[str]:
         """The runs that have a model, the newest first."""
         folder = self._workspace.runs
-        return [own for own in self._workspace.run_names() if (folder / own / DESCRIPTION).is_file()]
+        return [name for name in self._workspace.run_names() if (folder / name / DESCRIPTION).is_file()]
 
     def see(self, run: str, content: bytes) -> dict[str, Any]:
         """What the model says of a picture, the picture as it is shown, and what more can be asked."""
@@ -57,19 +57,24 @@ class Models:
             prediction = classifier.prediction(run, _row(classifier, content))
         if prediction.error is not None:
             raise VitkitError(prediction.error)
-        top = [{"label": label, "confidence": own} for label, own in prediction.ranking[:_SHOWN]]
-        told = {"label": prediction.label, "confidence": prediction.confidence, "top": top, "note": doubt or ""}
+        top = [{"label": label, "confidence": probability} for label, probability in prediction.ranking[:_SHOWN]]
+        answer = {"label": prediction.label, "confidence": prediction.confidence, "top": top, "note": doubt or ""}
         more = {"classes": len(classifier.classes), "multi": classifier.task == "multi"}
-        return {**told, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
+        return {**answer, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
 
     def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
         """Where in a picture a class comes from: a grid of values from 0 to 255, and of what part of the picture."""
         if method not in _WITH_METHODS:
             raise VitkitError(f"{method!r} is none of {', '.join(_WITH_METHODS)}")
         with self._lock:
-            found = self._open(run).explain(content, method, target)
-        values, box = found.maps[method], _parts(found.box, found.photograph.size)
-        return {"map": _levels(values), "box": box, "target": found.target, "probability": found.probability}
+            explanation = self._open(run).explain(content, method, target)
+        values, box = explanation.maps[method], _parts(explanation.box, explanation.photograph.size)
+        return {
+            "map": _levels(values),
+            "box": box,
+            "target": explanation.target,
+            "probability": explanation.probability,
+        }
 
     def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
         """What a patch attends to in every layer and head: grids of values from 0 to 255, each of its own largest."""
@@ -80,8 +85,8 @@ class Models:
             classifier = self._open(run)
             model = vit_of(classifier.model, "attention")
             images, _ = _pixels(classifier, content)
-            found = patch_attention(model, images, row, column).numpy()
-        layers = [[_levels(head) for head in layer] for layer in found]
+            weights = patch_attention(model, images, row, column).numpy()
+        layers = [[_levels(head) for head in layer] for layer in weights]
         return {"layers": layers, "numbers": [number + 1 for number in attending(model.config)]}
 
     def _open(self, run: str) -> Classifier:
@@ -104,8 +109,8 @@ def _pixels(classifier: Classifier, content: bytes) -> tuple[Any, Any]:
     import torch
 
     with picture_of("the picture", classifier.preprocess.short_side, content) as picture:
-        own = classifier.preprocess(picture.image)[None]
-    return torch.from_numpy(own), own
+        batch = classifier.preprocess(picture.image)[None]
+    return torch.from_numpy(batch), batch
 
 
 def _row(classifier: Classifier, content: bytes) -> npt.NDArray[np.float32] | str:
@@ -141,9 +146,9 @@ def _levels(values: npt.NDArray[np.float32]) -> list[list[int]]:
     """(h, w) -> whole numbers from 0 to 255; the largest is 255, and what is below 0 is 0."""
     import numpy as np
 
-    own = np.maximum(values, 0)
-    most = float(own.max())
-    levels: list[list[int]] = np.round(own * (_LEVELS / most if most > 0 else 0)).astype(int).tolist()
+    positive = np.maximum(values, 0)
+    most = float(positive.max())
+    levels: list[list[int]] = np.round(positive * (_LEVELS / most if most > 0 else 0)).astype(int).tolist()
     return levels
 
 

@@ -136,7 +136,7 @@ class Photographs:
         with self._lock:
             state = self.read()
             new = checked_name(new)
-            empty = [new if own == old else own for own in self._empty()]
+            empty = [new if name == old else name for name in self._empty()]
             if old in set(state.labels):
                 edits = renaming(zip(state.table.paths, state.labels, strict=True), old, new)
                 check_there([state.table.at(edit.path) for edit in edits])
@@ -150,7 +150,7 @@ class Photographs:
         """A class that no photograph has yet."""
         with self._lock:
             name = checked_name(name)
-            if name in {own["name"] for own in self.classes(self.read())}:
+            if name in {row["name"] for row in self.classes(self.read())}:
                 raise VitkitError(f"there is a class {name!r} already")
             self._keep_empty([*self._empty(), name])
 
@@ -159,7 +159,7 @@ class Photographs:
         with self._lock:
             if name in self.read().labels:
                 raise VitkitError(f"photographs have the class {name!r}: give them another, or merge the class")
-            self._keep_empty([own for own in self._empty() if own != name])
+            self._keep_empty([kept for kept in self._empty() if kept != name])
 
     def undo(self) -> State:
         """Take the last step back: all that was said at one moment."""
@@ -203,8 +203,8 @@ class Photographs:
     def _empty(self) -> list[str]:
         try:
             stored = from_json(read_text(self.workspace.state_folder / _CLASSES))
-            own = stored.get(str(self.workspace.labels), [])
-            return [name for name in own if isinstance(name, str)]
+            names = stored.get(str(self.workspace.labels), [])
+            return [name for name in names if isinstance(name, str)]
         except (OSError, ValueError, AttributeError):
             return []  # they are a convenience, and made again in a second
 
@@ -250,7 +250,7 @@ def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
         VitkitError: it cannot.
     """
     name = bare(name).strip()
-    if not name or len(name) > _LONGEST or any(not own.isprintable() for own in name):
+    if not name or len(name) > _LONGEST or any(not character.isprintable() for character in name):
         raise VitkitError(f"a class needs a name of 1 to {_LONGEST} characters, without line ends and the like")
     if name.lower() == UNLABELLED:
         raise VitkitError(f"{name!r} says that a photograph has no class: choose another name")

@@ -38,13 +38,13 @@ _BESIDE = ("balanced_accuracy", "loss")  # figures beside the headline
 
 def summaries(workspace: Workspace) -> list[dict[str, Any]]:
     """The runs that are done with their main figures, the newest first."""
-    found = []
+    rows = []
     for name in workspace.run_names():
         folder = workspace.runs / name
         # A cross-validation has no views of its own; a run without figures is being trained, or was stopped.
-        if (folder / EVALUATION).is_file() and (own := figures_in(folder)):
-            found.append({"name": name, **own, "report": (folder / REPORT).is_file()})
-    return found
+        if (folder / EVALUATION).is_file() and (figures := figures_in(folder)):
+            rows.append({"name": name, **figures, "report": (folder / REPORT).is_file()})
+    return rows
 
 
 def figures_in(folder: Path) -> dict[str, Any]:
@@ -54,14 +54,24 @@ def figures_in(folder: Path) -> dict[str, Any]:
         return {}
     try:
         numbers = read_figures(file)
-        own, counted = headline_of(numbers), counted_figures(numbers)
+        quoted, counted = headline_of(numbers), counted_figures(numbers)
         beside = {name: counted[name] for name in _BESIDE if name in counted}
-        beside = {name: value["mean"] if own.folds else value for name, value in beside.items()}
+        beside = {name: value["mean"] if quoted.folds else value for name, value in beside.items()}
     except (OSError, VitkitError, TypeError, KeyError, AttributeError):
         return {}  # it is just being written, or is damaged
-    figures = {"figure": own.figure, "accuracy": own.value, **beside, "images": own.images, "split": own.split}
-    caveats = [caveat.text for caveat in own.caveats]
-    return {"figures": figures, "interval": None if own.interval is None else list(own.interval), "caveats": caveats}
+    figures = {
+        "figure": quoted.figure,
+        "accuracy": quoted.value,
+        **beside,
+        "images": quoted.images,
+        "split": quoted.split,
+    }
+    caveats = [caveat.text for caveat in quoted.caveats]
+    return {
+        "figures": figures,
+        "interval": None if quoted.interval is None else list(quoted.interval),
+        "caveats": caveats,
+    }
 
 
 def data_of(folder: Path) -> dict[str, Any]:
@@ -103,14 +113,14 @@ def file_of(folder: Path, path: str) -> Place:
         VitkitError: it knows none, or the file is gone or holds another picture now.
     """
     files = _files(folder)
-    found = files.places.get(path)
-    if found is None:
+    place = files.places.get(path)
+    if place is None:
         raise VitkitError("there is no such photograph")
-    if not is_unchanged(found, files.contents.get(path)):
+    if not is_unchanged(place, files.contents.get(path)):
         raise VitkitError(
             f"{path} is no longer the photograph that {folder.name} knows: it is another one now, or gone"
         )
-    return found
+    return place
 
 
 def _files(folder: Path) -> _Files:
@@ -125,9 +135,9 @@ def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
     table = split_from_file(split)
     places = {path: table.file(i) for i, path in enumerate(table.paths)}
     root = table.root.resolve()
-    for own in read_proposals(split.parent):  # those that were left out are tested all the same
-        if (table.root / own.path).resolve().is_relative_to(root):
-            places.setdefault(own.path, table.at(own.path))
+    for proposal in read_proposals(split.parent):  # those that were left out are tested all the same
+        if (table.root / proposal.path).resolve().is_relative_to(root):
+            places.setdefault(proposal.path, table.at(proposal.path))
     return _Files(table.root, places, read_contents(split), table.task)
 
 
@@ -137,13 +147,13 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
     An image is the same where its path and its content are: runs of other photographs may know others by the same path.
     Those that the weights of one of them had seen are left out.
     """
-    right = [_right(data_of(own), _contents(own), _seen(own)) for own in (first, second)]
+    right = [_right(data_of(run), _contents(run), _seen(run)) for run in (first, second)]
     shared = right[0].keys() & right[1].keys()
     both = [(right[0][path], right[1][path]) for path in shared]
     return {
-        "listed": [len(own) for own in right],
+        "listed": [len(run) for run in right],
         "shared": len(shared),
-        "right": [sum(own[i] for own in both) for i in (0, 1)],
+        "right": [sum(run[i] for run in both) for i in (0, 1)],
         "only": [sum(a and not b for a, b in both), sum(b and not a for a, b in both)],
     }
 
@@ -151,7 +161,7 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
 def _contents(folder: Path) -> dict[str, str]:
     """What each image of a run is, by its path: the beginning of its digest, else where it lies."""
     files = _files(folder)
-    known = {own.path: own.digest for own in read_proposals(folder) if own.digest}
+    known = {proposal.path: proposal.digest for proposal in read_proposals(folder) if proposal.digest}
     return {path: str(file) for path, file in files.places.items()} | known | read_contents(folder / SPLIT)
 
 
@@ -160,8 +170,8 @@ def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> di
     images = data["images"]
     names = images["classes"]
 
-    def named(own: int | list[int]) -> list[str]:
-        return sorted(names[i] for i in (own if isinstance(own, list) else [own]))
+    def named(numbers: int | list[int]) -> list[str]:
+        return sorted(names[i] for i in (numbers if isinstance(numbers, list) else [numbers]))
 
     rows = zip(images["path"], images["true"], images["said"], strict=True)
     return {(path, contents.get(path, "")): named(true) == named(said) for path, true, said in rows if path not in seen}
@@ -179,14 +189,15 @@ def _seen(folder: Path) -> set[str]:
 
 def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
     """A run's doubtful labels, the most doubtful first, and what was said of them since."""
-    found = _suspects(folder)
-    said = {own.path: own.label for own in workspace.said.read().edits}
+    suspects = _suspects(folder)
+    said = {item.path: item.label for item in workspace.said.read().edits}
     rows = [
-        {**own._asdict(), "said": said.get(own.path), "state": _state(own, said.get(own.path))} for own in found[:MOST]
+        {**item._asdict(), "said": said.get(item.path), "state": _state(item, said.get(item.path))}
+        for item in suspects[:MOST]
     ]
     why_not, version = _why_not(workspace, folder), stamp_of(folder / LABEL_ERRORS)
-    chance = chance_in_words(found)
-    return {"total": len(found), "chance": chance, "suspects": rows, "why_not": why_not, "version": version}
+    chance = chance_in_words(suspects)
+    return {"total": len(suspects), "chance": chance, "suspects": rows, "why_not": why_not, "version": version}
 
 
 def decide(
@@ -207,19 +218,19 @@ def decide(
     """
     if reason := _why_not(workspace, folder):
         raise VitkitError(reason)
-    found = _suspects(folder)
-    if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(found) for i in numbers):
+    suspects = _suspects(folder)
+    if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(suspects) for i in numbers):
         raise VitkitError("the list of doubtful labels has changed: look at it anew")
-    known = {own.path: own.label for own in workspace.said.read().edits}
-    chosen, edits, task = [found[i] for i in dict.fromkeys(numbers)], [], _files(folder).task
-    check_there([workspace.photographs / own.path for own in chosen])
-    for own in chosen:
-        file_of(folder, own.path)  # which must still be the photograph whose label was doubted
-        new = {"keep": own.label, "relabel": label or own.suggested, "exclude": EXCLUDED}[what]
+    known = {item.path: item.label for item in workspace.said.read().edits}
+    chosen, edits, task = [suspects[i] for i in dict.fromkeys(numbers)], [], _files(folder).task
+    check_there([workspace.photographs / item.path for item in chosen])
+    for item in chosen:
+        file_of(folder, item.path)  # which must still be the photograph whose label was doubted
+        new = {"keep": item.label, "relabel": label or item.suggested, "exclude": EXCLUDED}[what]
         if what == "relabel":
             new = checked_name(new, task)
-        by = folder.name if what != "keep" and new in (own.suggested, EXCLUDED) else ""
-        edits.append(Edit(own.path, new, known.get(own.path, own.label), proposed_by=by))
+        by = folder.name if what != "keep" and new in (item.suggested, EXCLUDED) else ""
+        edits.append(Edit(item.path, new, known.get(item.path, item.label), proposed_by=by))
     workspace.said.add(edits)
 
 
@@ -229,10 +240,10 @@ def suspect_path(folder: Path, number: int) -> str:
     Raises:
         VitkitError: the list is not as long.
     """
-    found = _suspects(folder)
-    if not 0 <= number < len(found):
+    suspects = _suspects(folder)
+    if not 0 <= number < len(suspects):
         raise VitkitError("there is no such photograph")
-    return found[number].path
+    return suspects[number].path
 
 
 def _suspects(folder: Path) -> list[Suspect]:
@@ -240,10 +251,10 @@ def _suspects(folder: Path) -> list[Suspect]:
     return read_suspects(file) if file.is_file() else []
 
 
-def _state(own: Suspect, said: str | None) -> str:
+def _state(suspect: Suspect, said: str | None) -> str:
     if said is None:
         return "open"
-    return "excluded" if said == EXCLUDED else "kept" if said == own.label else "relabelled"
+    return "excluded" if said == EXCLUDED else "kept" if said == suspect.label else "relabelled"
 
 
 def _why_not(workspace: Workspace, folder: Path) -> str:

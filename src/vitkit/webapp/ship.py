@@ -40,7 +40,7 @@ _LISTED = 30  # classes
 
 def shippable(workspace: Workspace) -> list[str]:
     """The runs that have a model, the newest first."""
-    return [own for own in workspace.run_names() if (workspace.runs / own / DESCRIPTION).is_file()]
+    return [name for name in workspace.run_names() if (workspace.runs / name / DESCRIPTION).is_file()]
 
 
 def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
@@ -56,29 +56,31 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
         raise VitkitError(f"{to!r} is none of {', '.join(FORMATS)}")
     place = workspace.runs / EXPORTS
     place.mkdir(parents=True, exist_ok=True)
-    found = export(folder, to, place / f"{run}{FORMATS[to].suffix}", force=True)
-    outcome = found.outcome
+    result = export(folder, to, place / f"{run}{FORMATS[to].suffix}", force=True)
+    outcome = result.outcome
     compared = outcome.comparison
     return {
         "run": run,
         "to": to,
         "runtime": FORMATS[to].runtime,
-        "compared_on": found.compared_on.partition(" of ")[0],
+        "compared_on": result.compared_on.partition(" of ")[0],
         "agreement": compared.agreement,
         "precision": outcome.precision,
-        "lines": found.lines()[:-1],
+        "lines": result.lines()[:-1],
     }
 
 
 def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
     """The files of a run's exports that are there."""
-    place, found = workspace.runs / EXPORTS, []
+    place, exports = workspace.runs / EXPORTS, []
     for form in FORMATS.values():
         files = form.files(place / f"{run}{form.suffix}")
         if all(file.is_file() for file in files):
-            own = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
-            found.append({"to": form.name, "runtime": form.runtime, "files": own, "when": files[-1].stat().st_mtime})
-    return found
+            listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
+            exports.append(
+                {"to": form.name, "runtime": form.runtime, "files": listed, "when": files[-1].stat().st_mtime}
+            )
+    return exports
 
 
 def export_file(workspace: Workspace, name: str) -> Path:
@@ -147,25 +149,31 @@ def _about_training(provenance: Mapping[str, Any], counts: Mapping[str, int]) ->
         "digest of the photographs": str(provenance.get("data_hash", ""))[:16] or None,
         "seed": recipe.get("seed"),
     }
-    return ["## How it was made", "", *(f"- {name}: {_text(own)}" for name, own in rows.items() if own is not None)]
+    return [
+        "## How it was made",
+        "",
+        *(f"- {name}: {_text(value)}" for name, value in rows.items() if value is not None),
+    ]
 
 
-def _about_figures(found: dict[str, Any]) -> list[str]:
-    if not found:
+def _about_figures(figures: dict[str, Any]) -> list[str]:
+    if not figures:
         return ["## How good it is", "", "It was not evaluated: nobody knows."]
-    own, counted = headline_of(found), counted_figures(found)
-    where = "held back for the test" if own.split == "test" else f"of the split {_text(own.split)}"
-    lines = ["## How good it is", "", f"On {own.images} photographs {where}:", ""]
-    if own.value is None:
+    quoted, counted = headline_of(figures), counted_figures(figures)
+    where = "held back for the test" if quoted.split == "test" else f"of the split {_text(quoted.split)}"
+    lines = ["## How good it is", "", f"On {quoted.images} photographs {where}:", ""]
+    if quoted.value is None:
         lines = ["## How good it is", "", "Nobody knows: no figure can be given."]
-    lines += [f"- note: {_text(caveat.text)}" for caveat in own.caveats]
+    lines += [f"- note: {_text(caveat.text)}" for caveat in quoted.caveats]
     for key, name in _FIGURES.items():
         if isinstance(counted.get(key), (int, float)):
             bounds = counted.get("intervals_95", {}).get(key)
             spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
             lines.append(f"- {name}: {100 * counted[key]:.1f} %{spread}")
-    confused = [f"{_text(own['true'])} taken for {_text(own['predicted'])}" for own in found.get("confused", [])[:5]]
-    lines += [f"- most often wrong: {', '.join(confused)}"] if confused and own.value is not None else []
+    confused = [
+        f"{_text(quoted['true'])} taken for {_text(quoted['predicted'])}" for quoted in figures.get("confused", [])[:5]
+    ]
+    lines += [f"- most often wrong: {', '.join(confused)}"] if confused and quoted.value is not None else []
     return [*lines, "", "On photographs of another kind, of another camera or place, it may be worse."]
 
 
@@ -190,7 +198,7 @@ def _folder(workspace: Workspace, run: str) -> Path:
 def _text(value: Any) -> str:
     """A name as Markdown shows it, whatever is in it: nothing of it is acted upon."""
     one_line = " ".join(str(value).split())
-    return "".join(f"\\{own}" if own in "\\`*_{}[]<>()#+!|~&" else own for own in one_line)
+    return "".join(f"\\{character}" if character in "\\`*_{}[]<>()#+!|~&" else character for character in one_line)
 
 
 class Wanted(BaseModel):

@@ -70,44 +70,44 @@ def offered(workspace: Workspace, source: str) -> Offer:
     Raises:
         VitkitError: it was not offered: the page names no files of its own.
     """
-    for own in offers(workspace):
-        if own.source == source:
-            return own
+    for offer in offers(workspace):
+        if offer.source == source:
+            return offer
     raise VitkitError(f"{source!r} is not among the models that can be had here")
 
 
 def best_eyes(workspace: Workspace) -> Offer | None:
     """The one whose features tell pictures apart: of a large set of pictures rather than of the few here."""
-    here = [own for own in offers(workspace) if own.is_here]
-    return next((own for kind in ("file", "published", "run") for own in here if own.kind == kind), None)
+    here = [offer for offer in offers(workspace) if offer.is_here]
+    return next((offer for kind in ("file", "published", "run") for offer in here if offer.kind == kind), None)
 
 
 def _files(workspace: Workspace) -> list[Offer]:
     """Those that were named, and those that lie where the studio was started."""
-    named = [Offer(own, Path(own).name, "file") for own in workspace.weights]
-    known = {str(Path(own.source).resolve()) for own in named}
-    lying = sorted(own for own in Path.cwd().iterdir() if own.suffix in _SUFFIXES and own.is_file())
-    return named + [Offer(str(own), own.name, "file") for own in lying if str(own.resolve()) not in known]
+    named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
+    known = {str(Path(item.source).resolve()) for item in named}
+    lying = sorted(item for item in Path.cwd().iterdir() if item.suffix in _SUFFIXES and item.is_file())
+    return named + [Offer(str(item), item.name, "file") for item in lying if str(item.resolve()) not in known]
 
 
 def _runs(workspace: Workspace) -> list[Offer]:
-    names = [own for own in workspace.run_names() if (workspace.runs / own / DESCRIPTION).is_file()]
-    return [Offer(str(workspace.runs / own), f"run {own}", "run") for own in names]
+    names = [name for name in workspace.run_names() if (workspace.runs / name / DESCRIPTION).is_file()]
+    return [Offer(str(workspace.runs / name), f"run {name}", "run") for name in names]
 
 
 def _published() -> list[Offer]:
     from vitkit.weights.catalog import find
     from vitkit.weights.download import cache_path
 
-    found = []
+    offers_there = []
     for name, about in _PUBLISHED:
         entry = find(name)
         if entry is None:
             continue
         is_here = entry.url is not None and cache_path(entry.url).is_file()
         if is_here or offline() is None:
-            found.append(Offer(name, f"{name.partition('.')[0]}: {about}", "published", is_here))
-    return sorted(found, key=lambda own: not own.is_here)
+            offers_there.append(Offer(name, f"{name.partition('.')[0]}: {about}", "published", is_here))
+    return sorted(offers_there, key=lambda offer: not offer.is_here)
 
 
 _NONE = "none"  # weights of a training from scratch
@@ -116,7 +116,7 @@ _LINES = 200  # of a log
 _SAMPLES = "What the model sees in training"
 
 
-class Asked(BaseModel):
+class TrainingRequest(BaseModel):
     """A training that is asked for.
 
     Attributes:
@@ -139,14 +139,14 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/offers")
     def show_offers() -> dict[str, Any]:
-        return {"offers": [own.to_dict() for own in offers(workspace)]}
+        return {"offers": [offer.to_dict() for offer in offers(workspace)]}
 
     @routes.post("/start")
-    def start(asked: Asked) -> dict[str, Any]:
-        arguments, notes = _arguments(workspace, asked)
+    def start(request: TrainingRequest) -> dict[str, Any]:
+        arguments, notes = _arguments(workspace, request)
         name = jobs.reserve(_safe(workspace.name))
         try:
-            jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], asked.model_dump())
+            jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], request.model_dump())
         except BaseException:
             jobs.give_back(name)
             raise
@@ -156,8 +156,8 @@ def router(workspace: Workspace) -> APIRouter:
     def show_runs() -> dict[str, Any]:
         jobs.see_to_queue()
         last = jobs.last()
-        told = [_summary(workspace, jobs, name, last.get(name)) for name in _names(workspace, last)]
-        return {"runs": told, "notes": jobs.notes()}
+        runs = [_summary(workspace, jobs, name, last.get(name)) for name in _names(workspace, last)]
+        return {"runs": runs, "notes": jobs.notes()}
 
     @routes.get("/runs/{name}")
     def show_run(name: str) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def router(workspace: Workspace) -> APIRouter:
     return routes
 
 
-def _arguments(workspace: Workspace, asked: Asked) -> tuple[list[str], list[str]]:
+def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str], list[str]]:
     """Of `vitkit`, from what is known here: the page names no files of its own; and which labels match nothing.
 
     Raises:
@@ -208,20 +208,20 @@ def _arguments(workspace: Workspace, asked: Asked) -> tuple[list[str], list[str]
     labels.take(workspace.said.read())
     if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
         raise VitkitError("a classifier tells at least two classes apart: give photographs two classes first (Data)")
-    given = ["train", str(workspace.photographs)]
+    arguments = ["train", str(workspace.photographs)]
     if workspace.labels.is_file():
-        given += ["--labels", str(workspace.labels)]
-    if asked.weights == _NONE or asked.method == "scratch":
-        given += ["--weights", _NONE, "--method", "scratch"]
+        arguments += ["--labels", str(workspace.labels)]
+    if request.weights == _NONE or request.method == "scratch":
+        arguments += ["--weights", _NONE, "--method", "scratch"]
     else:
-        given += ["--weights", offered(workspace, asked.weights).source, "--method", asked.method]
-    if asked.time:
-        if not _DURATION.fullmatch(asked.time):
-            raise VitkitError(f"{asked.time!r} is no time: write it as 90s, 10m or 2h")
-        given += ["--time", asked.time]
-    if asked.split_from:
-        given += ["--split-from", str(workspace.run_folder(asked.split_from))]
-    return given, labels.lines(workspace.labels.name)
+        arguments += ["--weights", offered(workspace, request.weights).source, "--method", request.method]
+    if request.time:
+        if not _DURATION.fullmatch(request.time):
+            raise VitkitError(f"{request.time!r} is no time: write it as 90s, 10m or 2h")
+        arguments += ["--time", request.time]
+    if request.split_from:
+        arguments += ["--split-from", str(workspace.run_folder(request.split_from))]
+    return arguments, labels.lines(workspace.labels.name)
 
 
 def _safe(name: str) -> str:
@@ -229,10 +229,10 @@ def _safe(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).strip("._")[:60] or "run"
 
 
-def _names(workspace: Workspace, asked: Iterable[str]) -> list[str]:
+def _names(workspace: Workspace, more: Iterable[str]) -> list[str]:
     """The runs that are waited for, and those that are there, the newest first."""
     there = workspace.run_names()
-    return [name for name in reversed(list(asked)) if name not in there] + there
+    return [name for name in reversed(list(more)) if name not in there] + there
 
 
 def _job(workspace: Workspace, jobs: Jobs, name: str) -> Job | None:
@@ -249,13 +249,13 @@ def _job(workspace: Workspace, jobs: Jobs, name: str) -> Job | None:
 
 def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> dict[str, Any]:
     folder, state = workspace.runs / name, jobs.state(name, job)
-    found = figures_in(folder)
+    shown = figures_in(folder)
     why = jobs.why_failed(job) if state == "failed" and job is not None else ""
     begun = job.started or job.queued if job is not None else _time(folder / RECIPE)
-    figures = {"figures": found.get("figures", {}), "caveats": found.get("caveats", [])}
-    own = {"name": name, "state": state, **figures, "why": why, "begun": begun}
+    figures = {"figures": shown.get("figures", {}), "caveats": shown.get("caveats", [])}
+    summary = {"name": name, "state": state, **figures, "why": why, "begun": begun}
     able = {"can_resume": jobs.can_resume(name), "can_stop": jobs.can_stop(job)}
-    return {**own, "asked": job.request if job is not None else {}, **able}
+    return {**summary, "asked": job.request if job is not None else {}, **able}
 
 
 def _time(file: Path) -> float:

@@ -101,9 +101,9 @@ def _between(old: int, new: int) -> Tensor:
     above = torch.searchsorted(known, wanted).clamp(1, len(known) - 1)
     share = (wanted - known[above - 1]) / (known[above] - known[above - 1])
     share = share.clamp(0, 1)  # what is farther than all that is known is like the farthest
-    found = torch.zeros(len(wanted), len(known), dtype=torch.float64)
-    found.scatter_(1, above[:, None] - 1, (1 - share)[:, None]).scatter_(1, above[:, None], share[:, None])
-    return found.float()
+    matrix = torch.zeros(len(wanted), len(known), dtype=torch.float64)
+    matrix.scatter_(1, above[:, None] - 1, (1 - share)[:, None]).scatter_(1, above[:, None], share[:, None])
+    return matrix.float()
 
 
 def _spread(old: int, new: int) -> Tensor:

@@ -479,8 +479,8 @@ def names() -> list[str]:
 
 def search(pattern: str = "*") -> list[Entry]:
     """Entries whose name fits a shell pattern (`*base*`) or contains it (`base`)."""
-    found = [name for name in names() if fnmatch.fnmatch(name, pattern) or pattern in name]
-    return [entry for entry in map(find_published, found) if entry is not None]
+    matches = [name for name in names() if fnmatch.fnmatch(name, pattern) or pattern in name]
+    return [entry for entry in map(find_published, matches) if entry is not None]
 
 
 def tags_of(model: str) -> list[str]:
@@ -491,8 +491,8 @@ def tags_of(model: str) -> list[str]:
 def suggest(name: str) -> str:
     """` (did you mean ...?)` with names like this one, or the tags of a model; or nothing."""
     if known := tags_of(name):
-        told = f"{name}.{known[0]}" if len(known) == 1 else f"one of its tags: {', '.join(known)}"
-        return f" (name {told})"
+        instead = f"{name}.{known[0]}" if len(known) == 1 else f"one of its tags: {', '.join(known)}"
+        return f" (name {instead})"
     return config.suggest(name, names())
 
 
@@ -505,10 +505,10 @@ def missing(path: str) -> str:
             "--select-time 5m"
         )
     if place.parent.name and (place.parent.is_dir() or place.parent.name == "runs"):
-        beside = [own.name for own in place.parent.iterdir()] if place.parent.is_dir() else []
+        beside = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
         close = difflib.get_close_matches(place.name, beside, n=2)
-        meant = f" (did you mean {' or '.join(str(place.parent / own) for own in close)}?)" if close else ""
-        return f"no such file, folder or published weights: {path}{meant}"
+        suggestion = f" (did you mean {' or '.join(str(place.parent / entry) for entry in close)}?)" if close else ""
+        return f"no such file, folder or published weights: {path}{suggestion}"
     return f"no such file, folder or published weights: {path}{suggest(path)}"
 
 

@@ -302,8 +302,8 @@ def read_torch(path: Path) -> Checkpoint:
     except pickle.UnpicklingError as error:
         if "truncated" in str(error):
             raise VitkitError(f"{path} is damaged: it ends too early") from error
-        found = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
-        what = f", such as {next(filter(None, found.groups()))}" if found else ""
+        match = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
+        what = f", such as {next(filter(None, match.groups()))}" if match else ""
         raise VitkitError(f"{path} holds more than tensors{what}, which could run code; it is not read") from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise VitkitError(f"{path} is damaged: {next(iter(str(error).splitlines()), type(error).__name__)}") from error
@@ -329,10 +329,10 @@ def _unwrap(
 ) -> tuple[tuple[str, ...], Iterator[tuple[str, Tensor]]]:
     wrappers: tuple[str, ...] = ()
     while isinstance(content, Mapping):
-        found = [name for name in _WRAPPERS if isinstance(content.get(name), Mapping)]
-        if not found:
+        present = [name for name in _WRAPPERS if isinstance(content.get(name), Mapping)]
+        if not present:
             break
-        taken, *others = found
+        taken, *others = present
         passed_over |= {".".join([*wrappers, name]): f"{taken} was taken" for name in others}
         wrappers, content = (*wrappers, taken), content[taken]
     if not isinstance(content, Mapping):
@@ -380,10 +380,10 @@ def _read_folder(folder: Path) -> Checkpoint:
 
 
 def _read_description(path: Path) -> dict[str, Any] | None:
-    found = _read_json(path)
-    if found is not None and not isinstance(found.get("model_type", ""), str | None):
+    described = _read_json(path)
+    if described is not None and not isinstance(described.get("model_type", ""), str | None):
         raise VitkitError(f"{path} is damaged: model_type is no text")
-    return found
+    return described
 
 
 def _description_of(files: list[Path]) -> str:

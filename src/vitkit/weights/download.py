@@ -125,7 +125,7 @@ def cache_path(url: str) -> Path:
     Raises:
         VitkitError: it is no https address of a file.
     """
-    if not _may_be_asked(url):
+    if not _may_ask(url):
         raise VitkitError(f"cannot download {url!r}: expected an address that begins with https://")
     parts = urlsplit(url)
     *folders, name = parts.path.split("/")[1:] or [""]
@@ -136,7 +136,7 @@ def cache_path(url: str) -> Path:
     return cache_folder() / "weights" / parts.netloc.replace(":", "_") / Path(*folders, name)
 
 
-def _may_be_asked(url: str) -> bool:
+def _may_ask(url: str) -> bool:
     if not re.fullmatch(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?/[!-~]*", url, re.ASCII):
         return False
     return url.startswith("https:") or urlsplit(url).hostname in _LOCAL
@@ -250,7 +250,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        if not _may_be_asked(newurl.replace(" ", "%20")):
+        if not _may_ask(newurl.replace(" ", "%20")):
             fp.close()
             raise _failure(req.full_url, f"the server sends us to {newurl}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -281,15 +281,15 @@ def _check(url: str, part: PartialFile, sha256: str | None) -> None:
     with part.path.open("rb") as file:
         if sha256:
             kind, expected = "SHA-256", sha256.lower()
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
         elif md5:
             kind, expected = "MD5", base64.b64decode(md5).hex()
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         else:
             return
-    if not found.startswith(expected):
-        found = found[: len(expected)]
-        raise _failure(url, f"its {kind} is {found}, expected {expected}, so it was deleted; try again")
+    if not actual.startswith(expected):
+        actual = actual[: len(expected)]
+        raise _failure(url, f"its {kind} is {actual}, expected {expected}, so it was deleted; try again")
 
 
 def _failure(url: str, reason: str) -> VitkitError:

@@ -25,7 +25,7 @@ _STEM_UNIT = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class Known:
     """What is known beside the shapes.
 
     Attributes:
@@ -57,18 +57,18 @@ class Inferred:
     assumed: dict[str, str]
 
 
-def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
+def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
     """The configuration that our tensors of these shapes belong to.
 
     Raises:
         VitkitError: a tensor is missing without which the configuration cannot be told, or the grid is ambiguous.
     """
-    is_learned = given.fields.get("position", "learned_1d") == "learned_1d"
+    is_learned = known.fields.get("position", "learned_1d") == "learned_1d"
     for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
         if name not in shapes:
-            raise VitkitError(f"{given.theirs(name)} is missing")
+            raise VitkitError(f"{known.theirs(name)} is missing")
     kernel = shapes["patch_embed.proj.weight"]
-    _check_kernel(kernel, given)
+    _check_kernel(kernel, known)
     layers = depth_of({m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))})
     hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and _ENCODER_NORM.match(name))
     if not layers or not hidden_size:
@@ -88,26 +88,26 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
         **_stem(shapes),
         **_tokens(shapes),
     }
-    fields |= _head(shapes, fields, given)
+    fields |= _head(shapes, fields, known)
     is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and fields["pool"] == "gap" and not fields["fc_norm"]
-    if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(given.fields):
+    if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(known.fields):
         # DeiT III and DINOv2 have positions for the patches alone: without this they would pass for mean-pooled models.
-        raise VitkitError(f"{given.theirs('cls_token')} is missing; if there is none to be, say pool='gap'")
+        raise VitkitError(f"{known.theirs('cls_token')} is missing; if there is none to be, say pool='gap'")
     assumed: dict[str, str] = {}
     if fields["pool_mlp_size"] == fields["mlp_size"]:
         fields["pool_mlp_size"] = None
-    told = {name: value for name, value in given.fields.items() if value is not None}
-    _check_told(fields, told, given)
-    fields |= told
-    fields["heads"] = _heads(fields, assumed, is_described=given.is_described)
-    grid = _grid(shapes, fields, given, assumed)
-    if not given.is_published:
-        assumed |= _possible_losses(shapes, fields, told, given)
+    settings = {name: value for name, value in known.fields.items() if value is not None}
+    _check_settings(fields, settings, known)
+    fields |= settings
+    fields["heads"] = _heads(fields, assumed, is_described=known.is_described)
+    grid = _grid(shapes, fields, known, assumed)
+    if not known.is_published:
+        assumed |= _possible_losses(shapes, fields, settings, known)
     stride = stride_of(fields["stem"])
     fields["image_size"] = tuple(side * patch * stride for side, patch in zip(grid, fields["patch_size"], strict=True))
     config = ViTConfig.from_dict(fields)
-    if given.written_size is not None and _remainder(given.written_size, config):
-        (height, width), (h, w) = given.written_size, config.image_size
+    if known.written_size is not None and _remainder(known.written_size, config):
+        (height, width), (h, w) = known.written_size, config.image_size
         assumed["image_size"] = (
             f"{h}x{w}, photographs are resized to that: of {height}x{width} pixels, as written, no patch has the last"
         )
@@ -117,13 +117,13 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
 def _remainder(written: Pair, config: ViTConfig) -> bool:
     """Whether images of the written size have this grid and pixels beyond it."""
     sides = zip(written, config.image_size, config.patch_size, strict=True)
-    return written != config.image_size and all(0 <= side - own < patch for side, own, patch in sides)
+    return written != config.image_size and all(0 <= side - length < patch for side, length, patch in sides)
 
 
 def _vote(sizes: Iterable[int]) -> int:
     """The most common; 0 when there is none."""
-    found = list(sizes)
-    return max(found, key=found.count, default=0)
+    candidates = list(sizes)
+    return max(candidates, key=candidates.count, default=0)
 
 
 def _last(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
@@ -177,10 +177,10 @@ def _tokens(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     }
 
 
-def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], given: Given) -> dict[str, Any]:
+def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) -> dict[str, Any]:
     has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
-    pre_logits = _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), given) or None
-    has_token = given.fields.get("class_token", fields["class_token"])
+    pre_logits = _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), known) or None
+    has_token = known.fields.get("class_token", fields["class_token"])
     pool = "token" if has_token and not has_fc_norm else "gap"
     pool = "map" if any(name.startswith("attn_pool.") for name in shapes) else pool
     return {
@@ -188,11 +188,11 @@ def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], given: Given) 
         "pool_mlp_size": _vote(_last(shapes, r"^attn_pool\.mlp\.fc1\.(weight|bias)$", 0)) or None,
         "fc_norm": has_fc_norm,
         "representation_size": pre_logits,
-        "num_classes": _agreed(shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), given),
+        "num_classes": _agreed(shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), known),
     }
 
 
-def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], given: Given) -> int:
+def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> int:
     """The first axis of these tensors, as most of them have it; 0 when none is there.
 
     Raises:
@@ -201,12 +201,12 @@ def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], given: Given) -> 
     sizes = {name: shapes[name][0] for name in names if shapes.get(name)}
     size = _vote(sizes.values())
     if sizes and 2 * list(sizes.values()).count(size) <= len(sizes) and len(sizes) > 1:
-        raise VitkitError(" and ".join(f"{given.theirs(name)} ({size})" for name, size in sizes.items()) + " disagree")
+        raise VitkitError(" and ".join(f"{known.theirs(name)} ({size})" for name, size in sizes.items()) + " disagree")
     return size
 
 
 # Fields that the tensors tell, and a tensor that does.
-_TOLD_BY = {
+_SETTING_BY = {
     "layers": "norm.weight",
     "hidden_size": "norm.weight",
     "in_channels": "patch_embed.proj.weight",
@@ -222,23 +222,23 @@ _TOLD_BY = {
 }
 
 
-def _check_told(fields: Mapping[str, Any], told: Mapping[str, Any], given: Given) -> None:
+def _check_settings(fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known) -> None:
     """What the tensors tell cannot be told otherwise."""
-    for name, tensor in _TOLD_BY.items():
-        if name in told and told[name] != fields[name]:
-            raise VitkitError(f"{given.theirs(tensor)}: the weights have {name} {fields[name]}, not {told[name]}")
+    for name, tensor in _SETTING_BY.items():
+        if name in settings and settings[name] != fields[name]:
+            raise VitkitError(f"{known.theirs(tensor)}: the weights have {name} {fields[name]}, not {settings[name]}")
 
 
-def _check_kernel(kernel: Shape, given: Given) -> None:
+def _check_kernel(kernel: Shape, known: Known) -> None:
     """Patches are square in every published model; anything else must be written down."""
-    name = given.theirs("patch_embed.proj.weight")
+    name = known.theirs("patch_embed.proj.weight")
     if len(kernel) != 4 or 0 in kernel:
         raise VitkitError(f"{name} must be a convolution, not of shape {kernel}")
-    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(given.fields) and not given.is_hybrid:
+    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(known.fields) and not known.is_hybrid:
         raise VitkitError(
             f"{name} takes {kernel[1]} channels, not 1 or 3: say in_channels={kernel[1]} if that is meant"
         )
-    if kernel[2] != kernel[3] and given.fields.get("patch_size") is None:
+    if kernel[2] != kernel[3] and known.fields.get("patch_size") is None:
         raise VitkitError(f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing says so")
 
 
@@ -279,7 +279,7 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
 
 
 def _possible_losses(
-    shapes: Mapping[str, Shape], fields: Mapping[str, Any], told: Mapping[str, Any], given: Given
+    shapes: Mapping[str, Shape], fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known
 ) -> dict[str, str]:
     """What a whole file of a rarer architecture and a damaged file of a common one have in common, by field."""
     assumed: dict[str, str] = {}
@@ -287,27 +287,27 @@ def _possible_losses(
     usual |= {hidden_size: layers for layers, hidden_size in _LARGER}
     layers, hidden_size = fields["layers"], fields["hidden_size"]
     is_aimv2 = fields.get("norm_kind", "layer") == "rms"
-    if "layers" not in told and not is_aimv2 and layers < usual.get(hidden_size, 0):
+    if "layers" not in settings and not is_aimv2 and layers < usual.get(hidden_size, 0):
         assumed["layers"] = (
             f"{layers}, the blocks that are there; published models of {hidden_size} features have "
             f"{usual[hidden_size]}: if the file has lost its last blocks, the answers are wrong"
         )
-    if "qkv_bias" not in told and not is_aimv2 and not fields["qkv_bias"]:
+    if "qkv_bias" not in settings and not is_aimv2 and not fields["qkv_bias"]:
         assumed["qkv_bias"] = (
-            f"False, because no block has {given.theirs('blocks.0.attn.qkv.bias').replace('.0.', '.*.')}; if the file "
+            f"False, because no block has {known.theirs('blocks.0.attn.qkv.bias').replace('.0.', '.*.')}; if the file "
             "has lost them, the answers are wrong"
         )
     has_prefix = fields["class_token"] or fields["distill_token"]
     is_short = "pos_embed" in shapes and has_prefix and not fields["prefix_positions"] and not fields["registers"]
-    if "prefix_positions" not in told and is_short:
+    if "prefix_positions" not in settings and is_short:
         assumed["prefix_positions"] = (
-            f"False, because {given.theirs('pos_embed')} has as many rows as there are patches and none for the class "
+            f"False, because {known.theirs('pos_embed')} has as many rows as there are patches and none for the class "
             "token, as in DeiT III; if the file has lost a row, or its registers, the answers are wrong"
         )
     return assumed
 
 
-def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], given: Given, assumed: dict[str, str]) -> Pair:
+def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, assumed: dict[str, str]) -> Pair:
     """The patch grid that the positions were learned on; settles `prefix_positions` on the way."""
     stride = stride_of(fields["stem"])
 
@@ -315,38 +315,38 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], given: Given, ass
         height, width = (-(-side // stride) // patch for side, patch in zip(size, fields["patch_size"], strict=True))
         return height, width
 
-    asked = None if given.image_size is None else grid_of(given.image_size)
-    written = given.grid or (None if given.written_size is None else grid_of(given.written_size))
+    requested = None if known.image_size is None else grid_of(known.image_size)
+    written = known.grid or (None if known.written_size is None else grid_of(known.written_size))
     if "pos_embed" not in shapes:
-        found = written or asked if fields.get("position") == "relative_bias" else asked or written
-        if found is None:
+        result = written or requested if fields.get("position") == "relative_bias" else requested or written
+        if result is None:
             raise VitkitError("there are no learned positions to tell the grid: give image_size=(height, width)")
-        return found
+        return result
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
     said = fields.get("prefix_positions")  # by a format that knows
     for prefix in dict.fromkeys((tokens, 0)) if said is None else (tokens if said else 0,):
         side = math.isqrt(max(length - prefix, 0))
-        candidates = [written, asked, (side, side)]
+        candidates = [written, requested, (side, side)]
         for grid in candidates:
             if grid is not None and grid[0] * grid[1] == length - prefix > 0:
                 fields["prefix_positions"] = prefix == tokens
-                if grid == asked != (side, side) and written is None and side * side == length - prefix:
+                if grid == requested != (side, side) and written is None and side * side == length - prefix:
                     assumed["grid"] = f"{grid[0]}x{grid[1]}, as image_size says; grid=({side}, {side}) resizes instead"
                 return grid
-    raise VitkitError(_no_grid(length, fields, given))
+    raise VitkitError(_no_grid(length, fields, known))
 
 
-def _no_grid(length: int, fields: Mapping[str, Any], given: Given) -> str:
+def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> str:
     """Why these positions fit no grid: a token that is missing, or a grid that is not square."""
     extra = length - math.isqrt(length) ** 2
-    positions = given.theirs("pos_embed")
+    positions = known.theirs("pos_embed")
     if extra in (1, 2) and not fields["class_token"]:
-        lost = [given.theirs(name) for name in ("cls_token", "reg_token")]
+        lost = [known.theirs(name) for name in ("cls_token", "reg_token")]
         lost = lost[: 1 + (not fields["registers"] and (fields["fc_norm"] or fields["pool"] == "map"))]
         return f"{' or '.join(lost)} is missing: {positions} has {length} positions, {extra} more than a square"
     if extra == 2 and not fields["distill_token"]:
-        return f"{given.theirs('dist_token')} is missing: {positions} has {length} positions, 2 more than a square"
+        return f"{known.theirs('dist_token')} is missing: {positions} has {length} positions, 2 more than a square"
     return (
         f"{positions} has {length} positions, which is no square grid"
         f"{' with its class token' if fields['class_token'] else ''}: say image_size=(height, width)"

@@ -70,38 +70,38 @@ def published_pixels(config: NetworkConfig) -> tuple[dict[str, Any], str]:
 
     Where it publishes none, they are torchvision's usual ones.
     """
-    found = _pixels_of_torchvision(config) if config.library == "torchvision" else _pixels_of_timm(config)
-    if found is None:
+    pixels = _pixels_of_torchvision(config) if config.library == "torchvision" else _pixels_of_timm(config)
+    if pixels is None:
         return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, "ImageNet's mean and standard deviation"
-    return found, describe(found)
+    return pixels, describe(pixels)
 
 
 def _pixels_of_torchvision(config: NetworkConfig) -> dict[str, Any] | None:
     weights = _torchvision_weights(config)
     if weights is None:
         return None
-    own = weights.transforms()
+    transforms = weights.transforms()
     return {
         "fit": "crop",
-        "crop_pct": own.crop_size[0] / own.resize_size[0],
-        "interpolation": own.interpolation.value,
-        "mean": tuple(own.mean),
-        "std": tuple(own.std),
+        "crop_pct": transforms.crop_size[0] / transforms.resize_size[0],
+        "interpolation": transforms.interpolation.value,
+        "mean": tuple(transforms.mean),
+        "std": tuple(transforms.std),
     }
 
 
 def _pixels_of_timm(config: NetworkConfig) -> dict[str, Any] | None:
-    own = published_by_timm(config)
-    if own is None:
+    published = published_by_timm(config)
+    if published is None:
         return None
-    fit = {"center": "crop", "squash": "squash", "border": "pad"}[own.crop_mode]
+    fit = {"center": "crop", "squash": "squash", "border": "pad"}[published.crop_mode]
     filters = {"random": "bicubic"}
     return {
         "fit": fit,
-        **({"crop_pct": own.crop_pct} if fit == "crop" else {}),
-        "interpolation": filters.get(own.interpolation, own.interpolation),
-        "mean": tuple(own.mean),
-        "std": tuple(own.std),
+        **({"crop_pct": published.crop_pct} if fit == "crop" else {}),
+        "interpolation": filters.get(published.interpolation, published.interpolation),
+        "mean": tuple(published.mean),
+        "std": tuple(published.std),
     }
 
 
@@ -129,10 +129,10 @@ def _fetch(config: NetworkConfig) -> Path:
             raise VitkitError(f"torchvision publishes no weights of {config.name}: train it with --weights none")
         digits = re.search(r"-([0-9a-f]{8,})\.pth$", weights.url)
         return download.fetch_url(weights.url, digits[1] if digits else None)
-    own = published_by_timm(config)
-    if own is None or not own.hf_hub_id:
+    published = published_by_timm(config)
+    if published is None or not published.hf_hub_id:
         raise VitkitError(f"timm publishes no weights of {config.name}: train it with --weights none, or name a file")
-    return hub.fetch_hub(own.hf_hub_id)
+    return hub.fetch_hub(published.hf_hub_id)
 
 
 def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor], path: Path) -> NetworkConfig:
@@ -159,9 +159,9 @@ def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, StoredTens
             if name in tensors and tuple(tensors[name].shape) != tuple(shape)
         ],
     }
-    told = "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts.items() if names)
-    if told:
-        raise VitkitError(f"{path} does not fit {config.full_name}: {told}")
+    listed_parts = "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts.items() if names)
+    if listed_parts:
+        raise VitkitError(f"{path} does not fit {config.full_name}: {listed_parts}")
 
 
 def _classes(

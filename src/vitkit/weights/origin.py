@@ -31,7 +31,7 @@ from vitkit.weights.catalog import Entry, class_names, names_beside, unique
 from vitkit.weights.checkpoint import Checkpoint, readers
 from vitkit.weights.formats.registry import readable
 from vitkit.weights.formats.timm import TUTORIALS
-from vitkit.weights.infer import Given, Inferred, infer, namesakes
+from vitkit.weights.infer import Inferred, Known, infer, namesakes
 from vitkit.weights.layout import Layout, account_for
 from vitkit.weights.preprocessing import describe
 
@@ -267,21 +267,21 @@ def _positive(description: Mapping[str, Any], name: str) -> float:
 
 def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
     """Where the weights came from, in the form that later commands look into."""
-    found = description["provenance"]
-    if not isinstance(found, dict):
-        raise VitkitError(f"provenance must be an object, not {found!r:.80}")
+    stored = description["provenance"]
+    if not isinstance(stored, dict):
+        raise VitkitError(f"provenance must be an object, not {stored!r:.80}")
     for name in ("recipe", "metrics", "versions", "balance", "teacher", "head"):
-        if not isinstance(found.get(name, {}), dict):
-            raise VitkitError(f"provenance's {name} must be an object, not {found[name]!r:.80}")
-    epoch = found.get("metrics", {}).get("epoch", 0)
+        if not isinstance(stored.get(name, {}), dict):
+            raise VitkitError(f"provenance's {name} must be an object, not {stored[name]!r:.80}")
+    epoch = stored.get("metrics", {}).get("epoch", 0)
     if not is_number(epoch):
         raise VitkitError(f"provenance's epoch must be a number, not {epoch!r:.80}")
-    of_head = found.get("head", {}).get("templates", [] if epoch >= 0 else None)
-    for templates in (of_head, found.get("templates", [])):
-        if not isinstance(templates, list) or not all(isinstance(own, str) for own in templates):
+    of_head = stored.get("head", {}).get("templates", [] if epoch >= 0 else None)
+    for templates in (of_head, stored.get("templates", [])):
+        if not isinstance(templates, list) or not all(isinstance(template, str) for template in templates):
             raise VitkitError(f"provenance's templates must be a list of texts, not {templates!r:.80}")
-    _check_balance(found.get("balance"), description["classes"])
-    return found
+    _check_balance(stored.get("balance"), description["classes"])
+    return stored
 
 
 def _check_balance(balance: Mapping[str, Any] | None, classes: Sequence[str]) -> None:
@@ -291,7 +291,7 @@ def _check_balance(balance: Mapping[str, Any] | None, classes: Sequence[str]) ->
     lists = {name: balance.get(name) for name in ("counts", "shift", "in_head")}
     for name, values in lists.items():
         fits = isinstance(values, list) and len(values) == len(classes) and all(map(is_number, values))
-        if not fits or (name == "counts" and not all(type(own) is int and own >= 0 for own in values or [])):
+        if not fits or (name == "counts" and not all(type(value) is int and value >= 0 for value in values or [])):
             raise VitkitError(f"provenance's balance has {name} {values!r:.80}: expected a number for each class")
     if balance.get("prior") not in ("data", "uniform") or not is_number(balance.get("strength")):
         raise VitkitError(f"provenance's balance is damaged: {dict(balance)!r:.80}")
@@ -310,7 +310,9 @@ def read_foreign(
     if "vitkit_version" in checkpoint.metadata:
         raise VitkitError(f"{checkpoint.path} is not a model folder: it has no {model_folder.DESCRIPTION}")
     try:
-        layout = next((found for form in readable() if (found := form.recognise(checkpoint)) is not None), None)
+        layout = next(
+            (recognised for form in readable() if (recognised := form.recognise(checkpoint)) is not None), None
+        )
     except VitkitError as error:
         raise _by_family(checkpoint, error) from error
     if layout is None:
@@ -379,8 +381,8 @@ def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, 
         return _Named()
     if layout.classes is not None:
         return _Named(layout.classes)
-    beside, told = (None, None) if is_published else names_beside(checkpoint.path, config.num_classes)
-    notes = () if told is None else (told,)
+    beside, source = (None, None) if is_published else names_beside(checkpoint.path, config.num_classes)
+    notes = () if source is None else (source,)
     if beside is not None:
         return _Named(beside, notes=notes, is_beside=True)
     classes, assumed = class_names(config.num_classes)
@@ -410,7 +412,7 @@ def _infer(
     known: tuple[bool, bool],
 ) -> Inferred:
     shapes = layout.shapes(checkpoint.tensors)
-    given = Given(
+    known_settings = Known(
         fields={**layout.fields, **overrides},
         theirs=lambda name: " + ".join(layout.theirs(name)),
         image_size=image_size,
@@ -421,7 +423,7 @@ def _infer(
         is_described=known[1],
     )
     try:
-        return infer(shapes, given)
+        return infer(shapes, known_settings)
     except VitkitError as error:
         raise VitkitError(f"{checkpoint.path} ({layout.format}): {error}") from error
 

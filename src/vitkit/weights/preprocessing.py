@@ -25,8 +25,8 @@ _SIDES = ("resize", "crop", "size")  # in pixels: one number, or height and widt
 _FILES = (model_folder.DESCRIPTION, "preprocessor_config.json", "open_clip_config.json", "config.json")
 
 
-def preprocess_of(named: PreprocessLike, own: Preprocess) -> Preprocess:
-    """A preprocessing in any of the ways of naming one; what it leaves out stays as it is in `own`.
+def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
+    """A preprocessing in any of the ways of naming one; what it leaves out stays as it is in `base`.
 
     Args:
         named: one of these:
@@ -38,15 +38,15 @@ def preprocess_of(named: PreprocessLike, own: Preprocess) -> Preprocess:
               becomes, or (height, width) that the picture is stretched to, and `crop` is cut from its centre;
             - a JSON file of such settings, a model.json, or a preprocessor_config.json, config.json or
               open_clip_config.json as they lie beside published weights; or the folder that holds one of these.
-        own: that of the model; its size is what the model reads, which nothing else can change.
+        base: that of the model; its size is what the model reads, which nothing else can change.
 
     Raises:
         VitkitError: it is none of these, a value is not allowed, or it is for another size.
     """
-    return dataclasses.replace(own, **{"unknown": "", **settings_of(named, own)})
+    return dataclasses.replace(base, **{"unknown": "", **settings_of(named, base)})
 
 
-def settings_of(named: PreprocessLike, own: Preprocess) -> dict[str, Any]:
+def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     """The fields of `Preprocess` that are named, checked, and without the size, which is the model's.
 
     Raises:
@@ -57,12 +57,12 @@ def settings_of(named: PreprocessLike, own: Preprocess) -> dict[str, Any]:
     elif isinstance(named, Path) or (isinstance(named, str) and _is_file(named)):
         named = _in_file(Path(named))
     elif isinstance(named, str):
-        named = _in_words(named, len(own.mean))
+        named = _in_words(named, len(base.mean))
     elif not isinstance(named, Mapping):
         raise VitkitError(f"preprocess must be text, a mapping, a file or a Preprocess, not {type_of(named)}")
-    found = _fields(named, own)
-    dataclasses.replace(own, **found)  # which checks the values
-    return found
+    fields = _fields(named, base)
+    dataclasses.replace(base, **fields)  # which checks the values
+    return fields
 
 
 def leaves_open(settings: Mapping[str, Any]) -> bool:
@@ -136,10 +136,10 @@ def _in_file(path: Path) -> Mapping[str, Any]:
         raise VitkitError(f"preprocess: {file} cannot be read as JSON: {error}") from error
     if not isinstance(written, dict):
         raise VitkitError(f"preprocess: {file} must hold a JSON object, not {type_of(written)}")
-    found = _in_description(written)
-    if found is None:
+    settings = _in_description(written)
+    if settings is None:
         raise VitkitError(f"preprocess: {file} describes a model, and does not say how its images are read")
-    return found
+    return settings
 
 
 def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
@@ -159,32 +159,32 @@ def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
     return None if theirs is None else {**_USUAL, **theirs}
 
 
-def _fields(named: Mapping[str, Any], own: Preprocess) -> dict[str, Any]:
+def _fields(named: Mapping[str, Any], base: Preprocess) -> dict[str, Any]:
     """Settings as fields of `Preprocess`, in the types of those."""
     hints = hints_of(Preprocess)
-    found = {_known(name): value for name, value in named.items()}
-    sides = {name: _sides(name, found.pop(name)) for name in _SIDES if name in found}
+    fields = {_known(name): value for name, value in named.items()}
+    sides = {name: _sides(name, fields.pop(name)) for name in _SIDES if name in fields}
     for name in ("mean", "std"):
-        if name in found:
-            found[name] = _of_channels(name, found[name], len(own.mean))
-    found = {name: as_typed(name, hints[name], value) for name, value in found.items()}
+        if name in fields:
+            fields[name] = _of_channels(name, fields[name], len(base.mean))
+    fields = {name: as_typed(name, hints[name], value) for name, value in fields.items()}
     for name in ("crop", "size"):
-        if name in sides and sides[name] != own.size:
-            wanted, reads = (_by(pair) for pair in (sides[name], own.size))
+        if name in sides and sides[name] != base.size:
+            wanted, reads = (_by(pair) for pair in (sides[name], base.size))
             raise VitkitError(
                 f"preprocess: {name} is {wanted}, and the model reads {reads} pixels: leave it out, or load the model "
                 "with that image_size"
             )
     if "resize" in sides:
-        return found | _fit_of(sides["resize"], found, own.size, is_both=not is_number(named["resize"]))
+        return fields | _fit_of(sides["resize"], fields, base.size, is_both=not is_number(named["resize"]))
     if "crop" in sides:
         raise VitkitError("preprocess: crop needs resize, too: what the short side is brought to before it")
-    return found
+    return fields
 
 
-def _fit_of(resized: Pair, found: Mapping[str, Any], size: Pair, *, is_both: bool) -> dict[str, Any]:
+def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both: bool) -> dict[str, Any]:
     """`fit` and `crop_pct` of what torchvision calls Resize and CenterCrop."""
-    if "crop_pct" in found:
+    if "crop_pct" in described:
         raise VitkitError("preprocess: resize and crop_pct are two ways of saying the same: leave one out")
     if not is_both and size[0] != size[1]:
         raise VitkitError(f"preprocess: the model reads {_by(size)} pixels: say resize as HEIGHTxWIDTH, or crop_pct")
@@ -192,7 +192,7 @@ def _fit_of(resized: Pair, found: Mapping[str, Any], size: Pair, *, is_both: boo
     if not all(0 < share <= 1 for share in shares) or abs(shares[0] - shares[1]) > 1e-9:
         raise VitkitError(f"preprocess: no centre of {_by(size)} pixels can be cut from a resize to {_by(resized)}")
     stretched = "squash" if resized == size else "squash_crop"
-    fit = found.get("fit", stretched if is_both else "crop")
+    fit = described.get("fit", stretched if is_both else "crop")
     if not str(fit).endswith("crop"):
         if resized != size:
             raise VitkitError(f"preprocess: fit {fit} brings pictures to {_by(size)} pixels: leave out resize")

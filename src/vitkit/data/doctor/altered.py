@@ -49,7 +49,7 @@ _MOST_LOOKS, _MOST_COPIES, _ALLOWED = 200, 25, 5_000  # of a picture and in all,
 _PART = 128  # pairs of pictures that are matched at a time
 _AT_ONCE = 1024  # and whose arrangement is looked at
 _BLOCK = 128  # pictures whose keypoints are looked up at a time
-_TOLD = 2048  # pictures between two words of progress
+_REPORT_EVERY = 2048  # pictures between two words of progress
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -101,11 +101,11 @@ class Described:
     def codes(self) -> npt.NDArray[np.int8]:
         """(keypoints, 20) odd numbers of -7 to 7."""
         shifts = 3 * np.arange(COEFFICIENTS, dtype=np.uint64)
-        found = np.empty((len(self.words), COEFFICIENTS), np.int8)
-        for start in range(0, len(found), 1 << 16):
+        codes = np.empty((len(self.words), COEFFICIENTS), np.int8)
+        for start in range(0, len(codes), 1 << 16):
             part = self.words[start : start + (1 << 16), None] >> shifts & np.uint64(7)
-            found[start : start + (1 << 16)] = 2 * part.astype(np.int8) - 7
-        return found
+            codes[start : start + (1 << 16)] = 2 * part.astype(np.int8) - 7
+        return codes
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.float32]:
@@ -139,8 +139,8 @@ _MIRROR = np.where(frequencies()[1] % 2, -1, 1).astype(np.int8)
 # What a blob has of the even frequencies, bright ones; dark ones the opposite. Measured on photographs.
 _BLOB = np.array(
     [
-        {(0, 2): -2, (2, 0): -2, (2, 2): 2, (0, 4): 2, (4, 0): 2}.get(own, 0)
-        for own in zip(*(each.tolist() for each in frequencies()), strict=True)
+        {(0, 2): -2, (2, 0): -2, (2, 2): 2, (0, 4): 2, (4, 0): 2}.get(frequency, 0)
+        for frequency in zip(*(each.tolist() for each in frequencies()), strict=True)
     ],
     np.int8,
 )
@@ -205,26 +205,26 @@ def find_altered(
     search = _Search(pictures, others)
     near: list[tuple[int, int]] = []
     mirrored: list[tuple[int, int]] = []
-    looked = told = done = 0
+    looked = reported = done = 0
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = [pool.submit(search.block, task) for task in search.tasks]
         for task, block in zip(search.tasks, waiting, strict=True):
-            found, looks = block.result()
+            pairs, looks = block.result()
             looked += looks
             done += task.stop - task.start
-            if found is not None:
-                near += found[0]
-                mirrored += found[1]
+            if pairs is not None:
+                near += pairs[0]
+                mirrored += pairs[1]
             if (
-                found is None
+                pairs is None
                 or len(near) + len(mirrored) > _MOST_COPIES * done + _ALLOWED
                 or _is_too_many(looked, done)
             ):
-                for own in waiting:
-                    own.cancel()
+                for task_of_pool in waiting:
+                    task_of_pool.cancel()
                 return None
-            if progress is not None and (done >= told + _TOLD or done == search.size):
-                told = done
+            if progress is not None and (done >= reported + _REPORT_EVERY or done == search.size):
+                reported = done
                 progress(done, search.size)
     return sorted(near), sorted(mirrored)
 
@@ -287,7 +287,7 @@ class _Search:
         ranks = np.empty(len(order), np.int32)
         ranks[order] = np.arange(len(order))
         self._ranks = [ranks[: len(pictures)], ranks[len(pictures) :]]
-        self._indices = [_Index.of(side, own) for side, own in zip(sides, self._ranks, strict=False)]
+        self._indices = [_Index.of(side, side_ranks) for side, side_ranks in zip(sides, self._ranks, strict=False)]
         self.tasks = [
             _Task(bool(side), start, min(start + _BLOCK, len(sides[side])))
             for side in range(len(sides))
@@ -300,7 +300,7 @@ class _Search:
         source = self._sides[task.is_swapped]
         target = 0 if self._within or task.is_swapped else 1
         side = self._sides[target]
-        found: Pairs = ([], [])
+        matches: Pairs = ([], [])
         looks = 0
         for kind, is_mirrored in enumerate((False, True)):
             hits = self._hits(source, self._indices[target], task, is_mirrored=is_mirrored)
@@ -311,11 +311,13 @@ class _Search:
             if _is_too_many(looks, task.stop - task.start):
                 return None, looks
             for start in range(0, len(i), _PART):
-                own = slice(start, start + _PART)
-                accepted = compare_closely(source, side, i[own], j[own], is_mirrored=is_mirrored).is_enough
-                pairs = zip(i[own][accepted].tolist(), j[own][accepted].tolist(), strict=True)
-                found[kind].extend((b, a) if task.is_swapped or (self._within and b < a) else (a, b) for a, b in pairs)
-        return found, looks
+                part = slice(start, start + _PART)
+                accepted = compare_closely(source, side, i[part], j[part], is_mirrored=is_mirrored).is_enough
+                pairs = zip(i[part][accepted].tolist(), j[part][accepted].tolist(), strict=True)
+                matches[kind].extend(
+                    (b, a) if task.is_swapped or (self._within and b < a) else (a, b) for a, b in pairs
+                )
+        return matches, looks
 
     def _hits(self, source: Described, index: _Index, task: _Task, *, is_mirrored: bool) -> tuple[Ints, Ints] | None:
         """Keypoints of a task's pictures, and those of pictures of higher rank that are like them, by number.
@@ -323,22 +325,22 @@ class _Search:
         None where there are too many.
         """
         ends = source.ends[task.start : task.stop + 1]
-        own = slice(int(ends[0]), int(ends[-1]))
-        keys = _keys(source, own, _PROBES, is_mirrored=is_mirrored)
-        codes = source.codes[own] * _MIRROR if is_mirrored else source.codes[own]
-        least = np.float32(_ALIKE) * source.lengths[own]
+        span = slice(int(ends[0]), int(ends[-1]))
+        keys = _keys(source, span, _PROBES, is_mirrored=is_mirrored)
+        codes = source.codes[span] * _MIRROR if is_mirrored else source.codes[span]
+        least = np.float32(_ALIKE) * source.lengths[span]
         ranks = self._ranks[task.is_swapped][task.start : task.stop]
         picture = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(ends))
         lows = index.starts[keys]
         counts = index.starts[keys + 1] - lows  # (keypoints, probes)
         together = counts.sum(axis=1)
-        total = np.concatenate([[0], np.cumsum(together)])[ends - own.start]
+        total = np.concatenate([[0], np.cumsum(together)])[ends - span.start]
         if total[-1] > _MOST_HITS * len(ranks):
             return None
-        found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        hits = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         borders = np.searchsorted(total, np.arange(_HITS, total[-1], _HITS))
         for start, stop in pairwise(np.unique([0, *borders, len(ranks)]).tolist()):
-            low, high = (int(ends[at]) - own.start for at in (start, stop))
+            low, high = (int(ends[at]) - span.start for at in (start, stop))
             first = np.repeat(np.arange(low, high, dtype=np.int32), together[low:high])
             count = counts[low:high].reshape(-1)
             place = np.arange(len(first)) + np.repeat(lows[low:high].reshape(-1) - np.cumsum(count) + count, count)
@@ -349,14 +351,14 @@ class _Search:
             first, place = first.take(often), place.take(often)
             a, b = codes.take(first, axis=0).astype(np.float32), index.codes.take(place, axis=0).astype(np.float32)
             sure = np.einsum("ij,ij->i", a, b) >= least.take(first) * index.lengths.take(place)
-            found.append((first[sure].astype(np.int64) + own.start, index.numbers[place[sure]].astype(np.int64)))
-        return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
+            hits.append((first[sure].astype(np.int64) + span.start, index.numbers[place[sure]].astype(np.int64)))
+        return np.concatenate([a for a, _ in hits]), np.concatenate([b for _, b in hits])
 
 
-def _keys(side: Described, own: slice, probes: int, *, is_mirrored: bool) -> Ints:
+def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> Ints:
     """(keypoints, probes) hashes: the signs, and with the least certain ones turned, the likely ones first."""
-    codes = side.codes[own] * (_MIRROR if is_mirrored else np.int8(1))
-    bright = side.is_bright[own]
+    codes = side.codes[rows] * (_MIRROR if is_mirrored else np.int8(1))
+    bright = side.is_bright[rows]
     codes = codes - np.where(bright[:, None], _BLOB, -_BLOB)
     bits = 1 << np.arange(COEFFICIENTS)
     keys = (codes > 0) @ bits + (bright.astype(np.int64) << COEFFICIENTS)
@@ -368,9 +370,9 @@ def _keys(side: Described, own: slice, probes: int, *, is_mirrored: bool) -> Int
 @cache
 def _choices(probes: int) -> Ints:
     """(probes, 10): which of the signs nearest to zero are turned; few before many, and near ones before others."""
-    sets = [own for size in range(5) for own in combinations(range(_UNSURE), size)]
-    likely = sorted(sets, key=lambda own: (sum((i + 1) * (i + 2) for i in own), own))[:probes]
-    return np.array([[i in own for i in range(_UNSURE)] for own in likely], np.int64)
+    sets = [chosen for size in range(5) for chosen in combinations(range(_UNSURE), size)]
+    likely = sorted(sets, key=lambda chosen: (sum((i + 1) * (i + 2) for i in chosen), chosen))[:probes]
+    return np.array([[i in chosen for i in range(_UNSURE)] for chosen in likely], np.int64)
 
 
 def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, is_mirrored: bool) -> tuple[Ints, Ints]:
@@ -411,12 +413,12 @@ def _distinct(numbers: Ints, which: Bools) -> Ints:
     return (np.diff(ordered, axis=1, prepend=-1) > 0).sum(axis=1)
 
 
-def _laid(side: Described, own: Ints, *, is_mirrored: bool) -> npt.NDArray[np.complex128]:
+def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.complex128]:
     """Where keypoints are, in the picture or its mirror image."""
-    points = side.points[own]
+    points = side.points[rows]
     if not is_mirrored:
         return points
-    wide = (side.aspects / np.minimum(side.aspects, 1))[side.owner[own]]
+    wide = (side.aspects / np.minimum(side.aspects, 1))[side.owner[rows]]
     return wide - points.real + 1j * points.imag
 
 
@@ -428,8 +430,8 @@ def _movements(
     movement = (b[..., q] - b[..., p]) / np.where(before == 0, 1, before)
     area = movement.real**2 + movement.imag**2
     fits = (np.abs(before) > _SHORTEST) & (movement.real > 0) & (np.abs(movement.imag) < _TURN * movement.real)
-    for own in (p, q):
-        by_level = 2.0 ** grown[..., own]
+    for points in (p, q):
+        by_level = 2.0 ** grown[..., points]
         fits &= (area < _SCALE * by_level) & (area * _SCALE > by_level)
     return movement, fits
 
@@ -439,8 +441,8 @@ def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_
     n = len(i)
     first, second = _padded(source, i), _padded(side, j)  # (n, 96) keypoints, -1 for none
     a_codes, b_codes = (
-        own.codes[numbers].astype(np.float32) / own.lengths[numbers][:, :, None]
-        for own, numbers in ((source, first), (side, second))
+        mine.codes[numbers].astype(np.float32) / mine.lengths[numbers][:, :, None]
+        for mine, numbers in ((source, first), (side, second))
     )
     if is_mirrored:
         a_codes = a_codes * _MIRROR
@@ -464,12 +466,12 @@ def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_
     likely = (agreeing >= LEAST_AGREEING) & (agreeing**2 >= LEAST_SCORE * there.sum(axis=1))
     for k in np.flatnonzero(likely):
         aspects = (float(source.aspects[i[k]]), float(side.aspects[j[k]]))
-        own, other = first[k][first[k] >= 0], second[k][second[k] >= 0]
+        mine, other = first[k][first[k] >= 0], second[k][second[k] >= 0]
         onto = plane[k]
         if abs(np.linalg.det(onto[:2])) < 1e-6:
             continue
         reached[k] = min(
-            _reached(_laid(source, own, is_mirrored=is_mirrored), a[k, agrees[k]], onto, aspects[1]),
+            _reached(_laid(source, mine, is_mirrored=is_mirrored), a[k, agrees[k]], onto, aspects[1]),
             _reached(side.points[other], b[k, agrees[k]], _inverse(onto), aspects[0]),
         )
         pixels = source.pixels[i[k]]

@@ -58,14 +58,14 @@ def find_known(
     pairs = find_pairs(new.pixels, known.pixels, _MOST_PAIRS * (len(new) + len(known)), first)
     if pairs is None:
         return [], "exact"
-    found = _with_kinds(pairs, "near")
+    links = _with_kinds(pairs, "near")
     altered = find_altered(new, known, second)
     if altered is not None:
-        there = {(i, j) for i, j, _ in found}
-        more = found + [own for own in _with_kinds(altered, "altered") if own[:2] not in there]
+        there = {(i, j) for i, j, _ in links}
+        more = links + [link for link in _with_kinds(altered, "altered") if link[:2] not in there]
         if not _are_alike(more, len(new), len(known)):
             return more, "altered"
-    return ([], "exact") if _are_alike(found, len(new), len(known)) else (found, "near")
+    return ([], "exact") if _are_alike(links, len(new), len(known)) else (links, "near")
 
 
 def _halves(progress: Callable[[int, int], None] | None) -> tuple[Callable[[int, int], None], ...]:
@@ -82,13 +82,13 @@ def _with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
     return [*((i, j, kind) for i, j in pairs[0]), *((i, j, "mirrored") for i, j in pairs[1])]
 
 
-def _are_alike(found: Sequence[tuple[int, int, Kind]], new: int, known: int) -> bool:
+def _are_alike(links: Sequence[tuple[int, int, Kind]], new: int, known: int) -> bool:
     """Whether a large part of the new pictures would be copies of one another."""
     forest = Forest(new + known)
-    for i, j, _ in found:
+    for i, j, _ in links:
         forest.join(i, new + j)
     largest = max(Counter(forest.find(i) for i in range(new)).values(), default=0)
-    return bool(found) and largest > max(LEAST_LARGE, LARGEST_GROUP * new)
+    return bool(links) and largest > max(LEAST_LARGE, LARGEST_GROUP * new)
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ def compare(
     kept, kept_altered = _none(), _none()
     if before is not None and before.pairs is not None and before.altered is not None:
         known = frozenset(before.digests)
-        kept, kept_altered = (_kept(own, before.digests, digests) for own in (before.pairs, before.altered))
+        kept, kept_altered = (_kept(indices, before.digests, digests) for indices in (before.pairs, before.altered))
     there = [i for i, digest in enumerate(digests) if digest in known]
     new = [i for i, digest in enumerate(digests) if digest not in known]
-    fresh, old = (Described.of([content[digests[i]] for i in own]) for own in (new, there))
+    fresh, old = (Described.of([content[digests[i]] for i in indices]) for indices in (new, there))
     most = _MOST_PAIRS * len(digests)
     first_half, second_half = _halves(progress)
 
@@ -142,8 +142,10 @@ def compare(
         if among is None or across is None:
             return None
         first, second = (
-            sorted([*old_ones, *((new[i], new[j]) for i, j in own), *(_sorted(new[i], there[j]) for i, j in beside)])
-            for old_ones, own, beside in zip(kept, among, across, strict=True)
+            sorted(
+                [*old_ones, *((new[i], new[j]) for i, j in indices), *(_sorted(new[i], there[j]) for i, j in beside)]
+            )
+            for old_ones, indices, beside in zip(kept, among, across, strict=True)
         )
         return (first, second) if len(first) + len(second) <= most else None
 
@@ -152,7 +154,7 @@ def compare(
         return Compared(digests, None, None)
     more = all_of(altered, kept_altered)
     if more is not None:
-        linked = {pair for own in pairs for pair in own}
+        linked = {pair for indices in pairs for pair in indices}
         more = ([pair for pair in more[0] if pair not in linked], [pair for pair in more[1] if pair not in linked])
     return Compared(digests, pairs, more)
 
@@ -164,13 +166,13 @@ def _none() -> Pairs:
 def _kept(pairs: Pairs, before: Sequence[bytes], now: Sequence[bytes]) -> Pairs:
     """The pairs of which both are still there, by their places now; the digests of both times are in order."""
 
-    def place(own: int) -> int | None:
-        i = bisect_left(now, before[own])
-        return i if i < len(now) and now[i] == before[own] else None
+    def place(pair: int) -> int | None:
+        i = bisect_left(now, before[pair])
+        return i if i < len(now) and now[i] == before[pair] else None
 
     near, mirrored = (
-        [_sorted(i, j) for i, j in ((place(a), place(b)) for a, b in own) if i is not None and j is not None]
-        for own in pairs
+        [_sorted(i, j) for i, j in ((place(a), place(b)) for a, b in pair) if i is not None and j is not None]
+        for pair in pairs
     )
     return near, mirrored
 

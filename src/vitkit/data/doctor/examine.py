@@ -63,15 +63,15 @@ class Diagnosis:
             "aspect": _range([round(fact.width / fact.height, 3) for fact in facts]),
             "copies": [
                 {
-                    "kind": own.kind,
-                    "leak": own.is_leak,
-                    "conflict": own.is_conflict,
+                    "kind": copies.kind,
+                    "leak": copies.is_leak,
+                    "conflict": copies.is_conflict,
                     "images": [
                         {"path": table.paths[i], "class": table.name_of(i), "split": table.splits[i]}
-                        for i in own.images
+                        for i in copies.images
                     ],
                 }
-                for own in self.copies
+                for copies in self.copies
             ],
             "findings": [{"severity": finding.severity, "text": finding.text} for finding in self.findings],
         }
@@ -97,7 +97,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosi
     links, opposite = _set_opposites_apart(links, readable, facts)
     twins = connect(links, len(facts))
     copies = _copies(readable, links, twins)
-    found = [
+    noted = [
         *findings.of_files(table, unreadable),
         *findings.of_copies(readable, copies),
         *findings.of_likeness(looked_for, opposite),
@@ -107,8 +107,8 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosi
         *findings.of_pictures(readable, facts),
         *(findings.of_crop(facts, preprocess) if preprocess is not None else ()),
     ]
-    found.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
-    return Diagnosis(readable, tuple(facts), unreadable, tuple(copies), tuple(twins), tuple(found))
+    noted.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
+    return Diagnosis(readable, tuple(facts), unreadable, tuple(copies), tuple(twins), tuple(noted))
 
 
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
@@ -139,9 +139,9 @@ def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
     readable = table.take([i for i, path in enumerate(table.paths) if path not in unreadable])
     if len(set(readable.labels)) < min(2, len(table.classes)):
         first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
-        found = f"{len(unreadable)} of {len(table)} images are unreadable"
+        message = f"{len(unreadable)} of {len(table)} images are unreadable"
         left = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
-        raise VitkitError(f"{table.name}: {left}; {found}{first}")
+        raise VitkitError(f"{table.name}: {left}; {message}{first}")
     return readable.compact()
 
 
@@ -152,9 +152,9 @@ def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequen
     for fact, label in zip(facts, table.labels, strict=True):
         labels.setdefault(fact.digest, set()).add(label)
     kept = [
-        own
-        for own in links
-        if own.kind != "mirrored" or labels[facts[own.first].digest] & labels[facts[own.second].digest]
+        link
+        for link in links
+        if link.kind != "mirrored" or labels[facts[link.first].digest] & labels[facts[link.second].digest]
     ]
     return kept, len(links) - len(kept)
 

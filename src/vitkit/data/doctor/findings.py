@@ -74,26 +74,26 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
 
 def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     """Pictures that are there more than once; those that spoil the result by name."""
-    conflicts, leaks = [own for own in copies if own.is_conflict], [own for own in copies if own.is_leak]
+    conflicts, leaks = [group for group in copies if group.is_conflict], [group for group in copies if group.is_leak]
     what = table.task.conflict
-    same = [own for own in conflicts if own.kind != "altered"]
+    same = [group for group in conflicts if group.kind != "altered"]
     if same:
-        shown = _list([_pair(table, own, table.labels) for own in same], "; ", 3)
+        shown = _list([_pair(table, group, table.labels) for group in same], "; ", 3)
         yield Finding("problem", f"{_pictures(same)} {what}, and one label at most is right: {shown}")
-    if altered := [own for own in conflicts if own.kind == "altered"]:
-        shown = _list([_pair(table, own, table.labels) for own in altered], "; ", 3)
+    if altered := [group for group in conflicts if group.kind == "altered"]:
+        shown = _list([_pair(table, group, table.labels) for group in altered], "; ", 3)
         text = f"{_pictures(altered)} {what}, altered or in parts; look whether each label is right"
         yield Finding("warning", f"{text}: {shown}")
     if leaks:
-        held_out = Counter(str(table.splits[i]) for own in leaks for i in own.images if table.splits[i] != "train")
+        held_out = Counter(str(table.splits[i]) for group in leaks for i in group.images if table.splits[i] != "train")
         counts = " and ".join(plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
-        shown = _list([_pair(table, own, table.splits) for own in leaks], "; ", 3)
+        shown = _list([_pair(table, group, table.splits) for group in leaks], "; ", 3)
         yield Finding(
             "problem", f"{_pictures(leaks)} in more than one split ({counts}), which flatters results: {shown}"
         )
-    harmless = [own for own in copies if not own.is_conflict and not own.is_leak]
+    harmless = [group for group in copies if not group.is_conflict and not group.is_leak]
     if harmless:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(own.kind for own in harmless).most_common())
+        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(group.kind for group in harmless).most_common())
         kept = "" if any(table.splits) else "; copies are kept in one split"
         yield Finding("note", f"{_pictures(harmless)} there more than once ({kinds}){kept}")
 
@@ -128,7 +128,7 @@ def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]
     if tiny := [f"{name} ({count})" for name, count in counts.items() if count < TINY_CLASS]:
         have = plural(len(tiny), "class has", "classes have")
         yield Finding("warning", f"{have} fewer than {TINY_CLASS} images: {_list(tiny)}")
-    (most, largest), (least, smallest) = (pick(counts.items(), key=lambda own: own[1]) for pick in (max, min))
+    (most, largest), (least, smallest) = (pick(counts.items(), key=lambda item: item[1]) for pick in (max, min))
     if largest > _IMBALANCE * smallest:
         text = f"the classes are uneven, {largest} images of {most!r} and {smallest} of {least!r}"
         yield Finding("note", f"{text}; look at the balanced accuracy too")
@@ -147,7 +147,7 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
     ]
     if len(lacking) > _SINGLY:
         for missing in dict.fromkeys(missing for _, _, missing in lacking):
-            yield _of_many([(name, count) for name, count, own in lacking if own == missing], missing)
+            yield _of_many([(name, count) for name, count, absent in lacking if absent == missing], missing)
         return
     for name, count, missing in lacking:
         lesson = ", so the model cannot learn it" if "train" in missing else ""
@@ -155,11 +155,11 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
         yield Finding("warning", f"class {name!r} has {images}, none of them in {' or '.join(missing)}{lesson}")
 
 
-def _of_many(own: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
+def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
     """Classes without an image in the same splits, in one line."""
     lesson = ", so the model cannot learn them" if "train" in missing else ""
-    have = plural(len(own), "class has", "classes have")
-    named = _list([f"{name} ({count})" for name, count in own])
+    have = plural(len(counts), "class has", "classes have")
+    named = _list([f"{name} ({count})" for name, count in counts])
     return Finding("warning", f"{have} no image in {' or '.join(missing)}{lesson}; with their images in all: {named}")
 
 
@@ -168,7 +168,7 @@ def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
     splits: dict[int, set[str | None]] = {}
     for group, split in zip(groups, table.splits, strict=True):
         splits.setdefault(group, set()).add(split)
-    if torn := sum(len(own) > 1 for own in splits.values()):
+    if torn := sum(len(names) > 1 for names in splits.values()):
         scenes = plural(torn, "scene of --group-by is", "scenes of --group-by are")
         yield Finding("problem", f"{scenes} in more than one of the data's own splits, which flatters results")
 
@@ -206,11 +206,11 @@ def _fits_name(path: str, image_format: str) -> bool:
     return suffix not in SUFFIXES or suffix in _SUFFIXES_OF.get(image_format, {f".{image_format.lower()}"})
 
 
-def _pair(table: ImageTable, own: Copies, groups: Sequence[Any]) -> str:
+def _pair(table: ImageTable, copies: Copies, groups: Sequence[Any]) -> str:
     """Two of the images that are in different groups."""
-    first = own.images[0]
-    other = next(i for i in own.images if groups[i] != groups[first])
-    return f"{table.paths[first]} = {table.paths[other]}" + ("" if own.kind == "exact" else f" ({own.kind})")
+    first = copies.images[0]
+    other = next(i for i in copies.images if groups[i] != groups[first])
+    return f"{table.paths[first]} = {table.paths[other]}" + ("" if copies.kind == "exact" else f" ({copies.kind})")
 
 
 def _pictures(copies: Sequence[Copies]) -> str:

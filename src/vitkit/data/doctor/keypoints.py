@@ -62,7 +62,7 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
     Args:
         pictures: of `working_copy`. Those of like shape are worked on together, which changes nothing but the time.
     """
-    found = [b""] * len(pictures)
+    descriptors = [b""] * len(pictures)
     alike: dict[tuple[int, ...], list[int]] = {}
     for i, picture in enumerate(pictures):
         alike.setdefault(tuple(-(-side // _GRID) * _GRID for side in picture.shape), []).append(i)
@@ -70,17 +70,17 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
         canvas = np.stack([_on_canvas(pictures[i], shape) for i in members])
         sizes = np.array([pictures[i].shape for i in members])
         for i, packed in zip(members, _find(canvas, sizes), strict=True):
-            found[i] = packed
-    return found
+            descriptors[i] = packed
+    return descriptors
 
 
 def unpack(packed: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
     """Descriptions of some pictures' keypoints, (keypoints,), and x and y in 4095ths of the picture, (keypoints, 2)."""
-    counts = [len(own) // BYTES for own in packed]
-    words = [np.frombuffer(own, "<u8", count) for own, count in zip(packed, counts, strict=True)]
+    counts = [len(blob) // BYTES for blob in packed]
+    words = [np.frombuffer(blob, "<u8", count) for blob, count in zip(packed, counts, strict=True)]
     places = [
-        np.frombuffer(own, "<u2", 2 * count, 8 * count).reshape(2, -1).T
-        for own, count in zip(packed, counts, strict=True)
+        np.frombuffer(blob, "<u2", 2 * count, 8 * count).reshape(2, -1).T
+        for blob, count in zip(packed, counts, strict=True)
     ]
     return np.concatenate([np.zeros(0, np.uint64), *words]), np.concatenate([np.zeros((0, 2), np.uint16), *places])
 
@@ -170,15 +170,15 @@ def _pyramid(canvas: Grey) -> _Pyramid:
     images = _smooth(canvas.astype(np.uint16) << np.uint16(_FINE))
     for octave in range(LEVELS // 2):
         _, h, w = images.shape
-        own = slice(start, start + 2 * images.size)
-        two, change = blurred[own].reshape(2, n, h, w), differences[own].reshape(2, n, h, w)
+        span = slice(start, start + 2 * images.size)
+        two, change = blurred[span].reshape(2, n, h, w), differences[span].reshape(2, n, h, w)
         two[0] = _smooth(images)
         two[1] = _smooth(two[0], 2)
         np.subtract(two[0], images, out=change[0].view(np.uint16))
         np.subtract(two[1], two[0], out=change[1].view(np.uint16))
         extrema.append(_extrema(change.reshape(-1, h, w)) + start)
         levels += [_Level(start + i * images.size, h, w, 2**octave) for i in range(2)]
-        start = own.stop
+        start = span.stop
         images = two[1, :, ::2, ::2]
     return _Pyramid(blurred, differences, tuple(levels), np.concatenate(extrema))
 

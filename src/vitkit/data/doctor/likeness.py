@@ -24,7 +24,7 @@ _EVEN = _COARSE**2 // 2 + 1  # numbers of a spectrum that a mirror leaves as the
 _LIKELY = LEAST_CORRELATION - 1e-4  # of products in single precision
 _REACH = float(np.sqrt(2 * (1 - _LIKELY))) + 1e-3  # between likely pairs along any axis, as they are unit vectors
 _BLOCK, _WIDE = 512, 4096  # rows and columns of pairs at a time: about what a core's cache holds
-_TOLD = 2048  # pictures between two words of progress, or spectra at a time
+_REPORT_EVERY = 2048  # pictures between two words of progress, or spectra at a time
 
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
@@ -50,19 +50,19 @@ def find_pairs(
     """
     near: list[tuple[int, int]] = []
     mirrored: list[tuple[int, int]] = []
-    told = 0
+    reported = 0
     blocks = range(0, len(pixels), _BLOCK)
     # Blocks are shared among threads: the matrix library's own would wait for one another, spinning.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         search = _Search(pixels, others)
-        for start, found in zip(blocks, pool.map(search.block, blocks), strict=True):
-            near += found[0]
-            mirrored += found[1]
+        for start, pairs in zip(blocks, pool.map(search.block, blocks), strict=True):
+            near += pairs[0]
+            mirrored += pairs[1]
             if len(near) + len(mirrored) > most:
                 return None
             done = min(start + _BLOCK, len(pixels))
-            if progress is not None and (done >= told + _TOLD or done == len(pixels)):
-                told = done
+            if progress is not None and (done >= reported + _REPORT_EVERY or done == len(pixels)):
+                reported = done
                 progress(done, len(pixels))
     return sorted(near), sorted(mirrored)
 
@@ -79,9 +79,9 @@ class _Search:
     def __init__(self, pixels: Pixels, others: Pixels | None) -> None:
         self._within = others is None
         self._pixels, self._others = pixels, pixels if others is None else others
-        self._own = spectra(pixels)
-        self._beside = self._own if others is None else spectra(others)
-        bounds = _bounds(self._own)
+        self._spectra = spectra(pixels)
+        self._beside = self._spectra if others is None else spectra(others)
+        bounds = _bounds(self._spectra)
         axis = (
             np.linalg.eigh(np.cov(bounds, rowvar=False, dtype=np.float64))[1][:, -1] if len(bounds) > 1 else bounds[0]
         )
@@ -93,15 +93,15 @@ class _Search:
     def block(self, start: int) -> Pairs:
         """The pairs of the pictures from this place in the order on."""
         first, second = self._likely(start)
-        even = _dot(self._own[first, :_EVEN], self._beside[second, :_EVEN])
-        odd = _dot(self._own[first, _EVEN:], self._beside[second, _EVEN:])
-        found: Pairs = ([], [])
-        for pairs, bound, is_mirrored in ((found[0], even + odd, False), (found[1], even - odd, True)):
+        even = _dot(self._spectra[first, :_EVEN], self._beside[second, :_EVEN])
+        odd = _dot(self._spectra[first, _EVEN:], self._beside[second, _EVEN:])
+        matches: Pairs = ([], [])
+        for pairs, bound, is_mirrored in ((matches[0], even + odd, False), (matches[1], even - odd, True)):
             likely = bound >= _LIKELY
             i, j = first[likely], second[likely]
             same = agree(self._pixels, self._others, i, j, is_mirrored=is_mirrored)
             pairs += zip(i[same].tolist(), j[same].tolist(), strict=True)
-        return found
+        return matches
 
     def _likely(self, start: int) -> tuple[Places, Places]:
         """Those that may agree by their bounds."""
@@ -146,18 +146,18 @@ def spectra(pixels: Pixels) -> Floats:
     basis = cosines()[:_COARSE]
     waves = np.kron(basis, basis)  # (36, 256)
     even = np.tile(np.arange(_COARSE) % 2 == 0, _COARSE)
-    found = np.empty((len(pixels), _COARSE**2 + 1), np.float32)
+    result = np.empty((len(pixels), _COARSE**2 + 1), np.float32)
 
     def fill(start: int) -> None:
-        own = slice(start, start + _TOLD)
-        structure = _structure(pixels[own])
+        span = slice(start, start + _REPORT_EVERY)
+        structure = _structure(pixels[span])
         low = structure @ waves.T
         rest = np.sqrt(np.maximum(_dot(structure, structure) - _dot(low, low), 0))  # lengths do not change in the basis
-        found[own] = np.hstack([low[:, even], rest[:, None], low[:, ~even]])
+        result[span] = np.hstack([low[:, even], rest[:, None], low[:, ~even]])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(fill, range(0, len(pixels), _TOLD)))
-    return found
+        list(pool.map(fill, range(0, len(pixels), _REPORT_EVERY)))
+    return result
 
 
 def cosines() -> Floats:
@@ -179,10 +179,10 @@ def _structure(pixels: Pixels) -> Floats:
 
 def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_mirrored: bool) -> npt.NDArray[np.bool_]:
     """Which pairs of thumbnails agree in structure and in colour, (pairs,), the former mirrored if asked."""
-    found = np.zeros(len(first), bool)
-    for start in range(0, len(first), _TOLD):
-        own = slice(start, start + _TOLD)
-        left, right = pixels[first[own]].astype(np.int64), others[second[own]].astype(np.int64)
+    result = np.zeros(len(first), bool)
+    for start in range(0, len(first), _REPORT_EVERY):
+        span = slice(start, start + _REPORT_EVERY)
+        left, right = pixels[first[span]].astype(np.int64), others[second[span]].astype(np.int64)
         if is_mirrored:
             left = left[:, :, ::-1]
         a, b = ((each @ _LUMA).reshape(len(each), -1) for each in (left, right))  # thousandths of a level
@@ -192,13 +192,13 @@ def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_m
         flat = n * (1000 * THUMBNAIL) ** 2  # a spread below one level is noise
         correlation = covariance / np.sqrt(np.maximum(spread[0], 1) * 1.0) / np.sqrt(np.maximum(spread[1], 1) * 1.0)
         difference = ((left - right) ** 2).sum(axis=(1, 2, 3))
-        found[own] = (
+        result[span] = (
             (spread[0] > flat)
             & (spread[1] > flat)
             & (correlation >= LEAST_CORRELATION)
             & (difference <= 3 * n * MOST_DIFFERENCE**2)
         )
-    return found
+    return result
 
 
 def _dot(a: Floats, b: Floats) -> Floats:

@@ -53,19 +53,20 @@ def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
     """The facts of files that are not known by their stamps; None for a picture larger than this process may decode."""
     with QUIET:
         contents = [_read(file) for file, _ in files]
-        known = memory.of_contents([own.digest for own in contents if isinstance(own, _Content)])
+        known = memory.of_contents([content.digest for content in contents if isinstance(content, _Content)])
         looks = [
-            _Look(own) if isinstance(own, Facts) else _look(file, own, known.get(own.digest))
-            for (file, _), own in zip(files, contents, strict=True)
+            _Look(content) if isinstance(content, Facts) else _look(file, content, known.get(content.digest))
+            for (file, _), content in zip(files, contents, strict=True)
         ]
-    greys = {i: own.grey for i, own in enumerate(looks) if own.grey is not None}
+    greys = {i: content.grey for i, content in enumerate(looks) if content.grey is not None}
     keypoints = dict(zip(greys, find_keypoints(list(greys.values())), strict=True))
     facts = [
-        own.facts and replace(own.facts, keypoints=keypoints.get(i, own.facts.keypoints)) for i, own in enumerate(looks)
+        content.facts and replace(content.facts, keypoints=keypoints.get(i, content.facts.keypoints))
+        for i, content in enumerate(looks)
     ]
-    for (_, stamp), look, own in zip(files, looks, facts, strict=True):
-        if own is not None and look.is_lasting:
-            memory.learn(own, stamp)
+    for (_, stamp), look, content in zip(files, looks, facts, strict=True):
+        if content is not None and look.is_lasting:
+            memory.learn(content, stamp)
     return facts
 
 
@@ -124,12 +125,22 @@ def _may_pass(cause: BaseException | None) -> bool:
 
 
 def _decode(file: Place, content: _Content) -> _Look:
-    with picture_of(file, short_side=SHORT // 2, content=content.itself) as own:  # a JPEG is read to its end
-        small = own.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
+    with picture_of(file, short_side=SHORT // 2, content=content.itself) as opened:  # a JPEG is read to its end
+        small = opened.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
         facts = Facts(
-            content.digest, None, own.format, own.mode, own.width, own.height, own.is_animated, small, own.doubt
+            content.digest,
+            None,
+            opened.format,
+            opened.mode,
+            opened.width,
+            opened.height,
+            opened.is_animated,
+            small,
+            opened.doubt,
         )
-        return _Look(facts, working_copy(own.image) if min(own.image.size) >= LEAST_SIDE else None, is_lasting=True)
+        return _Look(
+            facts, working_copy(opened.image) if min(opened.image.size) >= LEAST_SIDE else None, is_lasting=True
+        )
 
 
 _MOST = 32  # processes
@@ -221,14 +232,14 @@ def serve() -> None:
     """Look at the files that are named on stdin, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both, and the other one decides
     gc.set_threshold(100_000)  # little of what a picture leaves behind needs it
-    asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
     with Memory() as memory, contextlib.suppress(EOFError, BrokenPipeError):
-        DECODE_BUDGET.limit(pickle.load(asked))  # noqa: S301
-        _tell(told, decoders())
+        DECODE_BUDGET.limit(pickle.load(requests))  # noqa: S301
+        _tell(responses, decoders())
         while True:
-            files = [(Path(file) if isinstance(file, str) else file, stamp) for file, stamp in pickle.load(asked)]  # noqa: S301
-            _tell(told, [None if own is None else row_of(own) for own in examine(files, memory)])
+            files = [(Path(file) if isinstance(file, str) else file, stamp) for file, stamp in pickle.load(requests)]  # noqa: S301
+            _tell(responses, [None if fact is None else row_of(fact) for fact in examine(files, memory)])
 
 
 def _tell(out: Any, what: Any) -> None:
@@ -264,22 +275,22 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
         def look(batch: Sequence[int]) -> list[Facts]:
             return _examine_all([(files[i], stamps[i]) for i in batch], readers, memory)
 
-        for batch, found in zip(batches, pool.map(look, batches), strict=True):
-            for i, own in zip(batch, found, strict=True):
-                facts[i] = own
+        for batch, batch_facts in zip(batches, pool.map(look, batches), strict=True):
+            for i, fact in zip(batch, batch_facts, strict=True):
+                facts[i] = fact
             done += len(batch)
             if progress is not None:
                 progress(done, len(files))
     if progress is not None and not new:
         progress(done, len(files))
-    return [own for own in facts if own is not None]
+    return [fact for fact in facts if fact is not None]
 
 
 def _examine_all(files: Sequence[Stamped], readers: Readers, memory: Memory) -> list[Facts]:
     """In another process, and here what is too large for it."""
     facts = readers.examine(files)
-    left = [i for i, found in enumerate(facts) if found is None]
+    left = [i for i, fact in enumerate(facts) if fact is None]
     if left:
-        for i, found in zip(left, examine([files[i] for i in left], memory), strict=True):
-            facts[i] = found
-    return [found for found in facts if found is not None]
+        for i, fact in zip(left, examine([files[i] for i in left], memory), strict=True):
+            facts[i] = fact
+    return [fact for fact in facts if fact is not None]

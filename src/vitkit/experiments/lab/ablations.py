@@ -157,7 +157,7 @@ def _variants_hybrid(base: ViTConfig) -> tuple[Variant, ...]:
     fitting: dict[str, dict[str, Any]] = {}
     for label, stem in stems.items():
         patch = tuple(side // stride_of(stem) for side in base.patch_size)
-        divides = all(own % stride_of(stem) == 0 for own in base.patch_size)
+        divides = all(experiment % stride_of(stem) == 0 for experiment in base.patch_size)
         if base.stem is None and divides:
             fitting[label] = {"stem": stem, "patch_size": patch}
     if not fitting:
@@ -285,7 +285,7 @@ def measure_few_shot(subject: Subject) -> Measured:
     x_test, true = subject.features(test, f"{subject.held_out} images"), np.array(test.labels)
     there = int(np.bincount(known, minlength=len(table.classes)).min())
     rows, numbers = [], []
-    for shots in [own for own in SHOTS if own <= there]:
+    for shots in [number for number in SHOTS if number <= there]:
         is_right = []
         for seed in subject.seeds:
             chosen = draw(known, shots, seed)
@@ -297,12 +297,17 @@ def measure_few_shot(subject: Subject) -> Measured:
         spans = [f"{100 * least:.1f} to {100 * most:.1f}" for least, most in ((low, high), (each.min(), each.max()))]
         rows.append([str(shots), f"{100 * accuracy:.1f} %", *spans])
         numbers.append(
-            {"shots": shots, "accuracy": accuracy, "interval": [low, high], "by_seed": [float(own) for own in each]}
+            {
+                "shots": shots,
+                "accuracy": accuracy,
+                "interval": [low, high],
+                "by_seed": [float(number) for number in each],
+            }
         )
     headings = ["images a class", "accuracy", "95 %", f"over {len(subject.seeds)} draws"]
     chance = 100 / len(table.classes)
-    told = [f"{len(test)} {subject.held_out} images of {len(table.classes)} classes; chance {chance:.1f} %"]
-    return Measured(headings, rows, {"few_shot": numbers}, told)
+    lines = [f"{len(test)} {subject.held_out} images of {len(table.classes)} classes; chance {chance:.1f} %"]
+    return Measured(headings, rows, {"few_shot": numbers}, lines)
 
 
 def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[np.integer]:
@@ -310,7 +315,7 @@ def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[
     import numpy as np
 
     order = np.random.default_rng(seed).permutation(len(labels))
-    rank = {own: order[labels[order] == own][:shots] for own in np.unique(labels)}
+    rank = {label: order[labels[order] == label][:shots] for label in np.unique(labels)}
     return np.sort(np.concatenate(list(rank.values())))
 
 
@@ -343,25 +348,25 @@ def measure_attention_distance(subject: Subject) -> Measured:
 
     model = plain(subject.classifier.model)
     config = model.config
-    images, told = subject.pictures(MOST_IMAGES)
+    images, lines = subject.pictures(MOST_IMAGES)
     distance = attention_distance(model, images).astype(float)  # (L, H), pixels
     everywhere = uniform_distance(model)
     rows = []
-    for layer, own in enumerate(distance):
-        if np.isfinite(own).all():
-            pixels = [f"{value:.1f}" for value in (own.mean(), own.min(), own.max())]
-            rows.append([str(layer + 1), *pixels, f"{own.mean() / everywhere:.2f}"])
+    for layer, row in enumerate(distance):
+        if np.isfinite(row).all():
+            pixels = [f"{value:.1f}" for value in (row.mean(), row.min(), row.max())]
+            rows.append([str(layer + 1), *pixels, f"{row.mean() / everywhere:.2f}"])
     layers = np.flatnonzero(np.isfinite(distance).all(axis=1))
     first, last = distance[layers[0]], distance[layers[-1]]
     far = int((first > _FAR * everywhere).sum())
     trend = trend_with_depth(distance[layers].mean(axis=1))
-    told += [
+    lines += [
         f"a head that looks everywhere alike: {everywhere:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
         f"{trend}; {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
         f"{far} of {len(first)} heads of the first layer look more than half as far as everywhere",
     ]
     numbers = {"attention_distance": distance.tolist(), "everywhere": everywhere}
-    return Measured(["layer", "mean, pixels", "nearest head", "farthest head", "of everywhere"], rows, numbers, told)
+    return Measured(["layer", "mean, pixels", "nearest head", "farthest head", "of everywhere"], rows, numbers, lines)
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
@@ -384,8 +389,8 @@ def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
-    own.name: own
-    for own in (
+    experiment.name: experiment
+    for experiment in (
         POSITION,
         POOLING,
         SHAPE,

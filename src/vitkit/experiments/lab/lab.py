@@ -30,7 +30,7 @@ from vitkit.experiments.lab.presets import (
     published_recipe,
     variant_fields,
 )
-from vitkit.experiments.lab.result import LAB, PAGE, LabResult, table_of, told_of
+from vitkit.experiments.lab.result import LAB, PAGE, LabResult, remarks_of, table_of
 from vitkit.model.config import suggest
 from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Progress, Say, progress, silent
@@ -65,12 +65,18 @@ class LabList(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Each with its question and its source, by name."""
-        return {own.name: {"question": own.question, "source": own.source} for own in self.experiments}
+        return {
+            experiment.name: {"question": experiment.question, "source": experiment.source}
+            for experiment in self.experiments
+        }
 
     def lines(self) -> list[str]:
         """One each."""
-        width = max(len(own.name) for own in self.experiments)
-        return [f"{own.name.ljust(width)}  {own.question} ({own.source})" for own in self.experiments]
+        width = max(len(experiment.name) for experiment in self.experiments)
+        return [
+            f"{experiment.name.ljust(width)}  {experiment.question} ({experiment.source})"
+            for experiment in self.experiments
+        ]
 
 
 @check_arguments
@@ -127,37 +133,43 @@ def lab(
         return LabList(tuple(EXPERIMENTS.values()))
     if name not in EXPERIMENTS:
         raise VitkitError(f"no experiment {name!r}{suggest(name, list(names()))}; there are: {', '.join(names())}")
-    own = EXPERIMENTS[name]
-    if isinstance(own, Measurement):
+    experiment = EXPERIMENTS[name]
+    if isinstance(experiment, Measurement):
         if fields.keys() - {"seed"}:
             field = min(fields.keys() - {"seed"})
             raise VitkitError(f"{name} measures a model as it is: {field} has nothing to act on; leave it out")
-        return _measure(own, data, model, preset, seeds, int(fields.get("seed", 0)), out)
-    assert isinstance(own, Ablation)
+        return _measure(experiment, data, model, preset, seeds, int(fields.get("seed", 0)), out)
+    assert isinstance(experiment, Ablation)
     shared: dict[str, Any] = {**fields} if model is None else {**fields, "model": str(model)}
     if preset == "paper" and data is None:
-        return foresee(own, shared)
-    return _ablate(own, str(data or DATA), preset, seeds, shared, out, say)
+        return foresee(experiment, shared)
+    return _ablate(experiment, str(data or DATA), preset, seeds, shared, out, say)
 
 
 # --- Trainings ------------------------------------------------------------------------------------------------
 
 
 def _ablate(
-    own: Ablation, data: str, preset: Preset, seeds: int, fields: Mapping[str, Any], out: str | Path | None, say: Say
+    ablation: Ablation,
+    data: str,
+    preset: Preset,
+    seeds: int,
+    fields: Mapping[str, Any],
+    out: str | Path | None,
+    say: Say,
 ) -> LabResult:
 
     with ExitStack() as hold:
         folder = None if out is None else PLACE.reserve(out, hold)
-        plan, variants = plan_ablation(own, data, preset, seeds, fields)
+        plan, variants = plan_ablation(ablation, data, preset, seeds, fields)
         for note in plan.notes:
             say(note)
-        folder = folder or _next(own, hold)
-        command = _command(own, data, {"preset": preset, "seeds": seeds, **fields})
-        begun = {"vitkit": vitkit.__version__, "experiment": own.name, "command": command, "variants": variants}
+        folder = folder or _next(ablation, hold)
+        command = _command(ablation, data, {"preset": preset, "seeds": seeds, **fields})
+        begun = {"vitkit": vitkit.__version__, "experiment": ablation.name, "command": command, "variants": variants}
         write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
         say(f"{len(plan.runs())} runs, in {folder}")
-        return _go_on(own, folder, plan, begun, say)
+        return _go_on(ablation, folder, plan, begun, say)
 
 
 def _take_up(out: str | Path | None, say: Say) -> LabResult:
@@ -167,14 +179,14 @@ def _take_up(out: str | Path | None, say: Say) -> LabResult:
         folder = PLACE.lock(out, hold)
         begun = PLACE.read(folder)
         try:
-            plan, own = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
+            plan, ablation = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PLACE.damaged(folder) from error
-        assert isinstance(own, Ablation)
-        return _go_on(own, folder, plan, begun, say)
+        assert isinstance(ablation, Ablation)
+        return _go_on(ablation, folder, plan, begun, say)
 
 
-def _go_on(own: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say: Say) -> LabResult:
+def _go_on(ablation: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say: Say) -> LabResult:
     from vitkit.experiments.comparison_runs import make_all
 
     try:
@@ -184,17 +196,21 @@ def _go_on(own: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say
         raise
     if past_help:
         raise VitkitError("; ".join(f"{folder / run}: {why}" for run, why in past_help.items()))
-    found = figures_of(own, plan, begun["variants"], folder)
-    figures = {**{name: begun[name] for name in ("vitkit", "experiment", "command")}, **found, "differs": own.differs}
-    headings, rows = table_of(own, figures)
-    return _written(LabResult(own, figures, headings, rows, told_of(figures), folder))
+    measured = figures_of(ablation, plan, begun["variants"], folder)
+    figures = {
+        **{name: begun[name] for name in ("vitkit", "experiment", "command")},
+        **measured,
+        "differs": ablation.differs,
+    }
+    headings, rows = table_of(ablation, figures)
+    return _written(LabResult(ablation, figures, headings, rows, remarks_of(figures), folder))
 
 
 # --- Measurements ---------------------------------------------------------------------------------------------
 
 
 def _measure(
-    own: Measurement,
+    measurement: Measurement,
     data: str | Path | None,
     model: str | Path | None,
     preset: Preset,
@@ -205,36 +221,40 @@ def _measure(
     from vitkit.experiments.lab.measure import subject_of
 
     if preset == "paper":
-        raise VitkitError(f"{own.name} trains nothing, so it has no recipe: name the --model that is to be measured")
+        raise VitkitError(
+            f"{measurement.name} trains nothing, so it has no recipe: name the --model that is to be measured"
+        )
     if model is None:
-        raise VitkitError(f"{own.name} measures a model: name a run, a checkpoint or published weights with --model")
+        raise VitkitError(
+            f"{measurement.name} measures a model: name a run, a checkpoint or published weights with --model"
+        )
     source = str(data or DATA)
     with ExitStack() as hold:
         folder = None if out is None else PLACE.reserve(out, hold)
         subject = subject_of(str(model), source, seeds, seed)
-        measured = getattr(import_module(own.module), own.function)(subject)
-        folder = folder or _next(own, hold)
+        measured = getattr(import_module(measurement.module), measurement.function)(subject)
+        folder = folder or _next(measurement, hold)
         figures = {
             "vitkit": vitkit.__version__,
-            "experiment": own.name,
-            "command": _command(own, source, {"model": str(model), "seeds": seeds, "seed": seed}),
+            "experiment": measurement.name,
+            "command": _command(measurement, source, {"model": str(model), "seeds": seeds, "seed": seed}),
             "model": without_place(model),
             "data": without_place(source),
             **measured.numbers,
             "findings": list(subject.findings),
-            "differs": own.differs,
+            "differs": measurement.differs,
         }
-        rows, told = tuple(map(tuple, measured.rows)), (*measured.told, *subject.findings)
-        return _written(LabResult(own, figures, tuple(measured.headings), rows, told, folder))
+        rows, lines = tuple(map(tuple, measured.rows)), (*measured.lines, *subject.findings)
+        return _written(LabResult(measurement, figures, tuple(measured.headings), rows, lines, folder))
 
 
 # --- Files ----------------------------------------------------------------------------------------------------
 
 
-def _next(own: Experiment, hold: ExitStack) -> Path:
+def _next(experiment: Experiment, hold: ExitStack) -> Path:
     from vitkit.training.run_folder import new_run_folder
 
-    return new_run_folder(f"lab-{own.name}", hold)
+    return new_run_folder(f"lab-{experiment.name}", hold)
 
 
 def _written(result: LabResult) -> LabResult:
@@ -246,9 +266,9 @@ def _written(result: LabResult) -> LabResult:
     return result
 
 
-def _command(own: Experiment, data: str, options: Mapping[str, Any]) -> str:
+def _command(experiment: Experiment, data: str, options: Mapping[str, Any]) -> str:
     """What makes the same again, as others may read it."""
-    words = ["vitkit", "lab", own.name, "--data", without_place(data)]
+    words = ["vitkit", "lab", experiment.name, "--data", without_place(data)]
     usual = {"preset": "small", "seeds": 3, "seed": 0}
     for name, value in options.items():
         if name == "model_fields":
@@ -272,7 +292,7 @@ _HELD, _NOT_SHOWN, _REVERSED = "held", "not shown", "the other way round"
 
 
 def plan_ablation(
-    ablation: Ablation, data: str, preset: Preset, seeds: int, asked: Mapping[str, Any]
+    ablation: Ablation, data: str, preset: Preset, seeds: int, shared: Mapping[str, Any]
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """All trainings, and what each variant is, before anything is trained.
 
@@ -286,24 +306,24 @@ def plan_ablation(
     from vitkit.training.defaults import check_effects, without_effect
     from vitkit.training.start import resolve
 
-    base = base_fields(ablation, data, preset, asked)
+    base = base_fields(ablation, data, preset, shared)
     variants = ablation.variants(base_config(base))
     seed = base.get("seed", 0)
-    jobs, told, notes, judged_by, images, classes = [], [], [], None, 0, 0
+    jobs, remarks, notes, judged_by, images, classes = [], [], [], None, 0, 0
     folders: dict[str, str] = {}
     entries: list[tuple[str, SplitImages]] = []
     for place, variant in enumerate(variants):
         progress("looking at the variants", place, len(variants))
-        fields = {**variant_fields(base, asked, variant), "split_seed": base.get("split_seed", seed)}
+        fields = {**variant_fields(base, shared, variant), "split_seed": base.get("split_seed", seed)}
         try:
             if variant.after is None and not variant.pretraining:
                 start = resolve(fields)
-                (own,) = start.parts
-                entries.append((variant.label, own))
-                judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
-                images, config = own.images.table.splits.count("train"), start.config
+                (split_images,) = start.parts
+                entries.append((variant.label, split_images))
+                judged_by = judged_by or hash_of_images(split_images, held_out_split(split_images.images.table))
+                images, config = split_images.images.table.splits.count("train"), start.config
                 classes = config.num_classes
-                check_effects(start.recipe, fields, named=asked)
+                check_effects(start.recipe, fields, named=shared)
                 idle = without_effect(start.recipe, fields)  # a preset's epochs, where a head is fitted at once
                 fields = {name: value for name, value in fields.items() if name not in idle}
                 fields |= {"method": start.recipe.method}
@@ -315,14 +335,14 @@ def plan_ablation(
         except VitkitError as error:
             raise VitkitError(f"{variant.label}: {error}") from error
         info = describe(config)
-        told.append(_described(variant, info.parameters, info.gmacs))
+        remarks.append(_described(variant, info.parameters, info.gmacs))
         folders[variant.label] = f"runs/{place + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
-        for own_seed in range(seed, seed + seeds):
+        for run_seed in range(seed, seed + seeds):
             if variant.after is not None:
-                fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{own_seed}"}
-            folder, own_fields = f"{folders[variant.label]}-seed{own_seed}", {**fields, "seed": own_seed}
-            before = pretraining_fields(own_fields, variant) if variant.pretraining else None
-            jobs.append(Job(variant.label, own_seed, 1.0, images, own_fields, folder, before))
+                fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{run_seed}"}
+            folder, run_fields = f"{folders[variant.label]}-seed{run_seed}", {**fields, "seed": run_seed}
+            before = pretraining_fields(run_fields, variant) if variant.pretraining else None
+            jobs.append(Job(variant.label, run_seed, 1.0, images, run_fields, folder, before))
     jobs.sort(key=lambda job: job.seed)  # of one seed the variants follow one another
     assert judged_by is not None
     judging = before_training(entries)
@@ -337,7 +357,7 @@ def plan_ablation(
         judged_by,
         tuple(dict.fromkeys(notes)),
     )
-    return plan, told
+    return plan, remarks
 
 
 def in_folder(plan: Plan, folder: Path) -> Plan:
@@ -345,8 +365,8 @@ def in_folder(plan: Plan, folder: Path) -> Plan:
     jobs = []
     for job in plan.jobs:
         weights = str(job.fields["weights"])
-        found = str(folder / weights.removeprefix(f"{HERE}/")) if weights.startswith(HERE) else weights
-        jobs.append(replace(job, fields={**job.fields, "weights": found}))
+        source = str(folder / weights.removeprefix(f"{HERE}/")) if weights.startswith(HERE) else weights
+        jobs.append(replace(job, fields={**job.fields, "weights": source}))
     return replace(plan, jobs=tuple(jobs))
 
 
@@ -354,7 +374,7 @@ def _described(variant: Variant, parameters: int, gmacs: float) -> dict[str, Any
     return {"label": variant.label, "paper": variant.paper, "parameters": parameters, "gmacs": gmacs}
 
 
-def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
+def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """What the finished runs say, in plain JSON types."""
     from vitkit.experiments.comparison_figures import read_judged
     from vitkit.experiments.judging import after_training
@@ -362,14 +382,14 @@ def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]]
     judging = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
     judging.check()
     judged = read_judged(plan, out, 1.0, judging)
-    labels = [own["label"] for own in told]
+    labels = [row["label"] for row in described]
     family = family_of(labels, judged)
     variants = []
-    for place, own in enumerate(told):
-        jobs = [job for job in plan.jobs if job.model == own["label"]]
+    for place, row in enumerate(described):
+        jobs = [job for job in plan.jobs if job.model == row["label"]]
         runs = [{"seed": job.seed, "folder": job.folder, **_of_run(job, out / job.folder, judged)} for job in jobs]
         interval = [float(end) for end in family.interval(place)]
-        variants.append({**own, "accuracy": float(family.accuracy[place]), "interval": interval, "runs": runs})
+        variants.append({**row, "accuracy": float(family.accuracy[place]), "interval": interval, "runs": runs})
     pairs = pairs_against(ablation.against, labels, judged)
     return {
         "variants": variants,
@@ -477,22 +497,22 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
         config = base_config(recipe.__dict__).replace(num_classes=corpus.classes)
         info = describe(config)
         seen, steps = passes(recipe, corpus.images)
-        own = {"label": variant.label, "paper": variant.paper, "parameters": info.parameters, "gmacs": info.gmacs}
-        own |= {"tokens_per_image": config.tokens, "steps": steps, "warmup_steps": round(recipe.warmup * steps)}
-        own |= {
+        entry = {"label": variant.label, "paper": variant.paper, "parameters": info.parameters, "gmacs": info.gmacs}
+        entry |= {"tokens_per_image": config.tokens, "steps": steps, "warmup_steps": round(recipe.warmup * steps)}
+        entry |= {
             "lr": recipe.lr,
             "tokens": seen * config.tokens,
             "flops": 2e9 * passes_of("scratch") * info.gmacs * seen,
         }
-        variants.append(own)
+        variants.append(entry)
         row = [variant.label, f"{info.parameters:,}", f"{info.gmacs:.4g}", str(config.tokens), f"{steps:,}"]
-        rows.append((*row, f"{recipe.lr:.3g}", f"{own['tokens']:.3g}", f"{own['flops']:.3g}", variant.paper or "-"))
+        rows.append((*row, f"{recipe.lr:.3g}", f"{entry['tokens']:.3g}", f"{entry['flops']:.3g}", variant.paper or "-"))
     headings = ["", "parameters", "GMACs", "tokens an image", "steps", "learning rate", "tokens", "FLOPs"]
-    told = [
+    lines = [
         f"{recipe_name} on {corpus.title}, {corpus.images:,} images of {corpus.classes:,} classes: nothing was trained",
         "the images are no part of this: with --data FOLDER the variants are trained on others by the same recipe",
     ]
     figures = {"experiment": ablation.name, "preset": "paper", "recipe": recipe_name, "variants": variants}
     column = f"paper: {ablation.column}" if ablation.column else "paper"
     figures["command"] = f"vitkit lab {ablation.name} --preset paper"
-    return LabResult(ablation, figures, (*headings, column), tuple(rows), tuple(told))
+    return LabResult(ablation, figures, (*headings, column), tuple(rows), tuple(lines))

@@ -58,14 +58,14 @@ class Subject:
         Raises:
             VitkitError: one cannot be read any more.
         """
-        found = []
+        parts = []
         paths = [images.file(i) for i in range(len(images))]
         for path, outcome in self.classifier.embed(paths, "head"):
             if isinstance(outcome, str):
                 raise VitkitError(f"{path}: {outcome}")
-            found.append(outcome)
-            progress(f"features of {what}", len(found), len(paths))
-        return np.stack(found).astype(np.float64)
+            parts.append(outcome)
+            progress(f"features of {what}", len(parts), len(paths))
+        return np.stack(parts).astype(np.float64)
 
     def pictures(self, most: int) -> tuple[Tensor, list[str]]:
         """Held-out images as the model reads them, (B, C, height, width), evenly spread, and a line about them."""
@@ -83,13 +83,13 @@ class Measured:
     Attributes:
         headings, rows: of its table.
         numbers: what lab.json keeps of it.
-        told: what there is to say, a line each.
+        lines: what there is to say, a line each.
     """
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: Mapping[str, Any]
-    told: Sequence[str]
+    lines: Sequence[str]
 
 
 def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
@@ -104,14 +104,19 @@ def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
     classifier = load(model, use="training")
     recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
     diagnosis = examine(table, classifier.preprocess)
-    own = divide(RunImages.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None))
-    judging = before_training([(without_place(model), own)])
+    split_images = divide(RunImages.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None))
+    judging = before_training([(without_place(model), split_images)])
     left_out = judging.left_out if judging.left else ()
-    images = own.images.take([i for i, path in enumerate(own.images.table.paths) if path not in left_out])
+    images = split_images.images.take(
+        [i for i, path in enumerate(split_images.images.table.paths) if path not in left_out]
+    )
     held_out = held_out_split(images.table)
     judged = [i for i, name in enumerate(images.table.splits) if name == held_out]
     units = Units.of(len(judged), np.array(images.groups)[judged])
     spoiling = [finding for finding in diagnosis.findings if finding.severity == "problem"]
-    findings = [*judging.findings(), *map(str, [*ancestry_findings(own, recipe), *own.findings, *spoiling])]
+    findings = [
+        *judging.findings(),
+        *map(str, [*ancestry_findings(split_images, recipe), *split_images.findings, *spoiling]),
+    ]
     findings += [] if classifier.report is None else classifier.report.caveats(has_new_head=True)
     return Subject(classifier, images.table, judging, units, range(seed, seed + seeds), findings)

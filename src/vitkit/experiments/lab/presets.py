@@ -31,11 +31,11 @@ def base_fields(ablation: Ablation, data: str, preset: Preset, fields: Mapping[s
     Raises:
         VitkitError: a field is unknown or of another type, or there is no published recipe.
     """
-    own = unfold(fields)
+    unfolded = unfold(fields)
     if preset == "paper":
-        return request_of({**own, "data": data}, published_recipe(ablation)).fields
+        return request_of({**unfolded, "data": data}, published_recipe(ablation)).fields
     model = {} if published({"data": data}) is not None else {"model": _MODEL}
-    return request_of({**model, **_SMALL, **own, "data": data}).fields
+    return request_of({**model, **_SMALL, **unfolded, "data": data}).fields
 
 
 def published_recipe(ablation: Ablation) -> str:
@@ -61,25 +61,25 @@ def base_config(fields: Mapping[str, Any]) -> ViTConfig:
     return config_for(str(fields["model"]), **size, **(fields.get("model_fields") or {}))
 
 
-def variant_fields(base: Mapping[str, Any], asked: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
     """The recipe of one variant.
 
     Args:
         base: what all share.
-        asked: what of it the user asked for.
+        shared: what of it the user asked for.
         variant: what differs.
 
     Raises:
         VitkitError: the user asked for what the experiment varies.
     """
-    own, model = unfold(asked), dict(base.get("model_fields") or {})
+    changed, model = unfold(shared), dict(base.get("model_fields") or {})
     varied = dict(variant.fields)
     changes = varied.pop("model_fields", {})
     for name in changes:
-        if name in (own.get("model_fields") or {}):
+        if name in (changed.get("model_fields") or {}):
             raise VitkitError(f"model.{name} is what this experiment varies: leave it out")
     for name in varied:
-        if name in own:
+        if name in changed:
             raise VitkitError(f"{name} is what this experiment varies: leave it out")
     fields = {**variant.usual, **base, **varied, "model_fields": {**model, **changes}}
     for name, factor in variant.times.items():

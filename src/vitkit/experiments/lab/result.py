@@ -24,7 +24,7 @@ class LabResult(Result):
         experiment: which.
         figures: all that lab.json holds.
         headings, rows: of its table.
-        told: what the table says, a line each.
+        remarks: what the table says, a line each.
         folder: with lab.json, the page and the runs; None: nothing was written.
     """
 
@@ -32,7 +32,7 @@ class LabResult(Result):
     figures: dict[str, Any]
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    told: tuple[str, ...]
+    remarks: tuple[str, ...]
     folder: Path | None = None
 
     @property
@@ -46,15 +46,15 @@ class LabResult(Result):
 
     def lines(self) -> list[str]:
         """The question, the table, what it says, and how far that goes."""
-        own = self.experiment
-        differs = [] if self.figures.get("preset") == "paper" else [f"what differs: {own.differs}"]
+        experiment = self.experiment
+        differs = [] if self.figures.get("preset") == "paper" else [f"what differs: {experiment.differs}"]
         where = [] if self.folder is None else [f"everything: {self.folder / LAB}, {self.folder / PAGE}"]
         return [
-            f"{own.name}: {own.question}",
+            f"{experiment.name}: {experiment.question}",
             *aligned([self.headings, *self.rows]),
             "",
-            *self.told,
-            f"the source ({own.source}): {own.says}",
+            *self.remarks,
+            f"the source ({experiment.source}): {experiment.says}",
             *differs,
             *where,
         ]
@@ -63,11 +63,15 @@ class LabResult(Result):
         """Of the page, as HTML."""
         from vitkit.text.html import table
 
-        own = self.experiment
-        said = [*self.told, f"The source ({own.source}): {own.says}.", f"What differs: {own.differs}."]
+        experiment = self.experiment
+        said = [
+            *self.remarks,
+            f"The source ({experiment.source}): {experiment.says}.",
+            f"What differs: {experiment.differs}.",
+        ]
         rows = [[escape(cell) for cell in row] for row in self.rows]
         command = f"<p class='soft'>{escape(self.figures['command'])}</p>"
-        head = [f"<h1>{escape(own.name)}</h1>", f"<p>{escape(own.question)}</p>", command]
+        head = [f"<h1>{escape(experiment.name)}</h1>", f"<p>{escape(experiment.question)}</p>", command]
         return [*head, table(rows, list(map(escape, self.headings))), *(f"<p>{escape(line)}</p>" for line in said)]
 
     def _repr_html_(self) -> str:
@@ -79,16 +83,16 @@ def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ..
     pairs = {pair["a"]: pair for pair in figures["pairs"]}
     headings = ["", "accuracy here", "95 %", f"less {ablation.against}", "parameters", "GMACs"]
     rows = []
-    for own in figures["variants"]:
-        pair = pairs.get(own["label"])
-        row = [own["label"], f"{100 * own['accuracy']:.1f} %", _span(own["interval"])]
+    for variant in figures["variants"]:
+        pair = pairs.get(variant["label"])
+        row = [variant["label"], f"{100 * variant['accuracy']:.1f} %", _span(variant["interval"])]
         row += ["" if pair is None else f"{100 * pair['difference']:+.1f} ({_span(pair['interval'])})"]
-        row += [f"{own['parameters']:,}", f"{own['gmacs']:.3g}"]
-        rows.append(row + ([own["paper"] or "-"] if ablation.column else []))
+        row += [f"{variant['parameters']:,}", f"{variant['gmacs']:.3g}"]
+        rows.append(row + ([variant["paper"] or "-"] if ablation.column else []))
     return (*headings, *([f"paper: {ablation.column}"] if ablation.column else [])), tuple(map(tuple, rows))
 
 
-def told_of(figures: dict[str, Any]) -> tuple[str, ...]:
+def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
     """Verdicts and claims, a line each."""
     seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
     images = images_in_words(figures["test_images"], figures["split"])

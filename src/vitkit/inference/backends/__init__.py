@@ -93,8 +93,8 @@ def _check(backend: str, precision: str, plan: str, merge: int) -> None:
 
 def _place(model: Model, device: str) -> str:
     """Where the model is to be computed, as torch calls it."""
-    own = next(model.parameters()).device
-    return str(own) if device == "auto" and own.type != "cpu" else choose_device(device)
+    here = next(model.parameters()).device
+    return str(here) if device == "auto" and here.type != "cpu" else choose_device(device)
 
 
 def _faster(here: str) -> list[Backend]:

@@ -211,16 +211,16 @@ class _GraphBuilder(Generic[V]):
         bias = torch.zeros(config.hidden_size) if embed.proj.bias is None else embed.proj.bias
         prefix = self._prefix()  # (1, n, D)
         positions = self.model.positions() if config.position_at == "input" else None
-        own = torch.zeros(1, config.patches, config.hidden_size)
+        learned = torch.zeros(1, config.patches, config.hidden_size)
         if positions is not None:
             n = config.prefix_tokens
-            own = positions[None, n:]
+            learned = positions[None, n:]
             prefix = None if prefix is None else prefix + positions[None, :n]
         if isinstance(embed.norm, Norm):
             x = self.affine(self.norm(self.linear(x, embed.proj.weight.flatten(1), bias), embed.norm), embed.norm)
-            x = x if positions is None else writer.add(x, writer.constant(own))
+            x = x if positions is None else writer.add(x, writer.constant(learned))
         else:  # bias and positions in one sum
-            x = writer.add(writer.linear(x, embed.proj.weight.flatten(1)), writer.constant(own + bias))
+            x = writer.add(writer.linear(x, embed.proj.weight.flatten(1)), writer.constant(learned + bias))
         x = x if prefix is None else writer.concat([writer.repeat(prefix, images), x], 1)
         ahead = self.model.norm_pre
         return self.affine(self.norm(x, ahead), ahead) if isinstance(ahead, Norm) else x
@@ -253,11 +253,11 @@ class _GraphBuilder(Generic[V]):
             return self.norm(x, norm) if is_first else self.affine(self.norm(x, norm), norm)
 
         def added(x: V, residual: V | None) -> V:
-            own = compute(x, norm if is_first else None)
-            return own if residual is None else plus(residual, own)
+            result = compute(x, norm if is_first else None)
+            return result if residual is None else plus(residual, result)
 
-        def plus(residual: V, own: V) -> V:
-            return self.writer.add(self.first(residual, queries), own)
+        def plus(residual: V, result: V) -> V:
+            return self.writer.add(self.first(residual, queries), result)
 
         return in_order(branch.order, x, normalised, added, plus, before)
 

@@ -79,8 +79,8 @@ class OnnxRunner(GraphRunner):
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads()
         options.log_severity_level = _LOG_ERRORS
-        given = source if isinstance(source, bytes) else str(source)
-        self._session = runtime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        model = source if isinstance(source, bytes) else str(source)
+        self._session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         batch, outputs = self._session.get_inputs()[0].shape[0], self._session.get_outputs()[0].shape[1]
         self.batch, self.outputs = batch if isinstance(batch, int) else None, outputs
 

@@ -213,11 +213,11 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
         "images": [batch or "batch", config.in_channels, *config.image_size],
         "logits": [batch or "batch", config.num_classes],
     }
-    (given,), (made,) = traced.graph.input, traced.graph.output
+    (entry,), (made,) = traced.graph.input, traced.graph.output
     values = {
         name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()
     }
-    assert (given.name, made.name) == ("images", "logits")
+    assert (entry.name, made.name) == ("images", "logits")
     return as_model(nodes, values["images"], values["logits"], constants)
 
 
@@ -280,7 +280,9 @@ def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
     import onnx
 
     nodes: list[Any] = []
-    constants = [_constant(own.name, onnx.numpy_helper.to_array(own), dtype, nodes) for own in graph.initializer]
+    constants = [
+        _constant(tensor.name, onnx.numpy_helper.to_array(tensor), dtype, nodes) for tensor in graph.initializer
+    ]
     for node in graph.node:
         if node.op_type == "Constant":
             value = onnx.numpy_helper.to_array(node.attribute[0].t)

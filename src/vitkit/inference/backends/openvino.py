@@ -78,10 +78,10 @@ class OpenVINORunner(GraphRunner):
         self.outputs = None if outputs.is_dynamic else outputs.get_length()
         self._graph = graph
         self._compiled: dict[int, Any] = {}  # by threads
-        self._lock, self._own = Lock(), local()
+        self._lock, self._local = Lock(), local()
 
     def _run(self, images: Array) -> Array:
-        requests = self._own.__dict__.setdefault("requests", {})  # of this thread, as a request serves one at a time
+        requests = self._local.__dict__.setdefault("requests", {})  # of this thread, as a request serves one at a time
         count = threads()
         if count not in requests:
             requests[count] = self._compile(count).create_infer_request()

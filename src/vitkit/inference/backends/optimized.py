@@ -99,9 +99,9 @@ class Way:
 def freeze(module: nn.Module, way: Way) -> None:
     """Give the module parameters and buffers of its own; a kernel that is yet to be standardised stays float32."""
     for part in module.modules():
-        own = way.precise if isinstance(part, StandardisedConv2d) else way
+        precision = way.precise if isinstance(part, StandardisedConv2d) else way
         for name, parameter in list(part.named_parameters(recurse=False)):
-            setattr(part, name, frozen(parameter, own))
+            setattr(part, name, frozen(parameter, precision))
         for name, buffer in list(part.named_buffers(recurse=False)):
             setattr(part, name, buffer.to(way.device, way.dtype if buffer.is_floating_point() else None))
 
@@ -199,7 +199,7 @@ class PreparedBlock(nn.Module):
 
     def spread(self, x: Tensor, attend: Callable[[Tensor, Tensor | None], Tensor], queries: int | None) -> Tensor:
         """The branch between tokens, computed by `attend`: (B, N, D) -> (B, n, D)."""
-        return in_order(self.order, x, self.norm1, attend, lambda total, own: total[:, :queries] + own)
+        return in_order(self.order, x, self.norm1, attend, lambda total, part: total[:, :queries] + part)
 
     def mixed(self, x: Tensor, before: Tensor | None = None) -> Tensor:
         """The branch within tokens, and what of `before` the branch between them has read: (B, n, D)."""

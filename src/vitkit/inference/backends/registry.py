@@ -171,8 +171,8 @@ def _capabilities() -> Collection[str]:
         pass  # another system
     import torch
 
-    found: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
-    return [name for name, is_there in found.items() if is_there]
+    capabilities: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
+    return [name for name, is_there in capabilities.items() if is_there]
 
 
 class Runner(Protocol):

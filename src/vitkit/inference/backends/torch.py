@@ -70,7 +70,7 @@ def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may
         ratios = measure(model, dtype)
         kept = best(ratios)
         _keep(facts, kept, ratios)
-        say(_told(kept, ratios))
+        say(_in_words(kept, ratios))
     return kept or "plain"
 
 
@@ -80,9 +80,9 @@ def best(ratios: Mapping[str, float]) -> str:
     return plan if ratios.get(plan, 0.0) >= GAIN else "plain"
 
 
-def _told(plan: str, ratios: Mapping[str, float]) -> str:
-    found = ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items(), key=lambda item: -item[1])[:2])
-    return f"plan {plan}, as measured here and kept (times as fast as plain: {found}); --plan fixes it"
+def _in_words(plan: str, ratios: Mapping[str, float]) -> str:
+    listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items(), key=lambda item: -item[1])[:2])
+    return f"plan {plan}, as measured here and kept (times as fast as plain: {listed}); --plan fixes it"
 
 
 # --- Measuring ----------------------------------------------------------------------------------------------
@@ -102,11 +102,11 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
     began = time.monotonic()
     with ThreadPoolExecutor(cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
         before = torch.get_num_threads()
-        own = list(pool.map(lambda _: _take_turns(candidates, times, images, began), range(cores())))
+        rows = list(pool.map(lambda _: _take_turns(candidates, times, images, began), range(cores())))
     torch.set_num_threads(before)  # what the pool's threads have set is also the default of later threads
-    if any(len(of_core) <= _ROUNDS[0] for of_core in own):
+    if any(len(of_core) <= _ROUNDS[0] for of_core in rows):
         return {"plain": 1.0}
-    rounds = [each for of_core in own for each in of_core]
+    rounds = [each for of_core in rows for each in of_core]
     return {name: statistics.median(each["plain"] / each[name] for each in rounds if name in each) for name in plans}
 
 
@@ -179,9 +179,9 @@ def processor() -> str:
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
-    found = {name.strip(): value.strip() for name, _, value in lines}
-    flags = " ".join(sorted((found.get("flags") or found.get("Features") or "").split()))
-    return f"{found.get('model name', platform.machine())} {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    flags = " ".join(sorted((fields.get("flags") or fields.get("Features") or "").split()))
+    return f"{fields.get('model name', platform.machine())} {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
 def _file(facts: Mapping[str, Any]) -> Path:

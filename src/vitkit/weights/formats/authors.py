@@ -97,21 +97,21 @@ def _base_of(checkpoint: Checkpoint) -> float:
 
 
 def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]) -> dict[str, Piece]:
-    found = [match for name in names if (match := _BLOCK.fullmatch(name))]
-    blocks, parts = ({match[group]: None for match in found} for group in (1, 2))
+    matches = [match for name in names if (match := _BLOCK.fullmatch(name))]
+    blocks, parts = ({match[group]: None for match in matches} for group in (1, 2))
     pieces = {name: same(name) for name in names if not name.startswith("blocks.") and name not in dropped}
     pieces["reg_token"] = pieces.pop("storage_tokens")
     for ahead in (f"blocks.{layer}." for layer in blocks):
-        own = {f"{ahead}{part}": same(f"{ahead}{part}") for part in parts}
+        by_name = {f"{ahead}{part}": same(f"{ahead}{part}") for part in parts}
         if "attn.qkv.bias_mask" in parts:
-            del own[f"{ahead}attn.qkv.bias_mask"]
-            own[f"{ahead}attn.qkv.bias"] = _masked(f"{ahead}attn.qkv.bias", f"{ahead}attn.qkv.bias_mask")
+            del by_name[f"{ahead}attn.qkv.bias_mask"]
+            by_name[f"{ahead}attn.qkv.bias"] = _masked(f"{ahead}attn.qkv.bias", f"{ahead}attn.qkv.bias_mask")
         if "mlp.w1.weight" in parts:
             for kind in ("weight", "bias"):
                 gate, value, out = (f"{ahead}mlp.w{i}.{kind}" for i in (1, 2, 3))
-                own = {name: piece for name, piece in own.items() if name not in (gate, value, out)}
-                own |= {f"{ahead}mlp.fc1.{kind}": joined(gate, value), f"{ahead}mlp.fc2.{kind}": same(out)}
-        pieces |= own
+                by_name = {name: piece for name, piece in by_name.items() if name not in (gate, value, out)}
+                by_name |= {f"{ahead}mlp.fc1.{kind}": joined(gate, value), f"{ahead}mlp.fc2.{kind}": same(out)}
+        pieces |= by_name
     return pieces
 
 
@@ -145,7 +145,7 @@ def _eva02(checkpoint: Checkpoint) -> Layout | None:
     rules = (*_RENAMED, *(_BIASES if is_parted else ()))
     dropped = {name: "of training alone" for name in _OF_TRAINING if name in names}
     dropped |= {name: "it follows from the grid" for name in names if re.search(r"rope\.freqs_(cos|sin)$", name)}
-    renamed = {_replaced(name, rules): own for name, own in names.items() if name not in dropped}
+    renamed = {_replaced(name, rules): tensor for name, tensor in names.items() if name not in dropped}
     layout = eva.recognise(replace(checkpoint, tensors=renamed))
     if layout is None:
         return None
@@ -196,14 +196,14 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
             raise VitkitError(f"{checkpoint.path} (Perception Encoder): {name} is missing")
     dropped = {name: "text encoder" for name in names if not name.startswith("visual.")}
     dropped["visual.proj"] = "from the features to the space that images share with texts"
-    own = {name: tensor for name, tensor in names.items() if name not in dropped and not name.startswith(_POOLED)}
-    renamed = {_replaced(name, _OF_PE): tensor for name, tensor in own.items()}
+    kept = {name: tensor for name, tensor in names.items() if name not in dropped and not name.startswith(_POOLED)}
+    renamed = {_replaced(name, _OF_PE): tensor for name, tensor in kept.items()}
     if "pos_embed" in renamed:
         renamed["pos_embed"] = replace(renamed["pos_embed"], shape=(1, *renamed["pos_embed"].shape))
     layout = eva.recognise(replace(checkpoint, tensors=renamed))
     if layout is None:
         return None
-    theirs = {_replaced(name, _OF_PE): name for name in own}
+    theirs = {_replaced(name, _OF_PE): name for name in kept}
     back = [(timms, their) for their, timms in reversed(_OF_PE)]
     pieces = {
         ours: Piece(tuple(theirs.get(name, _replaced(name, back)) for name in piece.theirs), piece.join, piece.split)
@@ -226,12 +226,12 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
     """What one block has all have, so that what is missing is called by its authors' name."""
-    found = {match: piece for name, piece in pieces.items() if (match := _BLOCK.fullmatch(name))}
-    layers, completed = {match[1] for match in found}, dict(pieces)
-    for match, piece in found.items():
+    matches = {match: piece for name, piece in pieces.items() if (match := _BLOCK.fullmatch(name))}
+    layers, completed = {match[1] for match in matches}, dict(pieces)
+    for match, piece in matches.items():
         for layer in layers:
-            own = tuple(name.replace(f"blocks.{match[1]}.", f"blocks.{layer}.") for name in piece.theirs)
-            completed.setdefault(f"blocks.{layer}.{match[2]}", Piece(own, piece.join, piece.split))
+            names_there = tuple(name.replace(f"blocks.{match[1]}.", f"blocks.{layer}.") for name in piece.theirs)
+            completed.setdefault(f"blocks.{layer}.{match[2]}", Piece(names_there, piece.join, piece.split))
     return completed
 
 
@@ -278,8 +278,8 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
 
 def _absent(names: Collection[str]) -> list[str]:
     """What the file would call the tensors that it lacks: what one block has, all have."""
-    found = [match for name in names if (match := _BLOCK_DINO.fullmatch(name))]
-    blocks, parts = ({match[group]: None for match in found} for group in (1, 3))
+    matches = [match for name in names if (match := _BLOCK_DINO.fullmatch(name))]
+    blocks, parts = ({match[group]: None for match in matches} for group in (1, 3))
     expected = ["register_tokens", *(block + part for block in blocks for part in parts)]
     return [name for name in expected if name not in names]
 

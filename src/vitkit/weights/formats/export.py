@@ -26,7 +26,7 @@ from vitkit.model.variants import WRITTEN, settings, variants_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_json
 from vitkit.weights.checkpoint import PICTURES
-from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN
+from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, VITKIT
 from vitkit.weights.layout import Layout
 
 Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files beside them
@@ -145,7 +145,7 @@ def write(classifier: Classifier, destination: Path, to: str) -> None:
         VitkitError: the layout cannot express the model; the message names the field.
         OSError: the disk is full or not writable; nothing is left behind.
     """
-    if to == OWN:
+    if to == VITKIT:
         classifier.save(destination)
         return
     if classifier.thresholds is not None:

@@ -51,22 +51,22 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     prefix = next((p for p in _PREFIXES if any(name.startswith(f"{p}Transformer/") for name in names)), "")
     if not any(name.startswith(f"{prefix}Transformer/") for name in names):
         return None
-    own = {name.removeprefix(prefix): tensor for name, tensor in names.items() if name.startswith(prefix)}
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in names.items() if name.startswith(prefix)}
     dropped = {name: f"beside {prefix}" for name in names if not name.startswith(prefix)}
-    stacked = any(name.startswith(_BIG_VISION) for name in own)
-    is_big_vision = stacked or prefix.startswith("params") or ("pos_embedding" in own and _POSITIONS not in own)
-    is_folded = is_big_vision and _POSITIONS not in own  # big_vision adds the class token's position to the token
+    stacked = any(name.startswith(_BIG_VISION) for name in tensors)
+    is_big_vision = stacked or prefix.startswith("params") or ("pos_embedding" in tensors and _POSITIONS not in tensors)
+    is_folded = is_big_vision and _POSITIONS not in tensors  # big_vision adds the class token's position to the token
     note = noted(checkpoint)
     fields: dict[str, Any] = {
         **FIELDS,
-        "heads": _heads(own),
-        "prefix_positions": not is_folded if "cls" in own else None,
+        "heads": _heads(tensors),
+        "prefix_positions": not is_folded if "cls" in tensors else None,
         **note.get("fields", {}),
     }
-    depth = _stacked_depth(own) if stacked else _depth(own)
-    sublayers = _OLD if any("MlpBlock_3" in name for name in own) else _NEW
+    depth = _stacked_depth(tensors) if stacked else _depth(tensors)
+    sublayers = _OLD if any("MlpBlock_3" in name for name in tensors) else _NEW
     positions = "pos_embedding" if is_folded else _POSITIONS
-    pieces = _pieces(depth, sublayers, positions, _stages(own), stacked=stacked)
+    pieces = _pieces(depth, sublayers, positions, _stages(tensors), stacked=stacked)
     return Layout(
         format="big_vision npz" if is_big_vision else "Google npz",
         pieces={ours: _prefixed(piece, prefix) for ours, piece in pieces.items()},
@@ -131,12 +131,14 @@ def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
     weight = Piece(
         tuple(f"{name}/kernel" for name in theirs),
         lambda *kernels: torch.cat([kernel.flatten(1).t() for kernel in kernels]),  # (D, H, D_h) -> (D, D)
-        lambda own, config: tuple(part.t().reshape(part.shape[1], config.heads, -1) for part in own.chunk(number)),
+        lambda tensor, config: tuple(
+            part.t().reshape(part.shape[1], config.heads, -1) for part in tensor.chunk(number)
+        ),
     )
     bias = Piece(
         tuple(f"{name}/bias" for name in theirs),
-        lambda *biases: torch.cat([own.flatten() for own in biases]),
-        lambda own, config: tuple(part.reshape(config.heads, -1) for part in own.chunk(number)),
+        lambda *biases: torch.cat([tensor.flatten() for tensor in biases]),
+        lambda tensor, config: tuple(part.reshape(config.heads, -1) for part in tensor.chunk(number)),
     )
     return {f"{ours}.weight": weight, f"{ours}.bias": bias}
 
@@ -146,7 +148,7 @@ def _out(ours: str, theirs: str) -> dict[str, Piece]:
     weight = Piece(
         (f"{theirs}/kernel",),
         lambda kernel: kernel.flatten(0, 1).t(),  # (H, D_h, D)
-        lambda own, config: (own.t().reshape(config.heads, -1, len(own)),),
+        lambda tensor, config: (tensor.t().reshape(config.heads, -1, len(tensor)),),
     )
     return {f"{ours}.weight": weight, f"{ours}.bias": same(f"{theirs}/bias")}
 
@@ -227,8 +229,8 @@ def _stacked_depth(tensors: Mapping[str, StoredTensor]) -> int:
 
 def _stages(names: Iterable[str]) -> list[int]:
     """Units of each ResNet stage."""
-    found = [(numbered(m[1]), numbered(m[2])) for name in names if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
-    return [max(unit for s, unit in found if s == stage) for stage in sorted({s for s, _ in found})]
+    units = [(numbered(m[1]), numbered(m[2])) for name in names if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
+    return [max(unit for s, unit in units if s == stage) for stage in sorted({s for s, _ in units})]
 
 
 def _heads(tensors: Mapping[str, StoredTensor]) -> int | None:

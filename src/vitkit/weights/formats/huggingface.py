@@ -56,18 +56,18 @@ _CUSTOMARY: dict[str, dict[str, Any]] = {
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """The layout of this checkpoint, if it is Hugging Face's."""
     names = checkpoint.tensors
-    found = [match for name in names if (match := _BLOCK.match(name))]
-    if not found:
+    matches = [match for name in names if (match := _BLOCK.match(name))]
+    if not matches:
         return None
     config = checkpoint.config or {}
-    layers = f"{found[0][1]}.{found[0][2]}" if found[0][1] else found[0][2]
-    prefix = _prefix(names, found[0][1])
+    layers = f"{matches[0][1]}.{matches[0][2]}" if matches[0][1] else matches[0][2]
+    prefix = _prefix(names, matches[0][1])
     family = _family(names, config, prefix)
     is_folded = family == "dinov2_with_registers"
     registers = f"{prefix}embeddings.register_tokens"
     if is_folded and registers not in names:  # without a config.json nothing else tells how many
         raise VitkitError(f"{checkpoint.path} (Hugging Face {family}): {registers} is missing")
-    depth = depth_of(match[3] for match in found)
+    depth = depth_of(match[3] for match in matches)
     pieces = _pieces(prefix, layers, depth, names, is_folded=is_folded)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
     if family == "vit_mae":
@@ -87,14 +87,14 @@ def _layout(
     config: Mapping[str, Any],
     dropped: dict[str, str],
 ) -> Layout:
-    found = pixels(checkpoint.preprocessor)
+    described_pixels = pixels(checkpoint.preprocessor)
     return Layout(
         format=f"Hugging Face {family}",
         pieces=pieces,
         fields=_fields(family, config, checkpoint),
         assumed={} if checkpoint.config is not None else {"norm_eps": _say_eps(family), "gelu": "erf"},
-        preprocess=found or _CUSTOMARY[family],
-        is_preprocess_known=found is not None,
+        preprocess=described_pixels or _CUSTOMARY[family],
+        is_preprocess_known=described_pixels is not None,
         classes=labels(config),
         pixel_size=cropped(checkpoint.preprocessor) if family.startswith("dinov2") else None,
         image_size=sides(config.get("image_size")),

@@ -65,14 +65,14 @@ def pixels(written: Mapping[str, Any] | None, *, is_number_short_side: bool = Fa
     factor = or_usual(written, "rescale_factor", 1 / 255)
     if not is_number(factor) or abs(factor - 1 / 255) > 1e-9:
         raise VitkitError(f"preprocessor_config.json: rescale_factor {factor!r:.40} is not supported")
-    found: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    fields: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if written.get("do_normalize", True):
         mean, std = (or_usual(written, name, HALF) for name in ("image_mean", "image_std"))
-        found = {"mean": of_channels(mean, "image_mean"), "std": of_channels(std, "image_std")}
+        fields = {"mean": of_channels(mean, "image_mean"), "std": of_channels(std, "image_std")}
     resample = or_usual(written, "resample", 2)
     if not isinstance(resample, int) or resample not in _RESAMPLING:
         raise VitkitError(f"preprocessor_config.json: resample {resample!r} is not supported")
-    return {**found, "interpolation": _RESAMPLING[resample], **_fit(written, is_number_short_side)}
+    return {**fields, "interpolation": _RESAMPLING[resample], **_fit(written, is_number_short_side)}
 
 
 def _fit(written: Mapping[str, Any], is_number_short_side: bool) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
 
 def or_usual(config: Mapping[str, Any], name: str, usual: Any) -> Any:
     """What is written under a name; null and nothing are the library's own default."""
-    found = config.get(name)
-    return usual if found is None else found
+    value = config.get(name)
+    return usual if value is None else value
 
 
 def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:

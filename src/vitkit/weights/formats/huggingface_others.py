@@ -18,7 +18,7 @@ from vitkit.weights.formats.huggingface_described import activation, cropped, la
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, without_keys
 
 _BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
-_OWN = re.compile(
+_OF_IMAGES = re.compile(
     r"(?:\w+\.)?(?:(?:encoder\.layer|layers)\.\d+\.(?:lambda_[12]$|.*relative_pos)|.*position_bias_table$)"
 )
 _PIXELS = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
@@ -41,26 +41,26 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         VitkitError: it is, and has what vitkit's model has not.
     """
     names, config = checkpoint.tensors, checkpoint.config or {}
-    found = [match for name in names if (match := _BLOCK.match(name))]
-    prefix = next((match["prefix"] for match in found if match["prefix"]), "")
-    is_one = config.get("model_type", "beit") in _TYPES and any(map(_OWN.match, names))
-    if not found or not (prefix or is_one):
+    matches = [match for name in names if (match := _BLOCK.match(name))]
+    prefix = next((match["prefix"] for match in matches if match["prefix"]), "")
+    is_one = config.get("model_type", "beit") in _TYPES and any(map(_OF_IMAGES.match, names))
+    if not matches or not (prefix or is_one):
         return None
     family = config.get("model_type") or prefix.rstrip(".").replace("_", "-") or "beit"
     if any(name.startswith("decode_head.") for name in names):
         raise VitkitError(f"{checkpoint.path}: this is {family} for segmentation, which gives a class to each pixel")
     fields = _fields(names, prefix, config)
-    told = pixels(checkpoint.preprocessor)
+    described_pixels = pixels(checkpoint.preprocessor)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
     dropped |= {name: "it predicts visual tokens of masked patches" for name in names if name.startswith("lm_head.")}
     dropped |= {name: "it follows from the grid" for name in names if name.endswith("relative_position_index")}
-    layers = prefix + found[0]["layers"]
+    layers = prefix + matches[0]["layers"]
     return Layout(
         format=f"Hugging Face {family}",
-        pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in found), names, fields),
+        pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in matches), names, fields),
         fields=fields,
-        preprocess=told or _PIXELS,
-        is_preprocess_known=told is not None,
+        preprocess=described_pixels or _PIXELS,
+        is_preprocess_known=described_pixels is not None,
         classes=labels(config) if "classifier.weight" in names else None,
         image_size=sides(config.get("image_size")) or _size_of_table(names),
         pixel_size=cropped(checkpoint.preprocessor),
@@ -76,7 +76,7 @@ def _shared(prefix: str) -> tuple[str, str]:
 
 def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str, Any]) -> dict[str, Any]:
     is_shared = any(name in names for name in _shared(prefix)) or config.get("use_shared_relative_position_bias")
-    tables = [own.shape for name, own in names.items() if name.endswith(_TABLE) and len(own.shape) == 2]
+    tables = [tensor.shape for name, tensor in names.items() if name.endswith(_TABLE) and len(tensor.shape) == 2]
     is_relative = bool(tables or is_shared or config.get("use_relative_position_bias"))
     is_placed = f"{prefix}embeddings.position_embeddings" in names or config.get("use_absolute_position_embeddings")
     is_pooled = f"{prefix}pooler.layernorm.weight" in names or config.get("use_mean_pooling")
@@ -101,8 +101,10 @@ def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str,
 
 def _size_of_table(names: Mapping[str, StoredTensor]) -> tuple[int, int] | None:
     """(height, width) in pixels of the square grid that a table is of."""
-    rows = [own.shape[0] for name, own in names.items() if name.endswith(_TABLE) and own.shape]
-    kernel = next((own.shape for name, own in names.items() if name.endswith("patch_embeddings.projection.weight")), ())
+    rows = [tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape]
+    kernel = next(
+        (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight")), ()
+    )
     across = math.isqrt(max(max(rows, key=rows.count) - 3, 0)) if rows else 0
     return ((across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]) if across and len(kernel) == 4 else None
 
@@ -166,8 +168,8 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
         VitkitError: it is, and is made otherwise than DINOv3's published models.
     """
     names, config = checkpoint.tensors, checkpoint.config or {}
-    found = [match for name in names if (match := _BLOCK_HUGGINGFACE_DINOV3.match(name))]
-    if not found:
+    matches = [match for name in names if (match := _BLOCK_HUGGINGFACE_DINOV3.match(name))]
+    if not matches:
         return None
     if _REGISTERS not in names:  # which are there where there are none, too
         raise VitkitError(f"{checkpoint.path} (Hugging Face dinov3_vit): {_REGISTERS} is missing")
@@ -191,15 +193,15 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
         "rotary": f"dinov3, of base {BASE:g}, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
         "image_size": SIZE_ASSUMED,
     }
-    told = pixels(checkpoint.preprocessor)
+    described_pixels = pixels(checkpoint.preprocessor)
     return Layout(
         format="Hugging Face dinov3_vit",
         pieces=_pieces_huggingface_dinov3(
-            found[0]["ahead"], depth_of(match["layer"] for match in found), names, is_gated=is_gated
+            matches[0]["ahead"], depth_of(match["layer"] for match in matches), names, is_gated=is_gated
         ),
         fields=fields,
-        preprocess=told or PIXELS,
-        is_preprocess_known=told is not None,
+        preprocess=described_pixels or PIXELS,
+        is_preprocess_known=described_pixels is not None,
         image_size=size,
         pixel_size=cropped(checkpoint.preprocessor),
         assumed={} if checkpoint.config is not None else assumed,
@@ -219,8 +221,10 @@ def _pieces_huggingface_dinov3(
 ) -> dict[str, Piece]:
     biases = {part for part in "qkv" if any(name.endswith(f".attention.{part}_proj.bias") for name in names)}
     if biases not in (set(), {*"qv"}, {*"qkv"}):
-        told = " and ".join(sorted(biases))
-        raise VitkitError(f"biases of {told} alone are not supported; expected those of q and v, of all three, or none")
+        listed = " and ".join(sorted(biases))
+        raise VitkitError(
+            f"biases of {listed} alone are not supported; expected those of q and v, of all three, or none"
+        )
     pieces = {
         "cls_token": same("embeddings.cls_token"),
         **pair("patch_embed.proj", "embeddings.patch_embeddings"),
@@ -243,7 +247,7 @@ def _block_huggingface_dinov3(ours: str, theirs: str, biases: set[str], *, is_ga
         f"{ours}.ls1.gamma": same(f"{theirs}.layer_scale1.lambda1"),
         **pair(f"{ours}.norm2", f"{theirs}.norm2"),
         **{
-            f"{ours}.mlp.fc1.{part}": joined(*(f"{theirs}.mlp.{own}.{part}" for own in into))
+            f"{ours}.mlp.fc1.{part}": joined(*(f"{theirs}.mlp.{projection}.{part}" for projection in into))
             for part in _PARTS_HUGGINGFACE_DINOV3
         },
         **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.down_proj"),

@@ -69,10 +69,10 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         VitkitError: it is of a kind that has these names and computes something else.
     """
     names = checkpoint.tensors
-    found = [match for name in names if (match := _BLOCK.match(name))]
-    if not found or any(".self_attn.qkv." in name for name in names):  # BLIP's
+    matches = [match for name in names if (match := _BLOCK.match(name))]
+    if not matches or any(".self_attn.qkv." in name for name in names):  # BLIP's
         return None
-    prefix = found[0][1] or ""
+    prefix = matches[0][1] or ""
     family = _family(checkpoint, prefix)
     has_classifier = any(name.startswith("classifier.") for name in names)
     if family == "clip" and has_classifier:
@@ -80,7 +80,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             f"{checkpoint.path}: this is CLIPForImageClassification, whose head reads tokens that are not normalised; "
             "it is not supported: take the CLIP model that it was made of"
         )
-    pieces = _pieces(prefix, family, depth_of(match[2] for match in found))
+    pieces = _pieces(prefix, family, depth_of(match[2] for match in matches))
     dropped = {name: reason for name in names for kind, reason in _BESIDE.items() if re.match(kind, name)}
     if has_classifier:
         ahead = f"{prefix}head."
@@ -143,16 +143,16 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
         raise VitkitError(f"config.json describes a model of type {kind!r}; known: {', '.join(_TYPES)}")
     if kind is not None:
         return _TYPES[kind]
-    own = (f"{prefix}pre_layrnorm.", f"{prefix}embeddings.class_embedding")
-    return "clip" if any(name.startswith(own) for name in checkpoint.tensors) else "siglip"
+    clip_names = (f"{prefix}pre_layrnorm.", f"{prefix}embeddings.class_embedding")
+    return "clip" if any(name.startswith(clip_names) for name in checkpoint.tensors) else "siglip"
 
 
 def _is_map(config: Mapping[str, Any] | None, checkpoint: Checkpoint) -> bool:
     """Whether SigLIP pools by attention; a few are without."""
     if config is not None:
         return bool(config.get("vision_use_head", True))
-    own = re.compile(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)")
-    return any(own.match(name) for name in checkpoint.tensors)
+    pattern = re.compile(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)")
+    return any(pattern.match(name) for name in checkpoint.tensors)
 
 
 def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -161,10 +161,10 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     Raises:
         VitkitError: it is no object.
     """
-    own = None if config is None else config.get("vision_config", config)
-    if own is not None and not isinstance(own, Mapping):
-        raise VitkitError(f"config.json: vision_config must be an object, not {own!r:.80}")
-    return own
+    described = None if config is None else config.get("vision_config", config)
+    if described is not None and not isinstance(described, Mapping):
+        raise VitkitError(f"config.json: vision_config must be an object, not {described!r:.80}")
+    return described
 
 
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:

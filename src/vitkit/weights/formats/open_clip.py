@@ -48,12 +48,12 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         return None
     if any(name.startswith(_TRUNK) for name in names):
         return _of_timm(checkpoint)
-    found = [match for name in names if (match := _BLOCK.match(name)) and match[1]]
-    if not found:
+    matches = [match for name in names if (match := _BLOCK.match(name)) and match[1]]
+    if not matches:
         return None
     return Layout(
         format="OpenCLIP",
-        pieces=_pieces(depth_of(match[2] for match in found)),
+        pieces=_pieces(depth_of(match[2] for match in matches)),
         fields={
             "class_token": True,
             "embed_norm": True,
@@ -74,10 +74,10 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 def _of_timm(checkpoint: Checkpoint) -> Layout | None:
     """timm's layout, one level down."""
-    own = {name.removeprefix(_TRUNK): each for name, each in checkpoint.tensors.items() if name.startswith(_TRUNK)}
+    tensors = {name.removeprefix(_TRUNK): each for name, each in checkpoint.tensors.items() if name.startswith(_TRUNK)}
     named = str(_of_images(checkpoint.config).get("timm_model_name") or "")
     config = None if not named else {"architecture": named}
-    layout = timm.recognise(dataclasses.replace(checkpoint, tensors=own, config=config, wrappers=()))
+    layout = timm.recognise(dataclasses.replace(checkpoint, tensors=tensors, config=config, wrappers=()))
     if layout is None:
         return None
     return dataclasses.replace(
@@ -102,29 +102,29 @@ def _dropped(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """`model_cfg` of open_clip_config.json; empty where there is none."""
-    found = (checkpoint.config or {}).get("model_cfg")
-    return found if isinstance(found, Mapping) else {}
+    described = (checkpoint.config or {}).get("model_cfg")
+    return described if isinstance(described, Mapping) else {}
 
 
 def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """`vision_cfg` of open_clip_config.json; empty where there is none."""
-    own = (config or {}).get("model_cfg")
-    found = or_usual(own, "vision_cfg", {}) if isinstance(own, Mapping) else {}
-    if not isinstance(found, Mapping):
-        raise VitkitError(f"{_FILE}: vision_cfg must be a table, not {found!r:.40}")
-    return found
+    described = (config or {}).get("model_cfg")
+    vision = or_usual(described, "vision_cfg", {}) if isinstance(described, Mapping) else {}
+    if not isinstance(vision, Mapping):
+        raise VitkitError(f"{_FILE}: vision_cfg must be a table, not {vision!r:.40}")
+    return vision
 
 
 def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """What open_clip_config.json says of the image encoder; what it leaves out is OpenCLIP's default."""
-    own = (config or {}).get("model_cfg")
-    if not isinstance(own, Mapping):
+    described = (config or {}).get("model_cfg")
+    if not isinstance(described, Mapping):
         return {}
     images = _of_images(config)
     unknown = [name for name in _UNKNOWN if images.get(name)]
     if unknown:
         raise VitkitError(f"{_FILE}: {unknown[0]} {images[unknown[0]]!r} is not supported")
-    fields: dict[str, Any] = {"gelu": "quick" if own.get(_QUICK) else "erf"}
+    fields: dict[str, Any] = {"gelu": "quick" if described.get(_QUICK) else "erf"}
     width, head = (or_usual(images, name, usual) for name, usual in (("width", 768), ("head_width", 64)))
     if not (type(width) is type(head) is int and head > 0 and width > 0 and width % head == 0):
         raise VitkitError(f"{_FILE}: width {width!r:.40} is not divided into heads of {head!r:.40}")
@@ -140,19 +140,19 @@ def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """`preprocess_cfg`, as OpenCLIP's `image_transform_v2` reads it."""
-    own = (config or {}).get("preprocess_cfg")
-    if not isinstance(own, Mapping):
+    described = (config or {}).get("preprocess_cfg")
+    if not isinstance(described, Mapping):
         return None
     fits = {"shortest": "crop", "squash": "squash", "longest": "pad"}
-    mode = or_usual(own, "resize_mode", "shortest")
+    mode = or_usual(described, "resize_mode", "shortest")
     if not isinstance(mode, str) or mode not in fits:
         raise VitkitError(f"{_FILE}: resize_mode {mode!r} is not supported; expected one of {list(fits)}")
     return {
         "fit": fits[mode],
         "crop_pct": 1.0,
-        "interpolation": or_usual(own, "interpolation", "bicubic"),
-        "mean": of_channels(or_usual(own, "mean", CLIP_MEAN), "mean", _FILE),
-        "std": of_channels(or_usual(own, "std", CLIP_STD), "std", _FILE),
+        "interpolation": or_usual(described, "interpolation", "bicubic"),
+        "mean": of_channels(or_usual(described, "mean", CLIP_MEAN), "mean", _FILE),
+        "std": of_channels(or_usual(described, "std", CLIP_STD), "std", _FILE),
     }
 
 

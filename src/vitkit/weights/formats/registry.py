@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitkit.weights.checkpoint import Checkpoint
     from vitkit.weights.layout import Layout
 
-OWN = "folder"  # vitkit's model folder, which is no layout of others
+VITKIT = "folder"  # vitkit's model folder, which is no layout of others
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def register(form: CheckpointFormat) -> None:
     Raises:
         ValueError: there is one of this name, or of this owner of pixels.
     """
-    if form.name in (OWN, *CHECKPOINT_FORMATS) or set(form.pixels) & set(pixel_owners()):
+    if form.name in (VITKIT, *CHECKPOINT_FORMATS) or set(form.pixels) & set(pixel_owners()):
         raise ValueError(f"there is a checkpoint format {form.name!r} already, or one with its pixels")
     rows = {form.name: form, **CHECKPOINT_FORMATS}
     CHECKPOINT_FORMATS.clear()
@@ -91,12 +91,12 @@ def writable() -> dict[str, CheckpointFormat]:
 
 def kinds() -> tuple[str, ...]:
     """What a checkpoint can be converted to."""
-    return (OWN, *writable())
+    return (VITKIT, *writable())
 
 
 def kind_of(destination: Path) -> str:
     """What a checkpoint is converted to where nothing but the destination says so."""
-    return next((name for name, form in writable().items() if destination.suffix in form.suffixes), OWN)
+    return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
 
 
 def file_suffixes() -> tuple[str, ...]:
@@ -113,8 +113,8 @@ def pixels_of(owner: str) -> Mapping[str, Any] | None:
     """The fields of `Preprocess`, but for the size, that this owner's weights are trained with; None: of nobody."""
     for form in CHECKPOINT_FORMATS.values():
         if owner in form.pixels:
-            found: Mapping[str, Any] = getattr(import_module(form.reader.split(":")[0]), form.pixels[owner])
-            return found
+            pixels: Mapping[str, Any] = getattr(import_module(form.reader.split(":")[0]), form.pixels[owner])
+            return pixels
     return None
 
 

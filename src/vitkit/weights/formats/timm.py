@@ -18,7 +18,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.config import ViTConfig
-from vitkit.model.variants import TIMM, handlers_of, told_by
+from vitkit.model.variants import TIMM, fields_by_names, handlers_of
 from vitkit.system.files import replacing, to_json
 from vitkit.weights.checkpoint import Checkpoint, noted, tuck_in
 from vitkit.weights.formats.export import Files, metadata, one, ours_of, refuse, said, save, tensors_under, write_folder
@@ -48,7 +48,7 @@ _HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2, "test_v
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """The layout of this checkpoint, if it has timm's names."""
-    variant = told_by(checkpoint.tensors)
+    variant = fields_by_names(checkpoint.tensors)
     is_block = re.compile(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.")
     if not variant and not any(is_block.match(name) for name in checkpoint.tensors):
         return None

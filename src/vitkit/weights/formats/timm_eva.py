@@ -77,7 +77,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         if name not in names:
             raise VitkitError(f"{checkpoint.path} ({family.name}): {name} is missing")
     described = beside(checkpoint)
-    told = {**written(checkpoint), **described.get("fields", {})}
+    fields = {**written(checkpoint), **described.get("fields", {})}
     size = described.get("image_size")
     assumed = dict(family.assumed)
     if size is None and "pos_embed" not in names and family.side:
@@ -86,12 +86,12 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     return Layout(
         format=f"timm ({family.name})",
         pieces=pieces_of(names),
-        fields={**FIELDS, **family.fields, **told},
+        fields={**FIELDS, **family.fields, **fields},
         preprocess=described.get("preprocess", family.pixels),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=size,
-        assumed={name: text for name, text in assumed.items() if name not in told},
+        assumed={name: text for name, text in assumed.items() if name not in fields},
     )
 
 
@@ -153,8 +153,8 @@ def _perception_encoder(names: Names) -> Family:
     is_core = has(names, r"attn_pool\.")
     fields: dict[str, Any] = {
         "rotary": "axial", "rotary_base": 10_000.0, "rotary_offset": int("cls_token" in names),
-        "rotary_grid": _own_grid(names), "norm_eps": 1e-5, "pool": "map" if is_core else "gap", "last_norm": is_core,
-        "class_token": "cls_token" in names,
+        "rotary_grid": _grid_of_table(names), "norm_eps": 1e-5, "pool": "map" if is_core else "gap",
+        "last_norm": is_core, "class_token": "cls_token" in names,
     }  # fmt: skip
     heads = _HEADS["Perception Encoder"].get(_sizes(names)[1])
     fields |= {} if heads is None else {"heads": heads}
@@ -240,7 +240,7 @@ def _sizes(names: Names) -> tuple[int, int]:
     return len(layers), max(sizes, key=sizes.count, default=0)
 
 
-def _own_grid(names: Names) -> tuple[int, int] | None:
+def _grid_of_table(names: Names) -> tuple[int, int] | None:
     """The square of patches that have positions."""
     shape = names["pos_embed"].shape if "pos_embed" in names else ()
     patches = shape[1] - ("cls_token" in names) if len(shape) == 3 else 0
@@ -257,7 +257,10 @@ def pieces_of(names: Names) -> dict[str, Piece]:
     blocks = {match[1] for name in names if (match := re.match(r"(blocks\.\d+)\.", name))}
     forms = {block: _parts(block) for block in blocks}
     used = {  # ways to keep a part, that any block has
-        i for parts in forms.values() for i, (_, piece) in enumerate(parts) if any(own in names for own in piece.theirs)
+        i
+        for parts in forms.values()
+        for i, (_, piece) in enumerate(parts)
+        if any(alias in names for alias in piece.theirs)
     }
     for parts in forms.values():
         for ours, piece in (parts[i] for i in sorted(used)):
@@ -269,7 +272,7 @@ def pieces_of(names: Names) -> dict[str, Piece]:
 
 def _parts(block: str) -> list[tuple[str, Piece]]:
     """What a block may keep otherwise than we do."""
-    own = block.replace("blocks", "rel_pos")
+    table = block.replace("blocks", "rel_pos")
     q, k, v, gate, value = (
         f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
     )
@@ -281,9 +284,9 @@ def _parts(block: str) -> list[tuple[str, Piece]]:
         (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
         (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
         (f"{block}.ls2.gamma", same(f"{block}.gamma_2")),
-        (f"{own}.table", same(f"{block}.attn.relative_position_bias_table")),
-        (f"{own}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
-        *((f"{own}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
+        (f"{table}.table", same(f"{block}.attn.relative_position_bias_table")),
+        (f"{table}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
+        *((f"{table}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
     ]
 
 
@@ -330,8 +333,8 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
         if name not in names:
             raise VitkitError(f"{checkpoint.path} (timm, {family.name}): {name} is missing")
     described = beside(checkpoint)
-    told = {**written(checkpoint), **described.get("fields", {})}
-    told |= {name: family.fields[name] for name in ("gelu",) if name in family.fields}  # timm's config.json is silent
+    fields = {**written(checkpoint), **described.get("fields", {})}
+    fields |= {name: family.fields[name] for name in ("gelu",) if name in family.fields}  # timm's config.json is silent
     size = described.get("image_size", (family.side, family.side))
     resize = family.fields["position_resize"]
     assumed = {
@@ -343,13 +346,13 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
     return Layout(
         format=f"timm ({family.name})",
         pieces=_pieces(names, checkpoint),
-        fields={**FIELDS, **family.fields, **told},
+        fields={**FIELDS, **family.fields, **fields},
         preprocess=described.get("preprocess", family.pixels),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=_trained_size(names, checkpoint),
         pixel_size=size,
-        assumed={name: text for name, text in assumed.items() if name not in told},
+        assumed={name: text for name, text in assumed.items() if name not in fields},
     )
 
 
@@ -449,7 +452,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     if "cls_token" not in names and (is_table or "_cls" in architecture):
         raise VitkitError(f"{checkpoint.path} ({name}): cls_token is missing")
     described = beside(checkpoint)
-    told = {**written(checkpoint), **described.get("fields", {})}
+    settings = {**written(checkpoint), **described.get("fields", {})}
     fields, assumed = (_of_tables if is_table else _of_mlps)(names)
     if is_table and "preprocess" not in described:
         assumed["family"] = (
@@ -466,12 +469,12 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     return Layout(
         format=name,
         pieces=_pieces_beit(names),
-        fields={**FIELDS, **fields, **told},
+        fields={**FIELDS, **fields, **settings},
         preprocess=described.get("preprocess", BEIT_PIXELS),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=size,
-        assumed={field: text for field, text in assumed.items() if field not in told},
+        assumed={field: text for field, text in assumed.items() if field not in settings},
         dropped={name: "it follows from the grid" for name in names if name.endswith("relative_position_index")},
     )
 
@@ -484,7 +487,7 @@ def _of_tables(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
         "class_token": True,
         "pool": "gap" if has(names, r"fc_norm\.") else "token",
     }
-    return fields | _told_by(shape[1] for shape in shapes_like(names, _TABLE_BEIT) if len(shape) == 2), {}
+    return fields | _fields_by_names(shape[1] for shape in shapes_like(names, _TABLE_BEIT) if len(shape) == 2), {}
 
 
 def _of_mlps(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
@@ -502,14 +505,14 @@ def _of_mlps(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
             "res-post, because there is no LayerScale, as in timm's vit_relpos_*_rpn_*; if wrong: norm='pre'"
         )
     fc1, fc2 = (shapes_like(names, _MLP.replace("fc[12]", f"fc{i}").replace("(weight|bias)", "weight")) for i in (1, 2))
-    fields |= _told_by(shape[0] for shape in fc2 if shape)
+    fields |= _fields_by_names(shape[0] for shape in fc2 if shape)
     sizes = [shape[0] for shape in fc1 if shape]
     return fields | ({"relative_size": max(sizes, key=sizes.count)} if sizes else {}), assumed
 
 
-def _told_by(heads: Any) -> dict[str, Any]:
-    found = list(heads)
-    return {"heads": max(found, key=found.count)} if found else {}
+def _fields_by_names(heads: Any) -> dict[str, Any]:
+    fields_of_heads = list(heads)
+    return {"heads": max(fields_of_heads, key=fields_of_heads.count)} if fields_of_heads else {}
 
 
 def _size_of_tables(names: Names) -> tuple[int, int]:
