@@ -177,8 +177,10 @@ class TrainingPlan(Result):
             f"  FLOPs     {self.flops:.4g}: {part}",
             *self._time_lines(),
             "",
-            f"memory of a device in GiB (it has {accelerator.memory / 2**30:.1f}), "
-            f"{self.batch_of_device:,} images at a time",
+            (
+                f"memory of a device in GiB (it has {accelerator.memory / 2**30:.1f}), "
+                f"{self.batch_of_device:,} images at a time"
+            ),
             _HEADING,
             *(_memory_line(row) for row in self.memory),
         ]

@@ -126,8 +126,8 @@ class Selection:
         measured = sum(trial.reason is None for trial in self.trials)
         parts = f"{self.tested} of {self.parts}" if self.tested < self.parts else f"{self.parts}"
         return (
-            f"{measured} of {len(self.trials)} weights tried in {self.seconds:.0f} of {self.budget:g} s: a linear probe "
-            f"on frozen features, cross-validated ({parts} parts), on {self.images} of "
+            f"{measured} of {len(self.trials)} weights tried in {self.seconds:.0f} of {self.budget:g} s: a linear "
+            f"probe on frozen features, cross-validated ({parts} parts), on {self.images} of "
             f"{plural(self.of, 'training image', 'training images')}"
         )
 
