@@ -21,7 +21,7 @@ from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.data.sources import read_source
 from vitkit.data.splits import split
-from vitkit.training.recipe_files import resolve
+from vitkit.training.defaults import complete
 from vitkit.training.start import augment_of
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
@@ -30,8 +30,9 @@ STUDENT = "deit_micro_distilled_patch4_16"
 
 def train_teacher(seed: int, epochs: int, file: Path) -> float:
     """A CNN on the training images of this seed's split; its accuracy on the test images."""
-    recipe = resolve({"data": "digits", "seed": seed})
-    table = split(read_source("digits"), recipe.split, seed)
+    images = read_source("digits")
+    recipe, _ = complete({"data": "digits", "seed": seed}, images)
+    table = split(images, recipe.split, seed)
     preprocess = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear", mean=IMAGENET_MEAN, std=IMAGENET_STD)
     data = ImageData(table, preprocess, augment_of(recipe), batch_size=32, workers=0, seed=seed)
     torch.manual_seed(seed)

@@ -157,7 +157,9 @@ def reason_against(config: ViTConfig, who: str) -> str | None:
     for name, value in settings(config, COMPUTED).items():
         row = next((row for row in variants_of(config) if row.field == name), None)
         if row is None or who not in row.handlers:
-            why = "and would compute another model" if row is None else row.refusals[who]
+            why = "and would compute another model"
+            if row is not None and who in row.refusals:
+                why = row.refusals[who]
             return f"{who} does not know {name}={value!r} of ViTConfig, {why}"
     return None
 
