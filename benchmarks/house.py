@@ -182,12 +182,12 @@ def _prepare(folder: Path) -> None:
     torch.save(model.state_dict(), folder / "timm.pth")
 
 
-def _walk(name: str, folder: Path) -> dict[str, int]:
+def walk(name: str, folder: Path) -> Walk:
     """Take one walk in this process, with everything imported, so that what modules do when imported does not count."""
     import vitkit
 
     for path in SOURCE.rglob("*.py"):
-        if path.name not in ("__main__.py", "runner.py"):
+        if path.name not in ("__main__.py", "lightning_module.py"):
             importlib.import_module(
                 ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
             )
@@ -200,15 +200,15 @@ def _walk(name: str, folder: Path) -> dict[str, int]:
         "load a timm .pth": lambda: vitkit.load(folder / "timm.pth"),
         "predict": lambda: vitkit.predict(folder / "run", image),
     }
-    walk = Walk()
-    sys.setprofile(walk)
+    taken = Walk()
+    sys.setprofile(taken)
     try:
         ways[name]()
     except FirstStepError:
         pass
     finally:
         sys.setprofile(None)
-    return walk.figures()
+    return taken
 
 
 WALKS = ("from scratch", "from a run", "load a timm .pth", "predict")
@@ -231,19 +231,110 @@ def walks() -> dict[str, dict[str, int]]:
     return taken
 
 
+# --- The picture of the rooms, from their imports -----------------------------------------------------
+
+
+def room_imports(files: dict[Path, ast.Module]) -> dict[str, set[str]]:
+    """The rooms (packages and modules at the top) that each room imports, wherever in its code."""
+    found: dict[str, set[str]] = {}
+    for path, tree in files.items():
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        if parts[0] in ("__init__", "__main__"):
+            continue
+        targets = found.setdefault(parts[0], set())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitkit."):
+                targets.add(str(node.module).split(".")[1])
+            elif isinstance(node, ast.Import):
+                targets.update(name.name.split(".")[1] for name in node.names if name.name.startswith("vitkit."))
+    return {room: (targets & set(found)) - {room} for room, targets in found.items() if room != "recipes"}
+
+
+def levels(imports: dict[str, set[str]]) -> list[list[str]]:
+    """The rooms from those that import none upward: each stands above all that it imports."""
+    left, rows = dict(imports), list[list[str]]()
+    while left:
+        row = sorted(room for room, targets in left.items() if not targets & set(left))
+        if not row:
+            raise ValueError(f"these rooms import one another in a circle: {sorted(left)}")
+        rows.append(row)
+        left = {room: targets for room, targets in left.items() if room not in row}
+    return rows
+
+
+def nearest(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The imports that no other import of the room leads to already (the transitive reduction)."""
+
+    def below(room: str) -> set[str]:
+        return imports[room].union(*(below(each) for each in imports[room]))
+
+    return {room: targets - set().union(*(below(each) for each in targets)) for room, targets in imports.items()}
+
+
+WIDE, HIGH, STEP = 128, 34, 84  # pixels: of a room, and from one level to the next
+
+
+def draw(imports: dict[str, set[str]]) -> str:
+    """The rooms as an SVG: a room stands above those that it imports, with lines to the nearest of them."""
+    rows = levels(imports)
+    width, height = max(map(len, rows)) * (WIDE + 24) + 24, len(rows) * STEP
+    centre = {
+        room: (round(width * (i + 1) / (len(row) + 1)), round(height - STEP * (level + 0.5)))
+        for level, row in enumerate(rows)
+        for i, room in enumerate(row)
+    }
+    lines = [
+        f'<line x1="{centre[room][0]}" y1="{centre[room][1]}" x2="{centre[target][0]}" y2="{centre[target][1]}"/>'
+        for room, targets in sorted(nearest(imports).items())
+        for target in sorted(targets)
+    ]
+    boxes = [
+        f'<rect x="{x - WIDE // 2}" y="{y - HIGH // 2}" width="{WIDE}" height="{HIGH}" rx="5"/>'
+        f'<text x="{x}" y="{y + 5}">{room}</text>'
+        for room, (x, y) in sorted(centre.items())
+    ]
+    style = (
+        "line{stroke:#9aa5b1;stroke-width:1.5}rect{fill:#fff;stroke:#334e68}"
+        "text{font:14px sans-serif;fill:#102a43;text-anchor:middle}"
+    )
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">',
+            "<title>The rooms of vitkit: each stands above the rooms that it imports</title>",
+            f"<style>{style}</style>",
+            f'<rect width="{width}" height="{height}" style="fill:#f7f9fb;stroke:none"/>',
+            *lines,
+            *boxes,
+            "</svg>\n",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--walk", choices=WALKS, help="take one walk in this process, and print its figures as JSON")
     parser.add_argument("--in", dest="place", type=Path, help="the folder with what the walk needs")
     parser.add_argument("--no-walks", action="store_true", help="count in the code alone")
+    parser.add_argument("--picture", type=Path, metavar="SVG", help="draw which room imports which")
     asked = parser.parse_args()
+    if asked.picture:
+        asked.picture.write_text(draw(room_imports(trees(SOURCE))), encoding="utf-8")
+        return
+    if asked.walk and asked.place is None:
+        parser.error("--walk takes what it needs from a folder: name it with --in, or leave both out")
     if asked.walk:
-        print(json.dumps(_walk(asked.walk, asked.place)))
+        taken = walk(asked.walk, asked.place)
+        print(json.dumps({**taken.figures(), "order": list(dict.fromkeys(taken.calls))}))
         return
     files = trees(SOURCE)
     rows = {**size(files), **names(files), "deep imports in tests": deep_imports(ROOT / "tests")}
     if not asked.no_walks:
-        rows |= {f"{walk}: {what}": count for walk, counts in walks().items() for what, count in counts.items()}
+        rows |= {
+            f"{walk}: {what}": count
+            for walk, counts in walks().items()
+            for what, count in counts.items()
+            if what != "order"
+        }
     for what, count in rows.items():
         print(f"{what:48} {count:>8,}")
 

@@ -172,8 +172,10 @@ def test_without_room_pictures_are_decoded_again(
     kind: str, table: ImageTable, cache: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = 3 * 20 * 14
-    cache: PictureCache = MemoryCache(len(table), 2 * first) if kind == "ram" else DiskCache("rule", 2 * (first + 12))
-    images = TrainingImages(table, PREPROCESS, Augment(crop_scale=(0.2, 1)), 0, cache)
+    pictures: PictureCache = (
+        MemoryCache(len(table), 2 * first) if kind == "ram" else DiskCache("rule", 2 * (first + 12))
+    )
+    images = TrainingImages(table, PREPROCESS, Augment(crop_scale=(0.2, 1)), 0, pictures)
     small = [i for i in range(len(table)) if not table.paths[i].endswith(".jpg")]
     for _ in range(3):
         for i in small:
@@ -186,15 +188,15 @@ def test_without_room_pictures_are_decoded_again(
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_a_damaged_file_of_the_cache_is_made_anew(damage: str, tmp_path: Path, cache: Path) -> None:
-    file, cache = save(noise(), tmp_path / "a.png"), DiskCache("rule", 2**20)
-    expected = cache.picture(0, file, lambda: decode(file)).tobytes()
+    file, pictures = save(noise(), tmp_path / "a.png"), DiskCache("rule", 2**20)
+    expected = pictures.picture(0, file, lambda: decode(file)).tobytes()
     (kept,) = [path for path in cache.rglob("*") if path.is_file()]
     data = bytearray(kept.read_bytes())
     data[-5] ^= 1
     kept.write_bytes({"cut": kept.read_bytes()[:-7], "flip": bytes(data), "empty": b""}[damage])
     for _ in range(2):
-        assert cache.picture(0, file, lambda: decode(file)).tobytes() == expected
-    assert cache.picture(0, file, lambda: noise(seed=9)).tobytes() == expected
+        assert pictures.picture(0, file, lambda: decode(file)).tobytes() == expected
+    assert pictures.picture(0, file, lambda: noise(seed=9)).tobytes() == expected
 
 
 def test_rules_do_not_mix(tmp_path: Path, cache: Path) -> None:
