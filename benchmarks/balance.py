@@ -21,14 +21,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.data.loading import EpochSampler, EvaluationImages
-from vitkit.data.sources import read_source
-from vitkit.evaluation.calibration import calibrate, to_probabilities
-from vitkit.training.finalize import Balance, class_weights, log_weights
-from vitkit.training.losses import label_loss
-from vitkit.training.probe import compute_features
-from vitkit.training.recipe import Recipe
-from vitkit.training.start import blueprint_of, choose_precision, new_classifier
+from vitkit.data import EpochSampler, EvaluationImages, read_source
+from vitkit.evaluation import calibrate, to_probabilities
+from vitkit.training import (
+    Balance,
+    Recipe,
+    blueprint_of,
+    choose_precision,
+    class_weights,
+    compute_features,
+    label_loss,
+    log_weights,
+    new_classifier,
+)
 
 SEEDS, COMMON, RARE, EPOCHS, BATCH = 10, 360, 36, 30, 32
 Floats = npt.NDArray[np.floating[Any]]

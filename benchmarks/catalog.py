@@ -24,7 +24,7 @@ from timm.layers import set_fused_attn
 from timm.models import get_pretrained_cfg
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitkit.weights.catalog import CATALOG, COLUMNS, FILE, Entry
+from vitkit.weights import CATALOG, COLUMNS, FILE, Entry
 
 HERE = Path(__file__).parent
 RESULTS = {  # what sources/ keeps of each

@@ -19,7 +19,7 @@ import torch
 from tables import RESULTS, result_path, show, write_table
 
 import vitkit
-from vitkit.system.progress import Progress
+from vitkit.system import Progress
 
 SCRATCH = {"vit": "vit_tiny_patch16_96", "hybrid": "vit_tiny_r_s16_p8_96"}
 SCRATCH |= {name: f"torchvision:{name}" for name in ("resnet18", "mobilenet_v2")}

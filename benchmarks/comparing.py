@@ -43,9 +43,8 @@ from scipy.special import stdtr
 from scipy.stats import norm
 from tables import RESULTS, result_path, write_table
 
-from vitkit.evaluation.intervals import Units
-from vitkit.experiments import statistics
-from vitkit.experiments.statistics import LEVEL, Family
+from vitkit.evaluation import Units
+from vitkit.experiments import LEVEL, Family, statistics
 
 MODELS, SEEDS, LUCK, IMAGES = (2, 3, 5, 10), (1, 2, 3, 4, 5), (0.0, 0.01, 0.03, 0.09), 359
 UNLIKE = (0.01, 0.05)  # luck of every other model

@@ -31,13 +31,20 @@ from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFilter, ImageFo
 from tables import save_table
 
 from vitkit import embed
-from vitkit.data.doctor.altered import Described
-from vitkit.data.doctor.duplicates import compare, connect, find_duplicates, find_known
-from vitkit.data.doctor.likeness import find_pairs
-from vitkit.data.doctor.scan import scan
-from vitkit.data.file_facts import Facts, Memory
-from vitkit.data.named_sets import write_digits
-from vitkit.data.seen import PictureRecord, make_record
+from vitkit.data import (
+    Described,
+    Facts,
+    Memory,
+    PictureRecord,
+    compare,
+    connect,
+    find_duplicates,
+    find_known,
+    find_pairs,
+    make_record,
+    scan,
+    write_digits,
+)
 
 Alter = Callable[[Image.Image, Image.Image, np.random.Generator], Image.Image]
 

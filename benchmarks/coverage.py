@@ -43,9 +43,8 @@ import numpy as np
 from scipy.special import softmax
 from tables import RESULTS, result_path, write_table
 
-from vitkit.evaluation.calibration import Reliability
-from vitkit.evaluation.intervals import Interval, fold_intervals, intervals
-from vitkit.evaluation.metrics import Evaluation, pooled
+from vitkit.evaluation import Evaluation, Interval, Reliability, fold_intervals, pooled
+from vitkit.evaluation.intervals import intervals
 
 ACCURACIES, IMAGES, CLASSES = (0.8, 0.9, 0.95, 0.98, 0.99), (30, 50, 100, 200, 500), (2, 5, 10)
 _CORNERS = ((30, 100, 500), (0.8, 0.95, 0.99), (2, 10))  # for the kinds after the first

@@ -17,12 +17,8 @@ import torch.nn.functional as F
 from tables import save_table
 from torchvision.models import resnet18
 
-from vitkit.data.loading import ImageData
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.data.sources import read_source
-from vitkit.data.splits import split
-from vitkit.training.defaults import complete
-from vitkit.training.start import augment_of
+from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, ImageData, Preprocess, read_source, split
+from vitkit.training import augment_of, complete
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 STUDENT = "deit_micro_distilled_patch4_16"

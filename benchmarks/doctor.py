@@ -24,10 +24,8 @@ from pathlib import Path
 from PIL import Image, ImageOps
 from tables import save_table
 
+from vitkit.data import Diagnosis, Preprocess, examine, read_source
 from vitkit.data.decode import decode
-from vitkit.data.doctor.examine import Diagnosis, examine
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 PREPROCESS = Preprocess(size=(224, 224))

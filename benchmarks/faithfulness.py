@@ -26,11 +26,8 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from vitkit import VisionTransformer, load
-from vitkit.data.loading import EvaluationImages
-from vitkit.data.split_file import split_from_file
-from vitkit.data.table import ImageTable
-from vitkit.explanation import METHODS
-from vitkit.explanation.occluding import cover
+from vitkit.data import EvaluationImages, ImageTable, split_from_file
+from vitkit.explanation import METHODS, cover
 
 STEPS, AT_ONCE, RESAMPLES = 20, 8, 10_000
 BLUR = 10.0  # the blur's standard deviation, in pixels

@@ -21,16 +21,8 @@ from PIL import Image
 from tables import save_table
 
 from vitkit import create_model
-from vitkit.data.loading import ImageData
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
-from vitkit.data.splits import split
-from vitkit.data.table import ImageTable
-from vitkit.training.defaults import PRESETS
-from vitkit.training.losses import label_loss
-from vitkit.training.optim import build_optimizer
-from vitkit.training.recipe import Recipe
-from vitkit.training.start import augment_of, choose_precision
+from vitkit.data import ImageData, ImageTable, Preprocess, read_source, split
+from vitkit.training import PRESETS, Recipe, augment_of, build_optimizer, choose_precision, label_loss
 
 EPOCHS, BATCH, STEPS = 4, 32, 6
 

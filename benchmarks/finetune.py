@@ -31,13 +31,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
+from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, EvaluationImages, ImageTable, Preprocess, split_from_file
 from vitkit.data.decode import decode
-from vitkit.data.loading import EvaluationImages
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.data.split_file import split_from_file
-from vitkit.data.table import ImageTable
-from vitkit.training.run import train
-from vitkit.training.run_folder import read_metrics
+from vitkit.training import read_metrics, train
 
 NAME = "deit_tiny_patch16_224"
 PREPROCESS = Preprocess(size=(224, 224), crop_pct=0.875, mean=IMAGENET_MEAN, std=IMAGENET_STD)

@@ -30,10 +30,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitkit import Classifier, Preprocess
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.data.walk import find_images
-from vitkit.model.names import config_for
-from vitkit.profiling.speed import Timing, on_cpu, random_model, resident
+from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, find_images
+from vitkit.model import config_for
+from vitkit.profiling import Timing, on_cpu, random_model, resident
 from vitkit.weights import load
 
 DATA = os.environ.get("VITKIT_TEST_DATA")

@@ -134,10 +134,8 @@ def draw_answers(images: int, classes: int) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -> list[dict[str, Any]]:
-    from vitkit.evaluation.figures import all_figures
-    from vitkit.evaluation.label_errors import from_predictions, write_label_errors
-    from vitkit.evaluation.metrics import Evaluation
-    from vitkit.reporting.evaluation_report import write_evaluation
+    from vitkit.evaluation import Evaluation, all_figures, from_predictions, write_label_errors
+    from vitkit.reporting import write_evaluation
 
     photos = links(folder, images)
     probabilities, labels = np.empty((images, classes), np.float32), np.empty(images, np.int64)
@@ -169,9 +167,8 @@ def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -
 def evaluate(folder: Path, _: argparse.Namespace, images: int, classes: int) -> list[dict[str, Any]]:
     from types import SimpleNamespace
 
-    from vitkit.data.table import ImageTable
-    from vitkit.evaluation import evaluator
-    from vitkit.evaluation.figures import all_figures
+    from vitkit.data import ImageTable
+    from vitkit.evaluation import all_figures, evaluator
 
     names = tuple(f"class{i:05d}" for i in range(classes))
     paths = tuple(f"{i:06d}.jpg" for i in range(images))
@@ -260,7 +257,7 @@ def train(folder: Path, asked: argparse.Namespace, images: int, few: int, many: 
 
 def training(photos: str, out: str, model: str) -> None:
     """A training of twenty seconds; when its first step was done, and how long it reported."""
-    from vitkit.system.progress import reporting_to
+    from vitkit.system import reporting_to
     from vitkit.training import run
 
     marks: dict[str, tuple[float, float]] = {"start": (time.perf_counter(), time.process_time())}

@@ -23,8 +23,8 @@ from sklearn.linear_model import LogisticRegression
 from tables import RESULTS, result_path, write_table
 
 import vitkit
-from vitkit.data.sources import read_source
-from vitkit.evaluation.label_choice import choose_next
+from vitkit.data import read_source
+from vitkit.evaluation import choose_next
 
 SIZES, BATCH = (10, 20, 40, 80, 160), 10
 FIRST_SEED, SEEDS = 100, 8  # others than those that the way of choosing was settled on

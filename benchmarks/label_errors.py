@@ -32,12 +32,9 @@ import torch
 from tables import RESULTS, result_path, write_table
 from torch import Tensor
 
-from vitkit.data.loading import EvaluationImages
-from vitkit.data.sources import read_source
-from vitkit.evaluation.label_errors import find_suspects, probe_out_of_fold
-from vitkit.training.probe import compute_features
-from vitkit.training.recipe import Recipe
-from vitkit.training.start import blueprint_of, choose_precision, new_classifier
+from vitkit.data import EvaluationImages, read_source
+from vitkit.evaluation import find_suspects, probe_out_of_fold
+from vitkit.training import Recipe, blueprint_of, choose_precision, compute_features, new_classifier
 
 SEEDS, PER_CLASS, PLANTED, SHOWN = 5, 100, 12, 25
 REPEATS, PROBES = 200, 20  # evaluations that are drawn; those that fit a probe

@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 from tables import RESULTS, result_path, write_table
 
 import vitkit
-from vitkit.data.labels import EXCLUDED, Edit, add_edits, read_suspects
-from vitkit.system.run_files import EVALUATION, LABEL_ERRORS
+from vitkit.data import EXCLUDED, Edit, add_edits, read_suspects
+from vitkit.system import EVALUATION, LABEL_ERRORS
 from vitkit.training import run
 
 CLASSES, EACH, NEW, SIDE, ROUNDS = 5, 40, 200, 32, 3  # EACH and NEW: pictures of a class

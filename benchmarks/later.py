@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from tables import RESULTS, result_path, show, write_table
 
-from vitkit.inference.backends import open_runner
-from vitkit.profiling.speed import Contender, compare, row
+from vitkit.inference import open_runner
+from vitkit.profiling import Contender, compare, row
 from vitkit.weights import load
 
 MODELS = {

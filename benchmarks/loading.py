@@ -50,7 +50,7 @@ def write_files(folder: Path) -> list[Path]:
     import torch
 
     from vitkit import Classifier, Preprocess, create_model
-    from vitkit.weights.formats.export import write
+    from vitkit.weights import write
 
     torch.manual_seed(0)
     model = create_model(NAME)

@@ -19,14 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import vitkit
-from vitkit.data.loading import EvaluationImages
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import images_of_run
-from vitkit.data.splits import split
-from vitkit.data.table import ImageTable
-from vitkit.inference.backends.optimized import prepare
-from vitkit.inference.backends.token_merging import merge
-from vitkit.training.start import choose_precision
+from vitkit.data import EvaluationImages, ImageTable, images_of_run, read_source, split
+from vitkit.inference import merge, prepare
+from vitkit.training import choose_precision
 
 SWEEP = (0, 2, 4, 6, 8, 10, 12, 13, 14, 16, 18, 20)
 BATCH = 32

@@ -24,14 +24,13 @@ from tables import RESULTS, read_table, result_path, show, write_table
 from torch import Tensor
 
 from vitkit import VisionTransformer
+from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess, find_images
 from vitkit.data.decode import decode
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.data.walk import find_images
-from vitkit.inference.backends.optimized import prepare
-from vitkit.model.names import config_for
-from vitkit.profiling.speed import Contender, Speed, compare, open_backends, random_model, row
-from vitkit.reporting.plots import save_figure
-from vitkit.verbs.bench import chart
+from vitkit.inference import prepare
+from vitkit.model import config_for
+from vitkit.profiling import Contender, Speed, compare, open_backends, random_model, row
+from vitkit.reporting import save_figure
+from vitkit.verbs import chart
 from vitkit.weights import load
 
 MODELS = {

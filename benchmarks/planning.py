@@ -28,18 +28,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitkit
-from vitkit.data.loading import BatchedImages, TrainingImages
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
-from vitkit.experiments.footprint import rehearse_step
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
-from vitkit.training.checkpoint import TrainingState
-from vitkit.training.distributed import fabric_of
-from vitkit.training.loop import Loop
-from vitkit.training.losses import Objective
-from vitkit.training.recipe import Recipe, checkpoint_every
-from vitkit.training.start import augment_of
+from vitkit.data import BatchedImages, Preprocess, TrainingImages, read_source
+from vitkit.experiments import rehearse_step
+from vitkit.model import VisionTransformer, config_for
+from vitkit.training import Loop, Objective, Recipe, TrainingState, augment_of, checkpoint_every, fabric_of
 
 MIB = 2**20
 NAMES = {"Ti/16": "vit_tiny_patch16_224", "S/16": "vit_small_patch16_224", "B/16": "vit_base_patch16_224"}

@@ -29,11 +29,9 @@ from peers import MODELS, SMOKE
 from tables import RESULTS, read_table, result_path, show, write_table
 from torch import Tensor
 
-from vitkit.inference.backends.optimized import OptimizedModel
-from vitkit.inference.backends.torch import best, build, measure, processor
-from vitkit.inference.pipeline import BATCH, cores
-from vitkit.model.names import config_for
-from vitkit.profiling.speed import random_model
+from vitkit.inference import BATCH, OptimizedModel, best, build, cores, measure, processor
+from vitkit.model import config_for
+from vitkit.profiling import random_model
 
 _BUSY = "import torch; torch.set_num_threads(1); a = torch.randn(512, 512)\nwhile True: a @ a"
 

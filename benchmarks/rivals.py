@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit import Classifier, Preprocess, VisionTransformer
-from vitkit.profiling.speed import Contender
-from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.export import write
-from vitkit.weights.formats.torchvision import recognise
+from vitkit.profiling import Contender
+from vitkit.weights import Checkpoint, StoredTensor, recognise, write
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 Run = Callable[[Tensor], Tensor]

@@ -32,10 +32,9 @@ from PIL import Image
 from tables import RESULTS, read_table, result_path, write_table
 
 import vitkit
-from vitkit.evaluation.headline import Headline, headline_of
+from vitkit.evaluation import Headline, headline_of
 from vitkit.experiments import compare as comparison_costs
-from vitkit.webapp.results import summaries
-from vitkit.webapp.workspace import open_workspace
+from vitkit.webapp import open_workspace, summaries
 
 CLASSES, EACH, SIDE, COPIES, SEEDS = 5, 12, 64, 48, 20  # COPIES: pixels of altered copies
 CHANCE = 1 / CLASSES

@@ -20,9 +20,8 @@ from PIL import Image
 from tables import save_table
 
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.data import Preprocess
+from vitkit.model import VisionTransformer, ViTConfig
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -28,11 +28,9 @@ from rivals import Setting, timm_module
 from tables import RESULTS, result_path, show, write_table
 from torch import Tensor, nn
 
-from vitkit.model.names import config_for
-from vitkit.profiling.speed import Ceiling, interleave, random_model, stopwatch_for
-from vitkit.training.adapters import drop_patches
-from vitkit.training.optim import build_optimizer
-from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.model import config_for
+from vitkit.profiling import Ceiling, interleave, random_model, stopwatch_for
+from vitkit.training import Recipe, build_optimizer, checkpoint_every, drop_patches
 
 Work = Callable[[], None]
 BASE = "timm float32"

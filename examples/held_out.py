@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from vitkit.data.split_file import split_from_file
+from vitkit.data import split_from_file
 
 run, how_many = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 5
 table = split_from_file(run / "split.json").of_split("test")

@@ -17,12 +17,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveragi
 from torch.utils.data import DataLoader
 
 import vitkit
-from vitkit.data.augment import Augment
-from vitkit.data.loading import EvaluationImages, TrainingImages
-from vitkit.data.sources import read_source
-from vitkit.data.splits import split
-from vitkit.training.lightning_module import LightningClassifier
-from vitkit.training.recipe import Recipe
+from vitkit.data import Augment, EvaluationImages, TrainingImages, read_source, split
+from vitkit.training import LightningClassifier, Recipe
 
 
 class Augmented(torch.utils.data.Dataset):

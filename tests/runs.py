@@ -13,11 +13,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vitkit.data.sources import read_source
-from vitkit.evaluation.evaluator import evaluate
+from vitkit.data import read_source
+from vitkit.evaluation import evaluate
 from vitkit.evaluation.figures import figures
-from vitkit.training.recipe import Recipe
-from vitkit.training.run_folder import read_metrics
+from vitkit.training import Recipe, read_metrics
 from vitkit.weights import load
 
 # Half of what a small training takes is the model's layers and bytes.

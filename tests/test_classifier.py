@@ -19,7 +19,7 @@ import vitkit
 from photos import folder, noise, save, smooth
 from tiny import VARIETY, build, images, some, tiny
 from vitkit.classifier import Classifier, Prediction
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION, FORMAT_VERSION, OF_VIT, WEIGHTS
 from vitkit.weights import load

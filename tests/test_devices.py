@@ -13,20 +13,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import vitkit
 from tiny import build, images, tiny
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.explanation.methods import METHODS
+from vitkit.explanation import METHODS
 from vitkit.exporting import export, load_exported
-from vitkit.inference.backends import best_precision, open_runner
-from vitkit.inference.backends.registry import processor_precision
-from vitkit.model.vit import VisionTransformer
+from vitkit.inference import open_runner, processor_precision
+from vitkit.inference.backends import best_precision
+from vitkit.model import VisionTransformer
+from vitkit.system import choose_device
 from vitkit.system import environment as devices
-from vitkit.system.environment import choose_device
-from vitkit.training import distributed
+from vitkit.training import Recipe, distributed, fabric_of
 from vitkit.training import start as setup
-from vitkit.training.distributed import fabric_of
-from vitkit.training.recipe import Recipe
-from vitkit.verbs.inputs import open_model
+from vitkit.verbs import open_model
 
 VERBS = ("predict", "embed", "evaluate", "explain", "bench", "train")
 
@@ -113,7 +111,7 @@ def test_a_backend_of_processors_refuses_a_gpu_by_name(backend: str, monkeypatch
 
 def test_an_exported_file_runs_on_the_processor(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from vitkit.exporting.check import choose_pictures
+    from vitkit.exporting import choose_pictures
 
     pictures = choose_pictures(None, None, "auto", None)
     export(classifier(), tmp_path / "model.onnx", pictures)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
-from vitkit.text.fields import as_typed
-from vitkit.training.recipe import Recipe, build
+from vitkit.model import ViTConfig
+from vitkit.text import as_typed
+from vitkit.training import Recipe, build
 
 
 @pytest.mark.parametrize(

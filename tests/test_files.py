@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive, exclusive_in, is_empty, replacing, write_json, write_text
+from vitkit.system import exclusive, exclusive_in, is_empty, replacing, write_json, write_text
 
 
 @contextmanager

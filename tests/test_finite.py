@@ -18,12 +18,11 @@ from safetensors.torch import load_file, save_file
 import photos
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
+from vitkit.data import Preprocess, read_source
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
-from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation import evaluate
 from vitkit.model_folder import WEIGHTS
-from vitkit.system.files import to_json, write_json
+from vitkit.system import to_json, write_json
 from vitkit.weights import load
 
 SOURCE = Path(__file__).parents[1] / "src" / "vitkit"

@@ -29,7 +29,7 @@ PLAN: dict[str, set[str]] = {
     "system": {"errors"},
     "text": {"errors", "system"},
     "data": {"errors", "system", "text"},
-    "model": {"errors", "text"},
+    "model": {"errors", "system", "text"},
     "model_folder": {"errors", "system"},
     "inference": {"data", "errors", "model", "system", "text"},
     "explanation": {"data", "errors", "model", "system", "text"},

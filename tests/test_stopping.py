@@ -15,7 +15,7 @@ import pytest
 
 import vitkit
 from vitkit.errors import Interrupted
-from vitkit.system.stopping import Deferral
+from vitkit.system import Deferral
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 SOURCE = Path(vitkit.__file__).parents[1]

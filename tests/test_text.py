@@ -10,11 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.sources import read_source
-from vitkit.evaluation.label_errors import LabelError, write_label_errors
-from vitkit.inference.prediction import Prediction
-from vitkit.inference.prediction_files import ENCODING, Columns, Csv, JsonLines
-from vitkit.text.cells import harmless, restored, visible
+from vitkit.data import read_source
+from vitkit.evaluation import LabelError, write_label_errors
+from vitkit.inference import ENCODING, Columns, Csv, JsonLines, Prediction
+from vitkit.text import harmless, restored, visible
 
 HOSTILE = (
     "=1+1",

@@ -11,8 +11,7 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, ViTConfig
 
 M = TypeVar("M", bound=nn.Module)
 

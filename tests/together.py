@@ -17,10 +17,8 @@ from typing import Any
 
 import torch
 
+from vitkit.training import Pieces, Reported, train
 from vitkit.training import run as fit
-from vitkit.training.report import Reported
-from vitkit.training.run import train
-from vitkit.training.stability import Pieces
 
 Job = tuple[str, int, dict[str, Any], int | None]
 

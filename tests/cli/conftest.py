@@ -26,7 +26,7 @@ Command = Callable[..., Outcome]
 @pytest.fixture
 def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """`vitkit("info", "vit_tiny_patch16_224")` runs that command."""
-    from vitkit.cli.app import main
+    from vitkit.cli import main
 
     def command(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["vitkit", *map(str, arguments)])

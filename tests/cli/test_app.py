@@ -19,7 +19,8 @@ import typer
 
 import runs
 import vitkit as package
-from vitkit.cli.app import VERBS, function_of
+from vitkit.cli import function_of
+from vitkit.cli.app import VERBS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
 FUNCTIONS: dict[str, Callable[..., Any]] = {verb: function_of(verb) for verb in VERBS}

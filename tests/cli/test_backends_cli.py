@@ -12,7 +12,7 @@ import pytest
 
 from tiny import build, randomise
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.weights import load
 
 

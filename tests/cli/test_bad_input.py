@@ -259,7 +259,7 @@ def test_predictions_that_cannot_be_written_are_named(vitkit: Any, here: Path, m
 
 @pytest.mark.parametrize("arguments", [("--debug", "info", "nowhere"), ("info", "nowhere", "--debug")])
 def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
-    from vitkit.cli.app import main
+    from vitkit.cli import main
 
     monkeypatch.setattr("sys.argv", ["vitkit", *arguments])
     with pytest.raises(VitkitError, match="nowhere"):

@@ -15,12 +15,12 @@ from PIL import Image
 
 import runs
 import vitkit as package
-from vitkit.data.split_file import look_over, read_contents, refuse_changed, split_from_file
+from vitkit.data import look_over, read_contents, refuse_changed, split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.label_errors import LabelError, write_label_errors
+from vitkit.evaluation import LabelError, write_label_errors
 from vitkit.experiments import compare as comparison_costs
 from vitkit.experiments.compare import compare
-from vitkit.system.run_files import LABEL_ERRORS, SPLIT
+from vitkit.system import LABEL_ERRORS, SPLIT
 from vitkit.training import run as training
 
 

@@ -14,8 +14,9 @@ import tiny
 import warm
 from photos import noise, save
 from vitkit.classifier import Classifier
-from vitkit.cli.say import HARMLESS, prepare_streams, say
-from vitkit.data.preprocess import Preprocess
+from vitkit.cli import HARMLESS, prepare_streams
+from vitkit.cli.say import say
+from vitkit.data import Preprocess
 
 
 @pytest.fixture(scope="module")

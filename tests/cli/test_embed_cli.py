@@ -12,7 +12,7 @@ import torch
 from photos import fingerprint, noise, save
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.weights import load
 
 

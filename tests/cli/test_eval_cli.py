@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from photos import fingerprint
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import split_from_file
-from vitkit.evaluation.evaluator import evaluate
+from vitkit.data import read_source, split_from_file
+from vitkit.evaluation import Evaluation, evaluate
 from vitkit.evaluation.figures import figures
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.text.cells import interval_text
+from vitkit.text import interval_text
 from vitkit.weights import load
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vitkit.data.split_file import split_from_file
-from vitkit.evaluation.evaluator import evaluate
+from vitkit.data import split_from_file
+from vitkit.evaluation import evaluate
 from vitkit.weights import load
 
 

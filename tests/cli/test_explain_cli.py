@@ -15,7 +15,7 @@ import pytest
 from photos import fingerprint, noise, save
 from tiny import VARIETY, build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 
 
 def saved(path: Path, classes: tuple[str, ...] = tuple("abcdefg"), **fields: Any) -> Path:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vitkit.model.names import list_models
-from vitkit.weights.loading import create_model
+from vitkit.model import list_models
+from vitkit.weights import create_model
 
 # Of the published checkpoints.
 PARAMETERS = {

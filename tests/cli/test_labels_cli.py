@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import runs
-from vitkit.data.labels import EXCLUDED, Edit, add_edits
-from vitkit.data.split_file import split_from_file
+from vitkit.data import EXCLUDED, Edit, add_edits, split_from_file
 
 NASTY = "<script>alert(1)</script>"
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.token_merging import merge
+from vitkit.inference import merge
 from vitkit.weights import load
 
 

@@ -16,7 +16,7 @@ import photos
 import runs
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import NOT_FINITE
 from vitkit.exporting import card as seal
 

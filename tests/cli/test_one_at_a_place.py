@@ -11,7 +11,7 @@ import pytest
 
 from photos import fingerprint
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive, exclusive_in
+from vitkit.system import exclusive, exclusive_in
 
 BENCH = ("bench", "{run}", "--batch-sizes", "1", "--backends", "eager", "--precisions", "float32", "--rounds", "1")
 COMMANDS = {

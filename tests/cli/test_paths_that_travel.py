@@ -50,7 +50,7 @@ def telling(folder: Path, secret: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def made(secret: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run from another run's weights, by absolute paths."""
-    from vitkit.training.run import train
+    from vitkit.training import train
 
     first, second = secret / "first", secret / "second"
     train(runs.quick(photos, epochs=1), first, say=lambda _: None)

@@ -29,11 +29,10 @@ import runs
 import warm
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.walk import find_images
+from vitkit.data import Preprocess, find_images
 from vitkit.reporting import gallery as album
-from vitkit.system.files import exclusive
-from vitkit.text.cells import restored
+from vitkit.system import exclusive
+from vitkit.text import restored
 from vitkit.verbs.predict import predict
 from vitkit.weights import load
 

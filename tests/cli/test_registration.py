@@ -14,7 +14,7 @@ import runs
 import warm
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.exporting import Card
 from vitkit.weights import inspect

@@ -18,9 +18,7 @@ import pytest
 import runs
 import warm
 from vitkit.inference.backends.registry import best_precision
-from vitkit.training import run
-from vitkit.training.recipe import Recipe, build
-from vitkit.training.recipe_files import load_fields
+from vitkit.training import Recipe, build, load_fields, run
 from vitkit.weights import load
 
 # --- In this process --------------------------------------------------------------------------------

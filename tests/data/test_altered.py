@@ -14,18 +14,32 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
 from photos import save
-from vitkit.data.doctor.altered import Described, find_altered
-from vitkit.data.doctor.duplicates import compare, find_duplicates, find_known
-from vitkit.data.doctor.examine import examine
-from vitkit.data.doctor.keypoints import BYTES, MOST, find_keypoints, working_copy
-from vitkit.data.doctor.likeness import THUMBNAIL
-from vitkit.data.doctor.scan import scan
-from vitkit.data.file_facts import Facts, Memory
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.seen import PictureRecord, find_overlap, from_text, make_record, to_text
-from vitkit.data.sources import read_source
-from vitkit.data.splits import split
-from vitkit.data.user_datasets import Datasets, survey
+from vitkit.data import (
+    BYTES,
+    MOST,
+    THUMBNAIL,
+    Datasets,
+    Described,
+    Facts,
+    Memory,
+    PictureRecord,
+    Preprocess,
+    compare,
+    examine,
+    find_altered,
+    find_duplicates,
+    find_keypoints,
+    find_known,
+    find_overlap,
+    from_text,
+    make_record,
+    read_source,
+    scan,
+    split,
+    survey,
+    to_text,
+    working_copy,
+)
 from vitkit.errors import VitkitError
 
 Change = Callable[[Image.Image], Image.Image]

@@ -18,18 +18,27 @@ import pytest
 from PIL import Image
 
 import photos
-from vitkit.data import archive
+from vitkit.data import (
+    ImageTable,
+    Stored,
+    archive,
+    below_storage,
+    examine,
+    find_images,
+    find_source,
+    is_there,
+    open_place,
+    read_digests,
+    read_place,
+    read_source,
+    read_table,
+    split_from_file,
+    split_to_dict,
+)
 from vitkit.data.archive import Archive
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.data.doctor.examine import examine
-from vitkit.data.seen import read_digests
-from vitkit.data.sources import find_source, read_source, read_table
-from vitkit.data.split_file import split_from_file, split_to_dict
-from vitkit.data.storage import Stored, below_storage, is_there, open_place, read_place
-from vitkit.data.table import ImageTable
-from vitkit.data.walk import find_images
 from vitkit.errors import VitkitError
-from vitkit.system.files import write_json
+from vitkit.system import write_json
 
 PICTURE = io.BytesIO()
 photos.noise().save(PICTURE, "PNG")

@@ -16,8 +16,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from photos import noise, smooth
-from vitkit.data.augment import Augment, Mixing, apply_seeded, mix_seeds
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Augment, Mixing, Preprocess, apply_seeded, mix_seeds
 
 PREPROCESS = Preprocess(size=(24, 32))
 ALL = Augment(crop_scale=(0.3, 1.0), hflip=True, rotate=10, translate=0.1, zoom=0.1, shear=5, color_jitter=0.3)

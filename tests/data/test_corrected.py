@@ -9,10 +9,18 @@ from pathlib import Path
 import pytest
 
 from photos import folder, noise, save
-from vitkit.data.corrections import correct, labels_of, read_corrected
-from vitkit.data.labels import EXCLUDED, Edit, add_edits, read_labels, renaming
-from vitkit.data.sources import read_source
-from vitkit.data.table import ImageTable
+from vitkit.data import (
+    EXCLUDED,
+    Edit,
+    ImageTable,
+    add_edits,
+    correct,
+    labels_of,
+    read_corrected,
+    read_labels,
+    read_source,
+    renaming,
+)
 from vitkit.errors import VitkitError
 
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, features
 
 from photos import noise, save, smooth
+from vitkit.data import Preprocess, Samples
 from vitkit.data import decode as module
-from vitkit.data.decode import Samples, UnreadableImageError, decode
-from vitkit.data.preprocess import Preprocess
+from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.errors import VitkitError
 
 ORIENTATION = 0x0112

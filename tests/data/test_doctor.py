@@ -11,11 +11,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from photos import fingerprint, folder, noise, save
-from vitkit.data.doctor.examine import Diagnosis, examine
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
+from vitkit.data import Diagnosis, Preprocess, examine, read_source
 from vitkit.errors import VitkitError
-from vitkit.system.progress import reporting_to
+from vitkit.system import reporting_to
 
 
 @pytest.fixture

@@ -15,11 +15,19 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from photos import noise, save
+from vitkit.data import (
+    LEAST_CORRELATION,
+    MOST_DIFFERENCE,
+    THUMBNAIL,
+    Facts,
+    Link,
+    Memory,
+    compare,
+    connect,
+    find_duplicates,
+    scan,
+)
 from vitkit.data.doctor import likeness as search
-from vitkit.data.doctor.duplicates import Link, compare, connect, find_duplicates
-from vitkit.data.doctor.likeness import LEAST_CORRELATION, MOST_DIFFERENCE, THUMBNAIL
-from vitkit.data.doctor.scan import scan
-from vitkit.data.file_facts import Facts, Memory
 
 ONE_SCENE = {  # flowers of which the same were photographed twice, looked at by eye
     ("12406229175_82e2ac649c_n", "12406418663_af20dc225f_n"),

@@ -25,8 +25,7 @@ import runs
 import warm
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.classifier import Classifier
-from vitkit.data.loading import EvaluationImages, ImageData
-from vitkit.data.sources import read_source
+from vitkit.data import EvaluationImages, ImageData, read_source
 from vitkit.weights import load
 
 ORIENTATION = 0x0112
@@ -44,7 +43,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    from vitkit.cli.app import main
+    from vitkit.cli import main
 
     def command(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["vitkit", *map(str, arguments)])

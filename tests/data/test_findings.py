@@ -10,11 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from vitkit.data import MOST_CROPPED, MOST_LOST, Copies, Facts, ImageTable, Preprocess
 from vitkit.data.doctor import findings
-from vitkit.data.doctor.findings import MOST_CROPPED, MOST_LOST, Copies
-from vitkit.data.file_facts import Facts
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.table import ImageTable
 
 
 def table_of(

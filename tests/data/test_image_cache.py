@@ -17,16 +17,25 @@ from torch import Tensor
 from photos import fingerprint, folder, noise, save, smooth
 from tiny import build
 from vitkit.classifier import Classifier
+from vitkit.data import (
+    Augment,
+    DiskCache,
+    EvaluationImages,
+    ImageData,
+    ImageTable,
+    MemoryCache,
+    PictureCache,
+    Preprocess,
+    TrainingImages,
+    bytes_of,
+    choose_cache,
+    open_cache,
+    read_source,
+    split,
+)
 from vitkit.data import image_cache as keeping
 from vitkit.data import loading as datamodule
-from vitkit.data.augment import Augment
 from vitkit.data.decode import decode
-from vitkit.data.image_cache import DiskCache, MemoryCache, PictureCache, bytes_of, choose_cache, open_cache
-from vitkit.data.loading import EvaluationImages, ImageData, TrainingImages
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
-from vitkit.data.splits import split
-from vitkit.data.table import ImageTable
 
 PREPROCESS = Preprocess(size=(12, 16))
 AUGMENTS = {

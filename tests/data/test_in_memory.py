@@ -16,7 +16,7 @@ import vitkit
 from photos import noise, save, smooth
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 
 CLASSES = tuple("abcdefg")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.labels import EXCLUDED, Edit, add_edits, labels_so_far, read_labels, renaming, undo_edits
+from vitkit.data import EXCLUDED, Edit, add_edits, labels_so_far, read_labels, renaming, undo_edits
 from vitkit.errors import VitkitError
 
 

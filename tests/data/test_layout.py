@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.layout import LayoutName, split_of_folder, split_of_word
-from vitkit.data.sources import read_source
-from vitkit.data.table import ImageTable
+from vitkit.data import ImageTable, LayoutName, read_source, split_of_folder, split_of_word
 from vitkit.errors import VitkitError
 
 

@@ -17,12 +17,20 @@ from torch import Tensor
 from photos import folder, save, smooth
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.augment import Augment
-from vitkit.data.loading import BatchSampler, EpochSampler, EvaluationImages, ImageData, TrainingImages
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.data.sources import read_source
-from vitkit.data.splits import split
-from vitkit.data.table import ImageTable
+from vitkit.data import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Augment,
+    BatchSampler,
+    EpochSampler,
+    EvaluationImages,
+    ImageData,
+    ImageTable,
+    Preprocess,
+    TrainingImages,
+    read_source,
+    split,
+)
 
 PREPROCESS = Preprocess(size=(12, 16), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 AUGMENT = Augment(crop_scale=(0.5, 1.0), hflip=True, rotate=5, color_jitter=0.2)

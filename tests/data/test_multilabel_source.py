@@ -14,14 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import photos
-from vitkit.data.doctor.examine import examine
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import split_from_file, split_to_dict
-from vitkit.data.splits import fold, limit_training, split
-from vitkit.data.table import ImageTable
-from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL
+from vitkit.data import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    ImageTable,
+    examine,
+    fold,
+    limit_training,
+    read_source,
+    split,
+    split_from_file,
+    split_to_dict,
+)
 from vitkit.errors import VitkitError
-from vitkit.reporting.dataset_report import write_checkup
+from vitkit.reporting import write_checkup
 
 
 def csv_of(folder: Path, *rows: str, header: str = "path,labels") -> Path:

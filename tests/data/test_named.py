@@ -33,16 +33,11 @@ from sklearn.datasets import load_digits
 
 import warm
 from photos import folder, noise
-from vitkit.data import named
+from vitkit.data import DATASETS, SUFFIXES, DataSet, Torchvision, folder_names, locate, materialise, named, read_source
 from vitkit.data.decode import decode
-from vitkit.data.named import materialise
-from vitkit.data.named_sets import DATASETS, Archive, DataSet, Torchvision, folder_names
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import locate
-from vitkit.data.walk import SUFFIXES
+from vitkit.data.named_sets import Archive
 from vitkit.errors import VitkitError
-from vitkit.system.environment import cache_folder
-from vitkit.system.progress import reporting_to
+from vitkit.system import cache_folder, reporting_to
 
 SOURCE = Path(__file__).parents[2] / "src"
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "named-data.md"

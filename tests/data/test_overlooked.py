@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from photos import noise, save
-from vitkit.data.doctor.examine import examine
-from vitkit.data.sources import read_source
-from vitkit.data.walk import Overlooked, find_images
+from vitkit.data import Overlooked, examine, find_images, read_source
 from vitkit.errors import VitkitError
-from vitkit.reporting.gallery import Album
-from vitkit.system.files import fitting, replacing
+from vitkit.reporting import Album
+from vitkit.system import fitting, replacing
 
 Closing = Callable[..., None]
 

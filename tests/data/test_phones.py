@@ -18,11 +18,9 @@ from PIL import Image, features
 
 from data.test_decode import STORED_BY_ORIENTATION, pixels, reason, rotated_exif
 from photos import folder, noise, save, smooth
+from vitkit.data import bytes_of, decoders, examine, read_picture, read_source
 from vitkit.data import decode as module
-from vitkit.data.decode import UnreadableImageError, decode, decoders, read_picture
-from vitkit.data.doctor.examine import examine
-from vitkit.data.image_cache import bytes_of
-from vitkit.data.sources import read_source
+from vitkit.data.decode import UnreadableImageError, decode
 
 KINDS = ["heic", "avif"] if features.check("avif") else ["heic"]
 

@@ -14,8 +14,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
 from photos import noise, smooth
-from vitkit.data.decode import MAX_PIXELS
-from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.data import HALF, IMAGENET_MEAN, IMAGENET_STD, MAX_PIXELS, Preprocess
 from vitkit.errors import VitkitError
 
 INTERPOLATIONS = ["nearest", "bilinear", "bicubic", "lanczos"]

@@ -13,11 +13,10 @@ import pytest
 from PIL import Image
 
 from photos import folder, noise, save
+from vitkit.data import Facts, Memory, scan
 from vitkit.data.doctor import scan as contents
 from vitkit.data.doctor import scan as module
 from vitkit.data.doctor import scan as readers
-from vitkit.data.doctor.scan import scan
-from vitkit.data.file_facts import Facts, Memory
 
 
 @pytest.fixture(autouse=True)

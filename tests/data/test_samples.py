@@ -13,10 +13,9 @@ from PIL import Image
 
 from photos import noise, save
 from tiffs import write_png, write_tiff
+from vitkit.data import LEAST_BUDGET, MemoryBudget, examine, read_picture, read_source, warn_of_doubt
 from vitkit.data import decode as decoding
-from vitkit.data.decode import LEAST_BUDGET, MemoryBudget, decode, read_picture, warn_of_doubt
-from vitkit.data.doctor.examine import examine
-from vitkit.data.sources import read_source
+from vitkit.data.decode import decode
 
 RAMP = np.linspace(0, 1, 24 * 32).reshape(24, 32)
 

@@ -20,16 +20,12 @@ from PIL import Image
 import runs
 import warm
 from photos import fingerprint, folder, noise, save, smooth
+from vitkit.data import THUMBNAIL, Facts, Memory, examine, read_source, scan
 from vitkit.data import file_facts as memory_module
 from vitkit.data.doctor import scan as contents
 from vitkit.data.doctor import scan as module
-from vitkit.data.doctor.examine import examine
-from vitkit.data.doctor.likeness import THUMBNAIL
-from vitkit.data.doctor.scan import scan
-from vitkit.data.file_facts import Facts, Memory
-from vitkit.data.sources import read_source
 from vitkit.errors import ShortageError
-from vitkit.system.environment import cache_folder
+from vitkit.system import cache_folder
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,7 @@ from PIL import Image
 
 import runs
 from photos import noise, save
-from vitkit.data import decode
-from vitkit.data.doctor.examine import examine
-from vitkit.data.loading import EvaluationImages
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
+from vitkit.data import EvaluationImages, Preprocess, decode, examine, read_source
 from vitkit.errors import ShortageError, VitkitError
 
 NO_MEMORY = [

@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 
 import runs
 from photos import fingerprint, folder, noise, save
-from vitkit.data.doctor.examine import examine
-from vitkit.data.named_sets import DATASETS, DataSet
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import locate, split_from_file
-from vitkit.data.walk import SUFFIXES, find_images, walk
+from vitkit.data import DATASETS, SUFFIXES, DataSet, examine, find_images, locate, read_source, split_from_file
+from vitkit.data.walk import walk
 from vitkit.errors import VitkitError
-from vitkit.training.run import resume, train
+from vitkit.training import resume, train
 from vitkit.weights import load
 
 

@@ -15,11 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.split_file import split_from_file, split_to_dict
-from vitkit.data.splits import SPLITS, fold, limit_training, scenes, split
-from vitkit.data.table import ImageTable
+from vitkit.data import SPLITS, ImageTable, fold, limit_training, scenes, split, split_from_file, split_to_dict
 from vitkit.errors import VitkitError
-from vitkit.system.files import write_json
+from vitkit.system import write_json
 
 USUAL = (0.7, 0.1, 0.2)
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.splits import fold, limit_training, split, stratify
-from vitkit.data.table import ImageTable
+from vitkit.data import ImageTable, fold, limit_training, split, stratify
 
 USUAL = (0.7, 0.1, 0.2)
 

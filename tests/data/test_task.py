@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitkit.data.table import ImageTable, table_of
-from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, TASKS, Task, task_of
+from vitkit.data import MULTI_LABEL, SINGLE_LABEL, TASKS, ImageTable, Task, table_of, task_of
 from vitkit.errors import VitkitError
 
 

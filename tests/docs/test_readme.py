@@ -23,7 +23,8 @@ import pytest
 import typer
 
 import warm
-from vitkit.cli.app import VERBS, function_of
+from vitkit.cli import function_of
+from vitkit.cli.app import VERBS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]

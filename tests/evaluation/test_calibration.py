@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-from vitkit.evaluation.calibration import Reliability, fit_temperature
+from vitkit.evaluation import Reliability, fit_temperature
 
 
 def sample(n: int, k: int, scale: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL
-from vitkit.evaluation.calibration import most_rise
-from vitkit.evaluation.figures import calibration_rise, chosen_on, figures
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds, cross_fitted
-from vitkit.reporting.sections import confidence, headline
+from vitkit.data import MULTI_LABEL, SINGLE_LABEL
+from vitkit.evaluation import (
+    Evaluation,
+    MultiEvaluation,
+    best_thresholds,
+    calibration_rise,
+    chosen_on,
+    cross_fitted,
+    most_rise,
+)
+from vitkit.evaluation.figures import figures
+from vitkit.reporting import confidence, headline
 
 
 @pytest.mark.parametrize(

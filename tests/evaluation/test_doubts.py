@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.table import ImageTable
-from vitkit.evaluation.label_errors import (
+from vitkit.data import ImageTable
+from vitkit.evaluation import (
+    Evaluation,
     LabelError,
+    MultiEvaluation,
     find_suspects,
     from_features,
     from_predictions,
@@ -21,8 +23,6 @@ from vitkit.evaluation.label_errors import (
     summary,
     write_label_errors,
 )
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation
 
 
 def test_planted_label_errors_come_first() -> None:

@@ -9,8 +9,8 @@ import pytest
 from scipy.special import softmax
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from vitkit.evaluation.figures import at_temperature, figures, rank_areas
-from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation import Evaluation, at_temperature, rank_areas
+from vitkit.evaluation.figures import figures
 
 
 def sample(n: int, k: int = 4, seed: int = 0, sharpness: float = 2.0, temperature: float = 1.0) -> Evaluation:

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.evaluation.figures import all_figures, counted_part, describe
-from vitkit.evaluation.headline import headline_of, value_of
-from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation import Evaluation, all_figures, counted_part, describe, headline_of, value_of
 
 MAIN: dict[str, Any] = {"accuracy": 0.25, "images": 4, "intervals_95": {"accuracy": [0.1, 0.5]}, "split": "test"}
 

@@ -12,16 +12,13 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from scipy.stats import binomtest
 
-from vitkit.data.split_file import groups_from_file, groups_to_list
-from vitkit.data.table import ImageTable
+from vitkit.data import ImageTable, groups_from_file, groups_to_list
 from vitkit.errors import VitkitError
-from vitkit.evaluation.calibration import Reliability
+from vitkit.evaluation import Evaluation, MultiEvaluation, Reliability, Units, grouped, mean_interval
 from vitkit.evaluation.figures import figures
-from vitkit.evaluation.intervals import Units, intervals, mean_interval
-from vitkit.evaluation.metrics import Evaluation, grouped
-from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.system.files import write_json
-from vitkit.text.cells import interval_text
+from vitkit.evaluation.intervals import intervals
+from vitkit.system import write_json
+from vitkit.text import interval_text
 
 
 def exact(right: int, images: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.evaluation.label_choice import PER_CLASS, choose_next
+from vitkit.evaluation import PER_CLASS, choose_next
 
 
 def blobs(each: int, kinds: int, size: int = 12, noise: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

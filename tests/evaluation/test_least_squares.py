@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge, RidgeCV
 
-from vitkit.evaluation.linear_models import PENALTIES, choose_least_squares, least_squares, one_or_minus_one
+from vitkit.evaluation import PENALTIES, choose_least_squares, least_squares, one_or_minus_one
 
 
 def few(seed: int, n: int, features: int, classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,14 +14,23 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn import metrics as reference
 
-from vitkit.evaluation import label_errors
-from vitkit.evaluation.figures import at_temperature, figures, for_prior, operating_points
-from vitkit.evaluation.intervals import Units, _quantile, loss_bounds, macro_f1_interval, mean_interval
-from vitkit.evaluation.label_errors import LabelNoise, from_predictions
-from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation import (
+    Evaluation,
+    LabelNoise,
+    Units,
+    at_temperature,
+    for_prior,
+    from_predictions,
+    label_errors,
+    loss_bounds,
+    macro_f1_interval,
+    mean_interval,
+    operating_points,
+)
+from vitkit.evaluation.figures import figures
+from vitkit.evaluation.intervals import _quantile
 from vitkit.reporting import evaluation_report as report
-from vitkit.reporting import plots
-from vitkit.reporting.evaluation_report import write_predictions
+from vitkit.reporting import plots, write_predictions
 
 TINY = np.finfo(np.float32).tiny
 

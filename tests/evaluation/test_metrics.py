@@ -18,13 +18,10 @@ from sklearn import metrics as reference
 from photos import folder
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
-from vitkit.data.splits import split
+from vitkit.data import Preprocess, read_source, split
 from vitkit.errors import VitkitError
-from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation import Evaluation, evaluate, held_out_split
 from vitkit.evaluation.figures import figures
-from vitkit.evaluation.metrics import Evaluation, held_out_split
 
 
 def evaluation(labels: list[int], probabilities: Any, **fields: Any) -> Evaluation:

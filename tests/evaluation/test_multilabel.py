@@ -18,20 +18,12 @@ import photos
 import tiny
 from vitkit.classifier import Classifier
 from vitkit.cli.app import app
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
+from vitkit.data import Preprocess, read_source
 from vitkit.errors import VitkitError
-from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation import MultiEvaluation, average_precisions, best_thresholds, evaluate, mean_average_precision
 from vitkit.evaluation.figures import figures
-from vitkit.evaluation.multilabel import (
-    MultiEvaluation,
-    average_precisions,
-    best_thresholds,
-    mean_average_precision,
-)
-from vitkit.inference.prediction import Prediction
-from vitkit.inference.prediction_files import Columns, Csv, JsonLines
-from vitkit.reporting.sections import headline, multi_class_table
+from vitkit.inference import Columns, Csv, JsonLines, Prediction
+from vitkit.reporting import headline, multi_class_table
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "red")

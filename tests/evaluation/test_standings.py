@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from vitkit.evaluation.metrics import class_rankings
-from vitkit.evaluation.multilabel import average_precisions
+from vitkit.evaluation import average_precisions, class_rankings
 
 GRID = np.linspace(0, 1, 201)
 

@@ -17,17 +17,13 @@ import pytest
 
 import runs
 import warm
-from vitkit.data.labels import Edit, add_edits
-from vitkit.data.split_file import split_from_file
+from vitkit.data import Edit, add_edits, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.evaluation.intervals import Units
+from vitkit.evaluation import Units
+from vitkit.experiments import Comparison, Family, Judged, JudgingImages, comparison_plan, comparison_runs, findings_of
 from vitkit.experiments import compare as comparison_costs
-from vitkit.experiments import comparison_plan, comparison_runs
-from vitkit.experiments.compare import Comparison, compare
-from vitkit.experiments.comparison_figures import Judged, findings_of
-from vitkit.experiments.judging import JudgingImages
-from vitkit.experiments.statistics import Family
-from vitkit.training.stability import DivergedError
+from vitkit.experiments.compare import compare
+from vitkit.training import DivergedError
 
 A, B = "vit_micro_patch8_16", "vit_micro_patch4_16"
 OF_ANY_MODEL: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name not in ("model", "epochs")}
@@ -343,8 +339,8 @@ def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeyp
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
     epochs = {(job["model"], job["fraction"]): job["fields"]["epochs"] for job in plan["jobs"]}
     assert epochs[A, 0.5] > epochs[A, 1] > epochs[B, 1] >= 1
-    from vitkit.model.names import config_for
-    from vitkit.profiling.model_info import describe
+    from vitkit.model import config_for
+    from vitkit.profiling import describe
 
     epoch = 3 * 2e9 * describe(config_for(A, 3)).gmacs * 42
     assert epochs[A, 1] == int(1e10 // epoch)

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 
 from vitkit.errors import VitkitError
+from vitkit.experiments import Job
 from vitkit.experiments import comparison_runs as comparison_job
-from vitkit.experiments.comparison_plan import Job
 from vitkit.experiments.comparison_runs import _environments, _make
-from vitkit.training.stability import DivergedError
+from vitkit.training import DivergedError
 
 _FORKING = """
 import multiprocessing

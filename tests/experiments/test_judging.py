@@ -16,10 +16,9 @@ from PIL import Image
 import runs
 import vitkit
 from vitkit.errors import VitkitError
+from vitkit.experiments import FEW_SHOT, Comparison, judging
 from vitkit.experiments import compare as comparison_costs
-from vitkit.experiments import judging
-from vitkit.experiments.compare import Comparison, compare
-from vitkit.experiments.lab.ablations import FEW_SHOT
+from vitkit.experiments.compare import compare
 from vitkit.training import run
 
 MODEL = "vit_micro_patch8_16"

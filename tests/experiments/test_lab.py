@@ -16,22 +16,27 @@ import tiny
 import vitkit as package
 from vitkit.classifier import Classifier
 from vitkit.cli.app import app
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
+from vitkit.data import Preprocess, read_source
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.intervals import Units
+from vitkit.evaluation import Units
+from vitkit.experiments import (
+    EXPERIMENTS,
+    Ablation,
+    LabList,
+    LabResult,
+    Measurement,
+    base_config,
+    base_fields,
+    claims_of,
+    of_model,
+    pairs_against,
+    trend_with_depth,
+    variant_fields,
+)
 from vitkit.experiments.lab import ablations as few_shot
 from vitkit.experiments.lab import lab as verb
-from vitkit.experiments.lab.ablations import EXPERIMENTS, trend_with_depth
-from vitkit.experiments.lab.experiment import Ablation, Measurement, of_model
-from vitkit.experiments.lab.lab import LabList, claims_of, pairs_against
-from vitkit.experiments.lab.presets import base_config, base_fields, variant_fields
-from vitkit.experiments.lab.result import LabResult
-from vitkit.model.names import config_for
-from vitkit.training.architecture import config_of
-from vitkit.training.defaults import complete
-from vitkit.training.recipe import build
-from vitkit.training.recipe_files import bundled
+from vitkit.model import config_for
+from vitkit.training import build, bundled, complete, config_of
 
 ABLATIONS = {name: own for name, own in EXPERIMENTS.items() if isinstance(own, Ablation)}
 MEASUREMENTS = [name for name, own in EXPERIMENTS.items() if isinstance(own, Measurement)]
@@ -236,8 +241,8 @@ def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Pa
     """The oracle is scikit-learn's, from the features that `vitkit embed` writes."""
     from sklearn.linear_model import RidgeCV
 
-    from vitkit.evaluation.linear_models import PENALTIES
-    from vitkit.experiments.lab.measure import subject_of
+    from vitkit.evaluation import PENALTIES
+    from vitkit.experiments import subject_of
 
     found = package.lab("few-shot", photos, model=model, seeds=2, out=tmp_path / "lab").to_dict()["few_shot"]
     assert [own["shots"] for own in found] == [1, 2, 5]
@@ -268,7 +273,7 @@ def test_more_shots_have_the_fewer_among_them() -> None:
 
 
 def test_attention_distances_are_the_models(photos: Path, model: Path, tmp_path: Path) -> None:
-    from vitkit.explanation.model_analysis import uniform_distance
+    from vitkit.explanation import uniform_distance
 
     found = package.lab("attention-distance", photos, model=model, out=tmp_path / "lab")
     assert isinstance(found, LabResult)

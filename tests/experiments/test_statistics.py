@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 
-from vitkit.evaluation.intervals import Units
-from vitkit.experiments import statistics
-from vitkit.experiments.comparison_figures import verdict
-from vitkit.experiments.statistics import LEVEL, Difference, Family, SeedSpread
+from vitkit.evaluation import Units
+from vitkit.experiments import LEVEL, Difference, Family, SeedSpread, statistics, verdict
 
 Answers = npt.NDArray[np.bool_]
 

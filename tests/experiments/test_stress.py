@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from vitkit.errors import VitkitError
-from vitkit.experiments.stress import CHANGES, at_one_size, changed, variants
-from vitkit.experiments.stress_kinds import GRID, STRESSES, stresses_of
+from vitkit.experiments import CHANGES, GRID, STRESSES, at_one_size, changed, stresses_of, variants
 
 
 def picture(width: int = 70, height: int = 56, seed: int = 0) -> Image.Image:

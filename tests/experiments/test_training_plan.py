@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 import vitkit
 from cli.conftest import vitkit as command
-from vitkit.experiments.footprint import Footprint, rehearse_step
-from vitkit.experiments.training_plan import job_of, memory_of, most_that_fit, passes
-from vitkit.model.names import config_for
-from vitkit.profiling.accelerators import ACCELERATORS, Accelerator, find_accelerator, register
-from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_files import bundled
+from vitkit.experiments import Footprint, job_of, memory_of, most_that_fit, passes, rehearse_step
+from vitkit.model import config_for
+from vitkit.profiling import ACCELERATORS, Accelerator, find_accelerator, register
+from vitkit.training import Recipe, bundled
 
 __all__ = ["command"]
 

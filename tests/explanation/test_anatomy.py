@@ -16,8 +16,7 @@ from sklearn.decomposition import PCA
 from tiny import VARIETY, build, images, randomise
 from vitkit.errors import VitkitError
 from vitkit.explanation import model_analysis as anatomy
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, ViTConfig
 
 ATTENDING = {name: fields for name, fields in VARIETY.items() if name in (
     "token", "gap", "distilled", "registers", "post-norm", "interleaved gap", "relative shared", "conv projection",

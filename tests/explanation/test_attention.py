@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from tiny import TINY, build, configs, images, kinds, largest_difference, randomise
 from vitkit import explanation as explain
 from vitkit.errors import VitkitError
-from vitkit.explanation.attention import attention_maps, head_maps, last_attention, plain
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
-from vitkit.training.adapters import add_low_rank, merge_low_rank
+from vitkit.explanation import attention_maps, head_maps, last_attention, plain
+from vitkit.model import VisionTransformer, ViTConfig
+from vitkit.training import add_low_rank, merge_low_rank
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # our fields, timm's arguments
     "token": ({}, {}),

@@ -13,10 +13,10 @@ from torchvision import models
 import vitkit
 from photos import noise, save
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.explanation import grad_cam, occlusion
-from vitkit.model.network import Network
+from vitkit.model import Network
 
 
 def classifier_of(name: str, size: int = 64) -> Classifier:

@@ -17,14 +17,11 @@ from PIL import Image
 from photos import noise, save, smooth
 from tiny import build
 from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.explanation.draw import spread
-from vitkit.explanation.explanation import Explanation, explain_classes, find_class
-from vitkit.explanation.methods import METHODS
-from vitkit.explanation.mistakes import worst_mistakes_page
-from vitkit.model.vit import VisionTransformer
+from vitkit.explanation import METHODS, Explanation, explain_classes, find_class, spread, worst_mistakes_page
+from vitkit.model import VisionTransformer
 
 CLASSES = ("rose", "tulip", "3", "daisy & <b>", "été", "top", "oak")
 MAPS = [name for name in METHODS if name != "heads"]

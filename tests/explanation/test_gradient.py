@@ -14,10 +14,8 @@ from torch import Tensor
 
 from tiny import VARIETY, build, images, kinds
 from vitkit.errors import VitkitError
-from vitkit.explanation import gradient, gradient_attention, gradient_rollout
-from vitkit.explanation.attention import exact_matrix, readers
-from vitkit.explanation.gradient import find_targets
-from vitkit.model.vit import VisionTransformer
+from vitkit.explanation import exact_matrix, find_targets, gradient, gradient_attention, gradient_rollout, readers
+from vitkit.model import VisionTransformer
 
 TARGETS = torch.tensor([5, 0])
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from tiny import build, images, randomise
 from vitkit.explanation import METHODS, by_layer, class_specific
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, ViTConfig
 
 SIZES: dict[str, dict[str, Any]] = {
     "224": {"image_size": 224, "patch_size": 16},

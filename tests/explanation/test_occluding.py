@@ -10,9 +10,8 @@ import torch
 
 from tiny import build, images
 from vitkit.errors import VitkitError
-from vitkit.explanation import occlusion
-from vitkit.explanation.occluding import cover, square_places
-from vitkit.model.vit import VisionTransformer
+from vitkit.explanation import cover, occlusion, square_places
+from vitkit.model import VisionTransformer
 
 
 def probability(model: VisionTransformer, image: Any, target: int) -> float:

@@ -7,7 +7,7 @@ import torch
 
 from tiny import build, images
 from vitkit.errors import VitkitError
-from vitkit.explanation.attention import attention_maps, patch_attention
+from vitkit.explanation import attention_maps, patch_attention
 
 
 @pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "gap"}, {"conv_layers": (1,)}], ids=str)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tiny import build, configs, images, randomise
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps, rollout, rollout_matrix
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, ViTConfig
 
 FUSIONS: dict[Any, Any] = {"mean": np.mean, "max": np.max, "min": np.min, 2: lambda a, axis: a.take(2, axis)}
 Array = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer
 
 
 def broken(write: Any, change: Any) -> Any:

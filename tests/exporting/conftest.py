@@ -9,7 +9,7 @@ import pytest
 from cli.conftest import data, trained, vitkit
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 
 __all__ = ["data", "model", "trained", "vitkit"]
 

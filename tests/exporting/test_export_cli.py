@@ -16,9 +16,7 @@ from breaking import broken
 import photos
 import runs
 import warm
-from vitkit.exporting import onnx_format
-from vitkit.exporting.check import choose_pictures
-from vitkit.exporting.formats import FORMATS
+from vitkit.exporting import FORMATS, choose_pictures, onnx_format
 
 
 def test_a_run_is_compared_on_its_own_validation_images(vitkit: Any, trained: Path, tmp_path: Path) -> None:

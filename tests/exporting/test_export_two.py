@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.exporting.formats import format_of
+from vitkit.exporting import format_of
 from vitkit.exporting.writing import _staged
-from vitkit.system.files import exclusive
+from vitkit.system import exclusive
 
 
 def test_what_a_killed_export_left_is_removed_by_the_next_of_that_name(tmp_path: Path) -> None:

@@ -22,13 +22,10 @@ from torch import Tensor
 import photos
 from tiny import build, images, largest_difference, some
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.exporting import Pictures, Refused, export, load_exported
-from vitkit.exporting.card import Card
-from vitkit.exporting.check import NOISE, compare
-from vitkit.exporting.formats import FORMATS
-from vitkit.model.vit import VisionTransformer
+from vitkit.exporting import FORMATS, NOISE, Card, Pictures, Refused, compare, export, load_exported
+from vitkit.model import VisionTransformer
 from vitkit.weights import load
 
 FILES = ("model.onnx", "model.xml", "model.pt2")

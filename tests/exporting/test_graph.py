@@ -12,11 +12,9 @@ from hypothesis import HealthCheck, given, settings
 
 from tiny import FEW, VARIETY, build, configs, images, kinds, largest_difference, randomise
 from vitkit.errors import VitkitError
+from vitkit.inference import Runner, cores, flow
 from vitkit.inference.backends import onnx, onnx_graph, openvino, openvino_graph
-from vitkit.inference.backends.registry import Runner
-from vitkit.inference.pipeline import cores, flow
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, ViTConfig
 
 BACKENDS = {"onnx": onnx.from_model, "openvino": openvino.from_model}
 

@@ -17,7 +17,7 @@ import torch
 import photos
 from tiny import VARIETY, build, images
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, export, load_exported, program
 from vitkit.exporting import card as seal
@@ -170,7 +170,7 @@ def test_a_program_says_nothing_of_the_folders_it_was_made_in(exported: Path) ->
 @pytest.mark.accept
 @pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY)
 def test_our_own_program_of_every_model_is_let_through(fields: dict[str, Any], tmp_path: Path) -> None:
-    from vitkit.exporting.card import Card
+    from vitkit.exporting import Card
 
     model = build(**fields)
     own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))

@@ -11,9 +11,9 @@ import torch
 import vitkit
 from runs import photos
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.exporting import choose_pictures, export, load_exported
-from vitkit.model.network import Network
+from vitkit.model import Network
 
 FEW = ("timm:test_efficientnet",)  # small, and it squeezes, gates and pools
 MORE = (

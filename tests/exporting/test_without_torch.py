@@ -19,7 +19,7 @@ from torch import Tensor
 import runs
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.exporting import Exported, Pictures, export
 
 _IMAGES = 20  # several batches

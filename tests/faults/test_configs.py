@@ -18,13 +18,10 @@ import mutations
 import runs
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import groups_from_file, read_contents, split_from_file
+from vitkit.data import Preprocess, groups_from_file, read_contents, read_source, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.exporting.card import Card
-from vitkit.training.recipe import build
-from vitkit.training.recipe_files import load_fields
+from vitkit.exporting import Card
+from vitkit.training import build, load_fields
 from vitkit.weights import load
 
 pytestmark = pytest.mark.accept
@@ -129,9 +126,7 @@ def test_splits_and_groups(tmp_path: Path, watch: Watch) -> None:
 
 
 def runs_folder(folder: Path) -> Path:
-    from vitkit.data.sources import read_source
-    from vitkit.data.split_file import split_to_dict
-    from vitkit.data.splits import split
+    from vitkit.data import read_source, split, split_to_dict
 
     table = split(read_source(runs.photos(folder / "photos")), (0.6, 0.2, 0.2), 0)
     stored = split_to_dict(table)

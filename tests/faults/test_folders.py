@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from photos import noise, save
-from vitkit.data.sources import read_source
-from vitkit.data.walk import Overlooked, find_images
+from vitkit.data import Overlooked, find_images, read_source
 from vitkit.errors import VitkitError
 
 pytestmark = pytest.mark.accept

@@ -27,7 +27,7 @@ import mutations
 import photos
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.exporting import Pictures, export
 from vitkit.exporting import card as seal
 from vitkit.exporting import program as program_archive

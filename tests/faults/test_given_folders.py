@@ -23,15 +23,13 @@ import vitkit
 import wordy
 from photos import fingerprint
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.seen import PictureRecord
+from vitkit.data import PictureRecord, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.experiments.comparison_plan import Job, Plan
-from vitkit.language.tokenizer import read_tokenizer
-from vitkit.system.files import exclusive, exclusive_in
+from vitkit.experiments import Job, Plan
+from vitkit.language import read_tokenizer
+from vitkit.system import exclusive, exclusive_in
 from vitkit.training import run
-from vitkit.weights import load
-from vitkit.weights.checkpoint import read_checkpoint
+from vitkit.weights import load, read_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tiffs import write_png, write_tiff
-from vitkit.data.decode import UnreadableImageError, read_picture
+from vitkit.data import read_picture
+from vitkit.data.decode import UnreadableImageError
 
 pytestmark = pytest.mark.accept
 RAMP = np.linspace(0, 1, 24 * 32).reshape(24, 32)

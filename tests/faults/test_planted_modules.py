@@ -24,7 +24,7 @@ import pytest
 
 import runs
 import wordy
-from vitkit.system.stopping import python
+from vitkit.system import python
 from vitkit.training import run
 
 SOURCE = Path(__file__).parents[2] / "src" / "vitkit"

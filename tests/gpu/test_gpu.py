@@ -12,8 +12,8 @@ import torch
 
 import vitkit
 from tiny import FEW, VARIETY, build, images, largest_difference, some
-from vitkit.inference.backends import open_runner
-from vitkit.training.run_folder import read_metrics
+from vitkit.inference import open_runner
+from vitkit.training import read_metrics
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA GPU, or not asked for: make test-gpu", allow_module_level=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitkit.inference.pipeline import flow
+from vitkit.inference import flow
 
 READ: list[str] = []
 

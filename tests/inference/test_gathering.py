@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitkit.errors import VitkitError
-from vitkit.inference.prediction import Prediction
-from vitkit.inference.prediction_files import (
+from vitkit.inference import (
     FORMATS,
     Columns,
     Format,
+    Prediction,
     Row,
     Stock,
     gathering,
@@ -28,7 +28,7 @@ from vitkit.inference.prediction_files import (
     read_rows,
     take_stock,
 )
-from vitkit.text.cells import restored
+from vitkit.text import restored
 
 CLASSES = ("daisy", 'a "rose", red', "été\n図", "$")
 NAMES = [

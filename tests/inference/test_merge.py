@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from tiny import VARIETY, build, images, largest_difference, tiny
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.token_merging import merge, merge_tokens
-from vitkit.model.vit import VisionTransformer
+from vitkit.inference import merge, merge_tokens
+from vitkit.model import VisionTransformer
 
 Array = NDArray[np.float64]
 

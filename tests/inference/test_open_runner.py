@@ -14,18 +14,11 @@ import torch
 import warm
 from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
+from vitkit.inference import BACKENDS, PRECISIONS, Backend, backend_names, open_runner, processor_precision, register
 from vitkit.inference import backends as backend
-from vitkit.inference.backends import best_precision, open_runner, registry
+from vitkit.inference.backends import best_precision, registry
 from vitkit.inference.backends import registry as hardware
 from vitkit.inference.backends import torch as own
-from vitkit.inference.backends.registry import (
-    BACKENDS,
-    PRECISIONS,
-    Backend,
-    backend_names,
-    processor_precision,
-    register,
-)
 
 
 class Stand:

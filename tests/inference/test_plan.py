@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 
 from tiny import FEW, VARIETY, build, images, largest_difference
 from vitkit.errors import VitkitError
-from vitkit.inference.backends import open_runner
+from vitkit.inference import GAIN, PLANS, best, can_pack, choose, open_runner
+from vitkit.inference import build as build_plan
 from vitkit.inference.backends import torch as plan
-from vitkit.inference.backends.optimized import can_pack
-from vitkit.inference.backends.registry import PLANS
-from vitkit.inference.backends.torch import GAIN, best, choose
-from vitkit.inference.backends.torch import build as build_plan
-from vitkit.system.environment import cache_folder
+from vitkit.system import cache_folder
 
 WAYS = [name for name in PLANS if name != "auto" and (can_pack(torch.bfloat16) or not name.startswith("packed"))]
 FAST = {"plain": 1.0, "folded-fused": 1.2, "folded-batch": 1.04}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.inference.prediction import Ranking
+from vitkit.inference import Ranking
 
 
 @st.composite

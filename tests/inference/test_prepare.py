@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 
 from tiny import FEW, VARIETY, build, configs, images, largest_difference, randomise, some
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.optimized import prepare, qkv_after_norm
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.inference import prepare, qkv_after_norm
+from vitkit.model import VisionTransformer, ViTConfig
 
 HYBRID: dict[str, dict[str, Any]] = {
     f"hybrid {kind}": {"stem": (1, 1), "stem_kind": kind, "patch_size": (1, 1), "image_size": (16, 24)}

@@ -14,7 +14,7 @@ import pytest
 
 import wordy
 from vitkit.errors import VitkitError
-from vitkit.language.tokenizer import MERGES, read_tokenizer
+from vitkit.language import MERGES, read_tokenizer
 
 TEXTS = [
     *wordy.sentences(1000),

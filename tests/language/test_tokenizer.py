@@ -12,7 +12,7 @@ import pytest
 import vitkit
 import wordy
 from vitkit.errors import VitkitError
-from vitkit.language.tokenizer import canonical, read_tokenizer
+from vitkit.language import canonical, read_tokenizer
 
 
 def test_clips_tokenizer_json(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import tokenizers
 
 import wordy
 from vitkit.errors import VitkitError
-from vitkit.language.tokenizer import MERGES, MOST_CHARACTERS, check_pieces, check_steps, read_tokenizer
+from vitkit.language import MERGES, MOST_CHARACTERS, check_pieces, check_steps, read_tokenizer
 
 
 def replace(content: str, pattern: dict[str, str] | None = None) -> dict[str, Any]:

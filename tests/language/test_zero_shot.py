@@ -21,9 +21,9 @@ import wordy
 from photos import noise, save
 from tiny import largest_difference, randomise
 from vitkit.errors import VitkitError
-from vitkit.language.text_files import read_text_encoder
-from vitkit.language.zero_shot import SEVEN, TEMPLATES, read_images_and_words, zero_shot
-from vitkit.weights.checkpoint import read_checkpoint
+from vitkit.language import SEVEN, TEMPLATES, read_images_and_words, read_text_encoder
+from vitkit.language.zero_shot import zero_shot
+from vitkit.weights import read_checkpoint
 
 CLASSES = ("daisy", "rose", "red tulip")
 BATCH = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))

@@ -13,12 +13,9 @@ from torch import nn
 from tiny import build, images, tiny
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
-from vitkit.inference.backends.optimized import prepare
-from vitkit.inference.backends.token_merging import merge
-from vitkit.model import branches, variants
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import MLP, VisionTransformer
-from vitkit.weights.formats.export import refuse
+from vitkit.inference import merge, prepare
+from vitkit.model import MLP, VisionTransformer, ViTConfig, branches, variants
+from vitkit.weights import refuse
 
 Compute = Callable[[VisionTransformer], object]
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import vitkit
 from tiny import TINY, configs, tiny
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
-from vitkit.model.names import VARIANTS, config_for, list_models
+from vitkit.model import ViTConfig, config_for, list_models
+from vitkit.model.names import VARIANTS
 
 # Table 1 of arXiv 2010.11929; Ti and S of arXiv 2106.10270: layers, hidden size, MLP size, heads.
 PAPER = {

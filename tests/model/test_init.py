@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tiny import VARIETY, build, images, tiny
-from vitkit.model.build import filled
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, filled
 
 D, M, LAYERS = 128, 192, 2
 WIDE: dict[str, Any] = {"hidden_size": D, "mlp_size": M, "layers": LAYERS, "representation_size": 96, "patch_size": 4}

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiny import build, images, largest_difference, tiny
-from vitkit.model.config import ViTConfig
-from vitkit.model.layers import DropPath, Head
-from vitkit.model.vit import MLP, Attention, Block, VisionTransformer
+from vitkit.model import MLP, Attention, Block, DropPath, Head, VisionTransformer, ViTConfig
 
 SAMPLES = 20_000
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tiny import build, images, largest_difference, tiny
-from vitkit.model.position import RelativePosition, sincos_1d, sincos_2d
-from vitkit.model.vit import Attention, VisionTransformer
+from vitkit.model import Attention, RelativePosition, VisionTransformer, sincos_1d, sincos_2d
 
 REPRODUCIBLE = settings(derandomize=True, deadline=None, max_examples=40)
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torchvision.models.vision_transformer import interpolate_embeddings
 
 from tiny import largest_difference
-from vitkit.model.config import PositionResize
-from vitkit.weights.adapt import resize_grid, resize_patch
+from vitkit.model import PositionResize
+from vitkit.weights import resize_grid, resize_patch
 
 REPRODUCIBLE = settings(derandomize=True, deadline=None, max_examples=60)
 

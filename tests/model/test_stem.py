@@ -13,9 +13,7 @@ from torch import nn
 
 from tiny import build, gradients, images, largest_difference, randomise
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig, stride_of
-from vitkit.model.hybrids import ResNetStem, pad_same
-from vitkit.model.names import config_for
+from vitkit.model import ResNetStem, ViTConfig, config_for, pad_same, stride_of
 
 SMALL: dict[str, Any] = {"stem": (1, 2), "image_size": (24, 32), "patch_size": 1}
 

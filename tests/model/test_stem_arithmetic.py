@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tiny import largest_difference, randomise
-from vitkit.model.config import StemKind
-from vitkit.model.hybrids import ResNetStem, StandardisedConv2d
+from vitkit.model import ResNetStem, StandardisedConv2d, StemKind
 
 KINDS: tuple[StemKind, ...] = ("reference", "timm")
 

@@ -12,10 +12,8 @@ from torch import nn
 import vitkit
 from tiny import build
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig, canonical
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
-from vitkit.weights.loading import create_model
+from vitkit.model import VisionTransformer, ViTConfig, canonical, config_for
+from vitkit.weights import create_model
 
 SIZES = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
 

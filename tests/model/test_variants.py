@@ -19,17 +19,13 @@ import runs
 import vitkit
 from tiny import build, gradients, images, largest_difference, tiny
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.explanation import attention_maps, occlusion, rollout
-from vitkit.explanation.explanation import can_explain, choose_methods
-from vitkit.explanation.gradient import gradient_rollout
-from vitkit.inference.backends.optimized import plain, prepare
-from vitkit.inference.backends.token_merging import merge
-from vitkit.model.config import ViTConfig
-from vitkit.model.variants import VARIANTS, WRITTEN, fields_by_names
-from vitkit.model.vit import VisionTransformer
-from vitkit.profiling.model_info import describe
+from vitkit.explanation import attention_maps, can_explain, choose_methods, gradient_rollout, occlusion, rollout
+from vitkit.inference import merge, plain, prepare
+from vitkit.model import WRITTEN, VisionTransformer, ViTConfig, fields_by_names
+from vitkit.model.variants import VARIANTS
+from vitkit.profiling import describe
 from vitkit.weights import inspect
 
 SIDE = 64

@@ -13,10 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tiny import VARIETY, build, gradients, images, kinds, largest_difference, some, tiny
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
-from vitkit.model.names import config_for, list_models
-from vitkit.model.vit import Attention, VisionTransformer
-from vitkit.weights.loading import create_model
+from vitkit.model import Attention, VisionTransformer, ViTConfig, config_for, list_models
+from vitkit.weights import create_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COUNTS: dict[str, int] = json.loads((GOLDEN / "param_counts.json").read_text())

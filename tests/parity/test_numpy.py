@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import erf
 
 from tiny import VARIETY, configs, images, randomise, tiny
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, ViTConfig
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tiny import TINY, build, images, largest_difference, tiny
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
-from vitkit.training.optim import parameter_groups
+from vitkit.model import VisionTransformer, config_for
+from vitkit.training import parameter_groups
 
 deit = pytest.importorskip("timm.models.deit")
 param_groups_layer_decay = pytest.importorskip("timm.optim").param_groups_layer_decay

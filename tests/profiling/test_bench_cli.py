@@ -17,13 +17,13 @@ from PIL import Image
 import runs
 import warm
 from vitkit.classifier import Classifier
-from vitkit.cli.app import main
-from vitkit.data.preprocess import Preprocess
+from vitkit.cli import main
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.names import config_for
-from vitkit.profiling.model_info import describe
+from vitkit.model import config_for
+from vitkit.profiling import describe
 from vitkit.verbs import bench
-from vitkit.weights.loading import create_model
+from vitkit.weights import create_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MICRO = "vit_micro_patch8_16"

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 import tiny
-from vitkit.model.config import ViTConfig
-from vitkit.model.names import config_for
-from vitkit.profiling.model_info import describe
-from vitkit.profiling.speed import Ceiling, Product, products
+from vitkit.model import ViTConfig, config_for
+from vitkit.profiling import Ceiling, Product, describe, products
 
 CPU = torch.device("cpu")
 

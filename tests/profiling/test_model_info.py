@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tiny import FEW, VARIETY, build, images, some, tiny
-from vitkit.model.config import ViTConfig
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
-from vitkit.profiling.model_info import ModelInfo, describe
+from vitkit.model import VisionTransformer, ViTConfig, config_for
+from vitkit.profiling import ModelInfo, describe
 
 MORE = {
     "one layer": {"layers": 1},

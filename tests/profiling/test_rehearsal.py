@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
-from vitkit.experiments.footprint import Ledger, bytes_of, materialise, rehearse
+from vitkit.experiments import Ledger, bytes_of, materialise, rehearse
 
 MIB = 2**20
 

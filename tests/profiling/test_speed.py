@@ -10,8 +10,7 @@ from torch import Tensor
 
 import tiny
 from vitkit.errors import VitkitError
-from vitkit.profiling import speed
-from vitkit.profiling.speed import Contender, Speed, Timing, compare, drift_of, open_backends, random_model, row
+from vitkit.profiling import Contender, Speed, Timing, compare, drift_of, open_backends, random_model, row, speed
 
 
 def test_drift_is_the_largest_difference_and_the_share_of_equal_winners() -> None:

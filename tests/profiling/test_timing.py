@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.profiling.speed import Quartiles, Timing, interleave, on_cpu, stopwatch_for
-from vitkit.system.progress import reporting_to
+from vitkit.profiling import Quartiles, Timing, interleave, on_cpu, stopwatch_for
+from vitkit.system import reporting_to
 
 
 class Clock:

@@ -12,10 +12,9 @@ import pytest
 from PIL import Image
 
 from photos import folder, noise, save, smooth
-from vitkit.data.doctor.examine import examine
-from vitkit.data.sources import read_source
+from vitkit.data import examine, read_source
 from vitkit.reporting import dataset_report as checkup
-from vitkit.reporting.dataset_report import write_checkup
+from vitkit.reporting import write_checkup
 
 
 def page_of(root: Path, target: Path) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from vitkit.experiments.compare import HEADINGS, cells
-from vitkit.reporting.comparison import write_comparison
+from vitkit.experiments import HEADINGS, cells
+from vitkit.reporting import write_comparison
 
 NAMES = ("vit_<tiny>@weights of mine.pth", "_resnet18")
 

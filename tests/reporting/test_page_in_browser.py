@@ -14,12 +14,9 @@ import pytest
 from PIL import Image
 
 from browser import browser, is_within, serious, watched
+from vitkit.evaluation import Evaluation, LabelError, MultiEvaluation
 from vitkit.evaluation.figures import figures
-from vitkit.evaluation.label_errors import LabelError
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.reporting.evaluation_report import write_report
-from vitkit.reporting.report_data import Explained
+from vitkit.reporting import Explained, write_report
 
 __all__ = ["browser"]  # a fixture
 

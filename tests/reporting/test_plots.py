@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from photos import noise
-from vitkit.evaluation.calibration import Reliability
-from vitkit.evaluation.metrics import class_rankings
+from vitkit.evaluation import Reliability, class_rankings
 from vitkit.reporting import plots
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")

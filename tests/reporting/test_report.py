@@ -15,11 +15,9 @@ import pytest
 from PIL import Image
 
 from photos import noise, save
+from vitkit.evaluation import Evaluation, LabelError
 from vitkit.evaluation.figures import figures
-from vitkit.evaluation.label_errors import LabelError
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.reporting.evaluation_report import write_report
-from vitkit.reporting.gallery import SIDE
+from vitkit.reporting import SIDE, write_report
 
 EVIL = "<script>alert('1')</script> & \"quotes\" 🐈"
 VOID = {"meta", "img", "br", "hr", "link", "input"}

@@ -12,8 +12,9 @@ from PIL import Image
 import photos as pictures
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.serving.serve import Server, serve
+from vitkit.data import Preprocess
+from vitkit.serving import Server
+from vitkit.serving.serve import serve
 
 HOSTILE = '<script>alert("x")</script>'
 

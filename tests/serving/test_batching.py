@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vitkit.serving.batching import ClosedError, FullError, Work, Workers
+from vitkit.serving import ClosedError, FullError, Work, Workers
 
 
 class Doubling:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from browser import browser, watched
-from vitkit.serving.serve import Server
+from vitkit.serving import Server
 
 __all__ = ["browser"]
 

@@ -18,8 +18,9 @@ from PIL import Image
 
 import photos as pictures
 from serving.conftest import classifier
+from vitkit.serving import Server
 from vitkit.serving import guard as connections
-from vitkit.serving.serve import Server, serve
+from vitkit.serving.serve import serve
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,11 @@ import torch
 from serving.conftest import classifier
 from serving.test_batching import Doubling, workers
 from vitkit.explanation import explanation
+from vitkit.serving import ClosedError, Embedded, ServedModel, Server, ToExplain, Upload, Work
 from vitkit.serving import serve as running_module
 from vitkit.serving.application import _pieces
-from vitkit.serving.batching import ClosedError, Work
-from vitkit.serving.models import ServedModel, ToExplain
-from vitkit.serving.questions import Upload
-from vitkit.serving.serve import Server, serve
-from vitkit.serving.service import Embedded, _Budget
+from vitkit.serving.serve import serve
+from vitkit.serving.service import _Budget
 
 Asking = Callable[..., "Future[httpx.Response]"]
 
@@ -131,7 +129,7 @@ def test_an_explanation_can_be_given_up_in_its_midst(picture: bytes) -> None:
 
 
 def _columns() -> Any:
-    from vitkit.inference.prediction_files import Columns
+    from vitkit.inference import Columns
 
     return Columns()
 

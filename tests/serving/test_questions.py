@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.serving.questions import BadRequestError, part_of_one, read_body, settle_options, whole_number
+from vitkit.serving import BadRequestError, part_of_one, read_body, settle_options, whole_number
 
 BOUND = b"xXx"
 FORM = "multipart/form-data; boundary=xXx"

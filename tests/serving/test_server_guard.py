@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitkit.errors import VitkitError
-from vitkit.serving.guard import Guard, Rules, check_token, is_loopback, new_token, rules_of
+from vitkit.serving import Guard, Rules, check_token, is_loopback, new_token, rules_of
 
 TOKEN = "a-token-of-some-length"
 LOCAL = Rules(frozenset({"localhost", "127.0.0.1", "::1"}))

@@ -21,9 +21,9 @@ import runs
 from serving.conftest import HOSTILE, classifier
 from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, export
+from vitkit.serving import Server, split_name, version_of
 from vitkit.serving import application as answers
-from vitkit.serving.models import split_name, version_of
-from vitkit.serving.serve import Server, serve
+from vitkit.serving.serve import serve
 from vitkit.verbs.predict import predict
 from vitkit.weights import load
 

@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tiny
-from vitkit.model.vit import VisionTransformer
-from vitkit.training.adapters import add_low_rank, merge_low_rank
-from vitkit.training.optim import Average, ema_decay
-from vitkit.training.recipe import Recipe
+from vitkit.model import VisionTransformer
+from vitkit.training import Average, Recipe, add_low_rank, ema_decay, merge_low_rank
 
 
 def flat(model: VisionTransformer) -> Tensor:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 
-from vitkit.training.finalize import class_weights, resolve_balance
+from vitkit.training import class_weights, resolve_balance
 
 COUNTS = st.lists(st.integers(1, 500), min_size=1, max_size=8)
 

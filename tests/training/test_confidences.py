@@ -12,13 +12,10 @@ import pytest
 
 import runs
 import vitkit
-from vitkit.data.split_file import split_from_file
-from vitkit.evaluation.calibration import fit_temperature
-from vitkit.evaluation.evaluator import evaluate
-from vitkit.evaluation.figures import at_temperature
-from vitkit.evaluation.multilabel import best_thresholds
-from vitkit.inference.backends.registry import BACKENDS
-from vitkit.training.run import train
+from vitkit.data import split_from_file
+from vitkit.evaluation import at_temperature, best_thresholds, evaluate, fit_temperature
+from vitkit.inference import BACKENDS
+from vitkit.training import train
 from vitkit.weights import load
 
 HALVES: dict[str, Any] = {"epochs": 1, "balance": "loss", "split": (0.4, 0.3, 0.3), "lr": 3e-3}

@@ -15,12 +15,9 @@ import pytest
 import torch
 
 import runs
-from vitkit.data.split_file import images_of_run, move_run, read_contents
+from vitkit.data import images_of_run, move_run, read_contents
 from vitkit.errors import VitkitError
-from vitkit.training import run
-from vitkit.training.checkpoint import MAY_CHANGE, identity, seal
-from vitkit.training.recipe import Recipe, build
-from vitkit.training.recipe_files import load_fields, load_of_run
+from vitkit.training import MAY_CHANGE, Recipe, build, identity, load_fields, load_of_run, run, seal
 
 CKPT = "checkpoints/last.ckpt"
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 import tiny
 from vitkit.errors import VitkitError
-from vitkit.training.losses import Objective, distillation_loss, label_loss
-from vitkit.training.recipe import Recipe
+from vitkit.training import Objective, Recipe, distillation_loss, label_loss
 
 LABELS = [0, 3, 6]
 

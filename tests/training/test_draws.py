@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
-from vitkit.model.layers import Dropout, DropPath, _scramble, random_bits, survives
-from vitkit.model.vit import VisionTransformer
-from vitkit.training.adapters import Draws, PatchDropout, drop_patches
-from vitkit.training.distributed import ProcessGroup
+from vitkit.model import Dropout, DropPath, VisionTransformer, random_bits, survives
+from vitkit.model.layers import _scramble
+from vitkit.training import Draws, PatchDropout, ProcessGroup, drop_patches
 
 RATES = {"dropout": 0.2, "attention_dropout": 0.2, "position_dropout": 0.2, "drop_path": 0.5}
 CPU = torch.device("cpu")

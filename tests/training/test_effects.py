@@ -12,10 +12,7 @@ import pytest
 import runs
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.training import run
-from vitkit.training.defaults import ACTS, check_effects, choose, without_effect
-from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_files import bundled, load_fields, load_of_run
+from vitkit.training import ACTS, Recipe, bundled, check_effects, choose, load_fields, load_of_run, run, without_effect
 
 BASE: dict[str, Any] = {
     "batch_size": 8,

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.inference.pipeline import flow
-from vitkit.training.probe import compute_features
+from vitkit.data import Preprocess
+from vitkit.inference import flow
+from vitkit.training import compute_features
 
 TOKENS, BATCHES, SIZE = (8, 256, 512), 40, 4 * 2**20  # 4 MiB of tokens a batch, 160 in all
 

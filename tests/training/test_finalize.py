@@ -20,26 +20,34 @@ from torch import Tensor
 import runs
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.data.loading import EpochSampler
-from vitkit.data.task import MULTI_LABEL
+from vitkit.data import MULTI_LABEL, EpochSampler
 from vitkit.errors import VitkitError
-from vitkit.evaluation.calibration import Calibration, calibrate, fit_temperature, log_odds, to_probabilities
-from vitkit.evaluation.figures import for_prior, operating_points
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.training.finalize import (
-    BALANCE,
+from vitkit.evaluation import (
+    Calibration,
+    Evaluation,
+    calibrate,
+    fit_temperature,
+    for_prior,
+    log_odds,
+    operating_points,
+    to_probabilities,
+)
+from vitkit.training import (
     Balance,
     PriorCorrection,
+    binary_loss,
     class_weights,
     correction_of,
+    label_loss,
     log_weights,
     logit_shift,
     prior_correction,
+    resume,
     shift_head_bias,
+    train,
     with_correction,
 )
-from vitkit.training.losses import binary_loss, label_loss
-from vitkit.training.run import resume, train
+from vitkit.training.finalize import BALANCE
 from vitkit.weights import load
 
 # --- Where the truth is known: Gaussian clouds, whose posterior is linear in the point ---------------------
@@ -343,8 +351,8 @@ def test_the_difference_between_what_is_trained_and_saved_is_written_down(
 
 def test_what_validation_says_of_an_epoch_is_what_the_saved_model_says(noise: Path, tmp_path: Path) -> None:
     run, _ = go(noise, tmp_path / "run", balance="loss", epochs=2, lr=1e-3, keep="every")
-    from vitkit.data.split_file import split_from_file
-    from vitkit.evaluation.evaluator import evaluate
+    from vitkit.data import split_from_file
+    from vitkit.evaluation import evaluate
 
     table = split_from_file(run / "split.json")
     for row, epoch in zip(runs.metrics(run), sorted((run / "checkpoints").glob("epoch-*")), strict=True):
@@ -396,8 +404,8 @@ def test_of_several_classes_probabilities_are_calibrated_and_thresholds_chosen_a
 
 
 def assert_thresholds_are_of_what_is_said(run: Path, classifier: Classifier) -> None:
-    from vitkit.data.split_file import split_from_file
-    from vitkit.evaluation.multilabel import best_thresholds
+    from vitkit.data import split_from_file
+    from vitkit.evaluation import best_thresholds
 
     table = split_from_file(run / "split.json").of_split("val")
     said = np.stack([row for _, row in classifier.stream(table.file(i) for i in range(len(table)))])

@@ -16,16 +16,14 @@ from safetensors.torch import load_file, save_file
 import runs
 import vitkit
 import wordy
-from vitkit.data.split_file import images_of_run
+from vitkit.data import images_of_run
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.evaluator import evaluate
-from vitkit.language.zero_shot import spoken, why_no_words, zero_shot
-from vitkit.training.probe import Fit, choose_head
-from vitkit.training.run import resume, train
-from vitkit.training.run_folder import read_metrics
-from vitkit.verbs.train import TrainingRun
-from vitkit.weights import load
-from vitkit.weights.catalog import imagenet_synsets
+from vitkit.evaluation import evaluate
+from vitkit.language import spoken, why_no_words
+from vitkit.language.zero_shot import zero_shot
+from vitkit.training import Fit, choose_head, read_metrics, resume, train
+from vitkit.verbs import TrainingRun
+from vitkit.weights import imagenet_synsets, load
 
 QUICK: dict[str, Any] = {"method": "full", "epochs": 2, "batch_size": 8, "precision": "float32", "workers": 0}
 

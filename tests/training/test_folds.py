@@ -22,18 +22,13 @@ from sklearn.metrics import balanced_accuracy_score
 
 import photos as pictures
 import runs
-from vitkit.data.split_file import split_from_file
+from vitkit.data import split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.evaluator import evaluate
-from vitkit.evaluation.intervals import fold_intervals
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.system.progress import reporting_to
-from vitkit.text.cells import interval_text
-from vitkit.training import run
+from vitkit.evaluation import Evaluation, MultiEvaluation, evaluate, fold_intervals
+from vitkit.system import reporting_to
+from vitkit.text import interval_text
+from vitkit.training import Recipe, build, load_fields, run
 from vitkit.training import run as folds
-from vitkit.training.recipe import Recipe, build
-from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load
 
 MEASURES = ("accuracy", "balanced_accuracy", "loss")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.training.stability import FiniteCheck, Guard, Outcome, StepIndex, all_finite, has_collapsed
+from vitkit.training import FiniteCheck, Guard, Outcome, StepIndex, all_finite, has_collapsed
 
 TRUE = torch.arange(60) % 3
 

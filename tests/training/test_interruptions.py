@@ -12,8 +12,7 @@ import pytest
 
 import runs
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.system.files import exclusive, exclusive_in
-from vitkit.system.progress import reporting_to
+from vitkit.system import exclusive, exclusive_in, reporting_to
 from vitkit.training import run
 from vitkit.training import start as settling
 

@@ -16,13 +16,10 @@ import torch
 
 import runs
 import vitkit
-from vitkit.data.labels import EXCLUDED, Edit, add_edits
-from vitkit.data.split_file import split_from_file
-from vitkit.data.table import ImageTable
-from vitkit.evaluation.headline import describe_proposals
-from vitkit.evaluation.label_errors import LabelError, from_features, write_label_errors
-from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, PREDICTIONS, REPORT
-from vitkit.training.run import train
+from vitkit.data import EXCLUDED, Edit, ImageTable, add_edits, split_from_file
+from vitkit.evaluation import LabelError, describe_proposals, from_features, write_label_errors
+from vitkit.system import EVALUATION, LABEL_ERRORS, PREDICTIONS, REPORT
+from vitkit.training import train
 
 FIELDS: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.2, 0.4)}
 

@@ -13,15 +13,23 @@ from PIL import Image, ImageOps
 
 import runs
 import vitkit
-from vitkit.data.corrections import labels_of, read_corrected
-from vitkit.data.doctor.examine import examine, find_twins
-from vitkit.data.labels import EXCLUDED, Edit, add_edits, labels_so_far, renaming, undo_edits
-from vitkit.data.seen import make_record
-from vitkit.data.split_file import split_from_file
-from vitkit.data.table import ImageTable
+from vitkit.data import (
+    EXCLUDED,
+    Edit,
+    ImageTable,
+    add_edits,
+    examine,
+    find_twins,
+    labels_of,
+    labels_so_far,
+    make_record,
+    read_corrected,
+    renaming,
+    split_from_file,
+    undo_edits,
+)
 from vitkit.errors import VitkitError
-from vitkit.training.lineage import RunImages, divide
-from vitkit.training.run import write_start
+from vitkit.training import RunImages, divide, write_start
 from vitkit.weights import load
 
 

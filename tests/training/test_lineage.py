@@ -19,15 +19,13 @@ from PIL import Image, ImageOps
 
 import runs
 import vitkit
-from vitkit.data.seen import PictureRecord
-from vitkit.data.split_file import read_contents, split_from_file
+from vitkit.data import PictureRecord, read_contents, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.reporting.report_data import data_of_report
+from vitkit.reporting import data_of_report
 from vitkit.training import recipe, run
-from vitkit.verbs.train import TrainingRun
+from vitkit.verbs import TrainingRun
 from vitkit.weights import checkpoint as read
-from vitkit.weights import load, loading
-from vitkit.weights.formats.export import write
+from vitkit.weights import load, loading, write
 
 CLASSES = ("a", "b", "c")
 QUIET: dict[str, Any] = {"say": lambda _: None}

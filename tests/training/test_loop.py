@@ -14,18 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tiny
-from vitkit.data.augment import Augment, Mixing, mix_seeds
-from vitkit.data.loading import ImageData
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.table import ImageTable
+from vitkit.data import Augment, ImageData, ImageTable, Mixing, Preprocess, mix_seeds
 from vitkit.errors import VitkitError
-from vitkit.training.checkpoint import TrainingState
-from vitkit.training.distributed import fabric_of
-from vitkit.training.finalize import class_weights
-from vitkit.training.loop import Loop
-from vitkit.training.losses import Objective
-from vitkit.training.recipe import Recipe
-from vitkit.training.stability import Guard
+from vitkit.training import Guard, Loop, Objective, Recipe, TrainingState, class_weights, fabric_of
 
 LABELS = torch.tensor([0, 3, 6, 3])
 BATCH = (tiny.images(4), LABELS)

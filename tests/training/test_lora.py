@@ -13,14 +13,11 @@ import torch
 import runs
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.model.vit import VisionTransformer
-from vitkit.system.progress import reporting_to
-from vitkit.training import run
-from vitkit.training.adapters import add_low_rank, merge_low_rank
-from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_files import load_of_run
+from vitkit.model import VisionTransformer
+from vitkit.system import reporting_to
+from vitkit.training import Recipe, add_low_rank, load_of_run, merge_low_rank, run
 from vitkit.weights import load
 
 MATRICES = [f"blocks.{i}.{name}.weight" for i in range(3) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]

@@ -16,16 +16,10 @@ from scipy.stats import mannwhitneyu
 from sklearn.linear_model import LogisticRegression
 
 import runs
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import split_from_file
+from vitkit.data import read_source, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.evaluation.evaluator import evaluate
-from vitkit.evaluation.linear_models import regress
-from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds
-from vitkit.training.defaults import complete
-from vitkit.training.losses import binary_loss
-from vitkit.training.run import resume, train
-from vitkit.training.run_folder import append_metrics, read_metrics, truncate_metrics
+from vitkit.evaluation import MultiEvaluation, best_thresholds, evaluate, regress
+from vitkit.training import append_metrics, binary_loss, complete, read_metrics, resume, train, truncate_metrics
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "red")

@@ -18,17 +18,22 @@ from torchvision import models
 
 import vitkit
 from runs import QUICK, assert_same_outcome, photos
-from vitkit.data.augment import mix_seeds
+from vitkit.data import mix_seeds
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.model.build import build, config_of
-from vitkit.model.network import Network
-from vitkit.training.batch_norm import RunningStatistics
-from vitkit.training.loop import Loop
-from vitkit.training.optim import Average, ema_decay
-from vitkit.training.recipe import Recipe, Request
-from vitkit.training.recipe_files import load_fields
-from vitkit.training.run import resume, train
-from vitkit.training.stability import SafePoint
+from vitkit.model import Network, config_of
+from vitkit.model.build import build
+from vitkit.training import (
+    Average,
+    Loop,
+    Recipe,
+    Request,
+    RunningStatistics,
+    SafePoint,
+    ema_decay,
+    load_fields,
+    resume,
+    train,
+)
 
 NAME = "shufflenet_v2_x0_5"  # the smallest of torchvision's: 0.3 M parameters, batch norms, maps of one place at 32 px
 MODEL: dict[str, Any] = {"model": f"torchvision:{NAME}", "image_size": 32, "epochs": 1, "batch_size": 12}

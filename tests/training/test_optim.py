@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 from torch.optim.swa_utils import SWALR
 
 import tiny
-from vitkit.model.vit import VisionTransformer
-from vitkit.training.adapters import add_low_rank
-from vitkit.training.checkpoint import TrainingState
-from vitkit.training.optim import build_optimizer, lr_factor, parameter_groups, swa_factor, swa_start
-from vitkit.training.recipe import Recipe
-from vitkit.weights.loading import create_model
+from vitkit.model import VisionTransformer
+from vitkit.training import (
+    Recipe,
+    TrainingState,
+    add_low_rank,
+    build_optimizer,
+    lr_factor,
+    parameter_groups,
+    swa_factor,
+    swa_start,
+)
+from vitkit.weights import create_model
 
 _ADDED_TO_TOKENS = {"cls_token", "dist_token", "pos_embed", "pos_embed.x", "pos_embed.y"}
 

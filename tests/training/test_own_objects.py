@@ -17,10 +17,9 @@ from scipy.stats import binomtest
 
 import runs
 import vitkit
-from vitkit.data.user_datasets import item_of
+from vitkit.data import item_of
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.training.checkpoint import TrainingState
-from vitkit.training.loggers import loggers_of
+from vitkit.training import TrainingState, loggers_of
 
 QUIET: dict[str, Any] = {"say": lambda line: None}
 SMALL: dict[str, Any] = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
@@ -527,10 +526,7 @@ def test_the_example_trains_with_lightnings_trainer_and_leaves_a_model(tmp_path:
 
 def test_its_loss_and_schedule_are_vitkits(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    from vitkit.training.lightning_module import LightningClassifier
-    from vitkit.training.losses import label_loss
-    from vitkit.training.optim import lr_factor
-    from vitkit.training.recipe import Recipe
+    from vitkit.training import LightningClassifier, Recipe, label_loss, lr_factor
 
     model, recipe = vitkit.create_model("vit_micro_patch8_16", num_classes=3), Recipe(lr=0.1, layer_decay=0.5)
     task = LightningClassifier(model, recipe)

@@ -7,12 +7,10 @@ import re
 
 import pytest
 
-from vitkit.model.names import config_for
-from vitkit.profiling.model_info import describe
-from vitkit.training.architecture import config_of
-from vitkit.training.recipe import Recipe, build
-from vitkit.training.recipe_files import bundled, load_fields
-from vitkit.weights.catalog import find
+from vitkit.model import config_for
+from vitkit.profiling import describe
+from vitkit.training import Recipe, build, bundled, config_of, load_fields
+from vitkit.weights import find
 
 IMAGES = {"jft": 303_000_000, "imagenet21k": 14_197_122, "imagenet": 1_281_167}
 CLASSES = {"jft": 18_291, "imagenet21k": 21_843, "imagenet": 1000}

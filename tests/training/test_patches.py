@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from runs import SIZE, assert_same_weights, metrics, photos, quick
 from tiny import VARIETY, build, images, largest_difference
 from vitkit.errors import VitkitError
-from vitkit.training.adapters import PatchDropout, check_patch_dropout, drop_patches
-from vitkit.training.defaults import SPARED, spare_patches
-from vitkit.training.recipe import build as build_recipe
-from vitkit.training.run import train
+from vitkit.training import SPARED, PatchDropout, check_patch_dropout, drop_patches, spare_patches, train
+from vitkit.training import build as build_recipe
 
 REFUSED = ["relative", "every_layer", "shared", "conv", "interleaved", "mixtures"]
 

@@ -12,24 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
-from vitkit.training.optim import parameter_groups
-from vitkit.training.pretraining.mae import MaskedAutoencoding, decoder_config
-from vitkit.training.pretraining.masked_patch import MaskedPatchPrediction
-from vitkit.training.pretraining.network import (
+from vitkit.model import VisionTransformer, ViTConfig
+from vitkit.training import (
+    MaskedAutoencoding,
+    MaskedPatchPrediction,
+    Pretraining,
     SelfSupervised,
+    check_encoder,
     colours,
     corrupt,
+    decoder_config,
+    network_of,
     painted,
+    parameter_groups,
     patchify,
     shuffled,
     unpatchify,
 )
-from vitkit.training.pretraining.options import Pretraining
-from vitkit.training.pretraining.pretrain import check_encoder, network_of
 
 SMALL: dict[str, Any] = {
     "image_size": 16,

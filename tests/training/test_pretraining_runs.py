@@ -15,12 +15,13 @@ from PIL import Image
 
 import runs
 import vitkit
-from vitkit.data.seen import UNLABELLED, PictureRecord
-from vitkit.data.split_file import split_from_file
+from vitkit.data import PictureRecord, split_from_file
+from vitkit.data.seen import UNLABELLED
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.system.progress import reporting_to
-from vitkit.training.pretraining.pretrain import keys_of_validation, mask_key, resolve_fields
-from vitkit.verbs.pretrain import PretrainingRun, pretrain
+from vitkit.system import reporting_to
+from vitkit.training import keys_of_validation, mask_key, resolve_fields
+from vitkit.verbs import PretrainingRun
+from vitkit.verbs.pretrain import pretrain
 
 QUICK: dict[str, Any] = {
     "model": "vit_micro_patch4_16",

@@ -11,13 +11,10 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 import runs
-from vitkit.data.split_file import split_from_file
-from vitkit.evaluation.linear_models import regress
-from vitkit.training import probe
+from vitkit.data import split_from_file
+from vitkit.evaluation import regress
+from vitkit.training import PENALTIES, choose_head, complete, probe, resume, train
 from vitkit.training import report as suspects
-from vitkit.training.defaults import complete
-from vitkit.training.probe import PENALTIES, choose_head
-from vitkit.training.run import resume, train
 from vitkit.weights import load
 
 

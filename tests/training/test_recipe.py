@@ -11,15 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.named_sets import DATASETS
-from vitkit.data.table import ImageTable
+from vitkit.data import DATASETS, ImageTable
 from vitkit.errors import VitkitError
-from vitkit.model.config import Position
-from vitkit.model.names import config_for
-from vitkit.training.defaults import PRESETS, complete, spare_patches
-from vitkit.training.recipe import BY_METHOD, RENAMED, Recipe, build, parse_duration, unfold
-from vitkit.training.recipe_files import bundled, departures, load_fields, request_of
-from vitkit.weights.catalog import find
+from vitkit.model import Position, config_for
+from vitkit.training import (
+    BY_METHOD,
+    PRESETS,
+    RENAMED,
+    Recipe,
+    build,
+    bundled,
+    complete,
+    departures,
+    load_fields,
+    parse_duration,
+    request_of,
+    spare_patches,
+    unfold,
+)
+from vitkit.weights import find
 
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)

@@ -15,15 +15,22 @@ import tiny
 import vitkit as package
 from vitkit.classifier import Classifier
 from vitkit.cli.app import app
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
-from vitkit.data.table import ImageTable
+from vitkit.data import ImageTable, Preprocess, read_source
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
-from vitkit.training.checkpoint import identity
-from vitkit.training.recipe import Recipe, build, name_of, read_change, read_sets
-from vitkit.training.recipe_files import departures, load_fields, request_of
-from vitkit.training.start import blueprint_of, new_classifier
+from vitkit.model import ViTConfig
+from vitkit.training import (
+    Recipe,
+    blueprint_of,
+    build,
+    departures,
+    identity,
+    load_fields,
+    name_of,
+    new_classifier,
+    read_change,
+    read_sets,
+    request_of,
+)
 
 
 def resolved(*asked: Any) -> dict[str, Any]:

@@ -12,18 +12,25 @@ import pytest
 
 import runs
 from photos import noise, save
-from vitkit.data.corrections import labels_of, read_corrected
-from vitkit.data.labels import EXCLUDED, Edit, add_edits, renaming
-from vitkit.data.proposals import proposals_of_run, read_proposals
+from vitkit.data import (
+    EXCLUDED,
+    Edit,
+    ImageTable,
+    add_edits,
+    images_of_run,
+    labels_of,
+    move_run,
+    proposals_of_run,
+    read_corrected,
+    read_proposals,
+    read_source,
+    renaming,
+    split_from_file,
+)
 from vitkit.data.seen import UNLABELLED
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import images_of_run, move_run, split_from_file
-from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluation.label_errors import LabelError, write_label_errors
-from vitkit.training.lineage import SplitImages
-from vitkit.training.run import write_start
-from vitkit.training.start import resolve
+from vitkit.evaluation import LabelError, write_label_errors
+from vitkit.training import SplitImages, resolve, write_start
 
 
 class Work:

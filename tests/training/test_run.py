@@ -21,17 +21,13 @@ from PIL import Image
 import photos as pictures
 import runs
 import warm
-from vitkit.data.split_file import split_from_file
+from vitkit.data import split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.evaluator import evaluate
-from vitkit.system.progress import Progress, reporting_to, silent
+from vitkit.evaluation import evaluate
+from vitkit.system import Progress, reporting_to, silent
+from vitkit.training import Recipe, build, load_fields, lr_factor, read_metrics, run
 from vitkit.training import checkpoint as writer
-from vitkit.training import run
-from vitkit.training.optim import lr_factor
-from vitkit.training.recipe import Recipe, build
-from vitkit.training.recipe_files import load_fields
-from vitkit.training.run_folder import read_metrics
-from vitkit.verbs.train import TrainingRun
+from vitkit.verbs import TrainingRun
 from vitkit.weights import load
 
 ARTEFACTS = (

@@ -11,20 +11,11 @@ import torch
 from PIL import Image
 
 import runs
-from vitkit.data.augment import Augment
-from vitkit.data.loading import ImageData
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.table import ImageTable
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
+from vitkit.data import Augment, ImageData, ImageTable, Preprocess
+from vitkit.model import VisionTransformer, config_for
+from vitkit.training import Loop, MicroBatch, Objective, Recipe, fabric_of, freeze_backbone, train
 from vitkit.training import fine_tune as search
 from vitkit.training import run as fit
-from vitkit.training.adapters import freeze_backbone
-from vitkit.training.distributed import fabric_of
-from vitkit.training.loop import Loop, MicroBatch
-from vitkit.training.losses import Objective
-from vitkit.training.recipe import Recipe
-from vitkit.training.run import train
 
 
 def grey(folder: Path, splits: dict[str, tuple[int, ...]], batch_size: int) -> ImageData:

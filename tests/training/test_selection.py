@@ -20,25 +20,24 @@ from scipy.stats import binomtest
 import runs
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.split_file import split_from_file
+from vitkit.data import Preprocess, split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.system.files import from_json
-from vitkit.system.progress import reporting_to
-from vitkit.training import select_weights as selection
-from vitkit.training.recipe import build
-from vitkit.training.recipe_files import load_fields
-from vitkit.training.run import resume, train
-from vitkit.training.select_weights import (
+from vitkit.system import from_json, reporting_to
+from vitkit.training import (
     FEWEST,
     LEAST,
     Cost,
     Selection,
     Trial,
     affordable,
+    build,
     choose_and_resolve,
+    load_fields,
     no_difference,
+    resume,
+    train,
 )
+from vitkit.training import select_weights as selection
 from vitkit.weights import load
 
 PIXELS = Preprocess(size=(16, 16))

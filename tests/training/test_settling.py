@@ -9,8 +9,7 @@ import pytest
 
 import runs
 from vitkit.errors import VitkitError
-from vitkit.training.recipe import Recipe
-from vitkit.training.start import resolve
+from vitkit.training import Recipe, resolve
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,9 @@ import torch
 import runs
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
-from vitkit.data.table import ImageTable
+from vitkit.data import ImageTable, Preprocess, read_source
 from vitkit.errors import VitkitError
-from vitkit.training.recipe import Recipe
-from vitkit.training.run import train
-from vitkit.training.start import blueprint_of, new_classifier
+from vitkit.training import Recipe, blueprint_of, new_classifier, train
 from vitkit.weights import load
 
 PIXELS = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))

@@ -12,14 +12,19 @@ from torch import Tensor, nn
 import tiny
 from runs import assert_same_weights, metrics, photos, quick
 from vitkit.errors import VitkitError
+from vitkit.training import (
+    DeferredFiniteCheck,
+    Loop,
+    Recipe,
+    StepIndex,
+    add_gradients,
+    build_optimizer,
+    checkpoint_every,
+    train,
+)
+from vitkit.training import build as build_recipe
 from vitkit.training import checkpoint as state
 from vitkit.training import start as setup
-from vitkit.training.loop import Loop
-from vitkit.training.optim import build_optimizer
-from vitkit.training.recipe import Recipe, checkpoint_every
-from vitkit.training.recipe import build as build_recipe
-from vitkit.training.run import train
-from vitkit.training.stability import DeferredFiniteCheck, StepIndex, add_gradients
 
 QUIET: dict[str, Any] = {"say": lambda line: None}
 

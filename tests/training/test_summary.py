@@ -11,17 +11,13 @@ import numpy as np
 import pytest
 
 import runs
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import groups_from_file, split_from_file
-from vitkit.evaluation.calibration import fit_temperature
-from vitkit.evaluation.evaluator import evaluate
-from vitkit.evaluation.figures import at_temperature, figures
+from vitkit.data import groups_from_file, read_source, split_from_file
+from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped
+from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import intervals
-from vitkit.evaluation.metrics import grouped
-from vitkit.system.run_files import LABEL_ERRORS
+from vitkit.system import LABEL_ERRORS
+from vitkit.training import Run, resume, train
 from vitkit.training import report as suspects
-from vitkit.training.run import resume, train
-from vitkit.training.run_folder import Run
 from vitkit.weights import load
 
 

@@ -18,14 +18,10 @@ import runs
 import tiny
 from photos import smooth
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.system.progress import reporting_to
-from vitkit.training import run
-from vitkit.training.defaults import check_effects
-from vitkit.training.losses import Objective
-from vitkit.training.recipe import Recipe
-from vitkit.training.teacher import load_teacher
+from vitkit.system import reporting_to
+from vitkit.training import Objective, Recipe, check_effects, load_teacher, run
 from vitkit.weights import load
 
 CLASSES = tuple(runs.COLOURS)

@@ -23,15 +23,9 @@ import runs
 import tiny
 import warm
 from vitkit.classifier import Classifier
-from vitkit.data.augment import Augment
-from vitkit.data.loading import ImageData
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.table import ImageTable
+from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.training.distributed import ALONE, ProcessGroup, assemble, check_team, describe_team
-from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_files import load_fields
-from vitkit.training.run_folder import read_metrics
+from vitkit.training import ALONE, ProcessGroup, Recipe, assemble, check_team, describe_team, load_fields, read_metrics
 
 BIN = Path(sys.executable).parent
 PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "2")

@@ -18,10 +18,9 @@ from torchvision.transforms import InterpolationMode, v2
 
 import runs
 import vitkit
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.user_datasets import read_preprocess
+from vitkit.data import Preprocess, read_preprocess
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json
+from vitkit.system import from_json
 
 QUIET: dict[str, Any] = {"say": lambda line: None}
 SMALL: dict[str, Any] = {**runs.quick_fields(), "epochs": 2}

@@ -17,16 +17,10 @@ from PIL import Image
 
 import photos as pictures
 import runs
-from vitkit.data.split_file import split_from_file
-from vitkit.data.splits import split
-from vitkit.data.table import ImageTable
+from vitkit.data import ImageTable, split, split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.system.progress import Progress, reporting_to, silent
-from vitkit.training import losses, run
-from vitkit.training.loop import Loop
-from vitkit.training.recipe import build
-from vitkit.training.recipe_files import load_fields, request_of
-from vitkit.training.stability import Guard
+from vitkit.system import Progress, reporting_to, silent
+from vitkit.training import Guard, Loop, build, load_fields, losses, request_of, run
 from vitkit.weights import load
 
 
@@ -101,7 +95,7 @@ def test_a_run_that_went_back_resumes_to_the_weights_of_a_whole_one(
 
 
 def test_the_model_of_an_averaged_run_has_the_validation_figures_that_were_logged(data: Path, tmp_path: Path) -> None:
-    from vitkit.evaluation.evaluator import evaluate
+    from vitkit.evaluation import evaluate
 
     folder, _ = train(runs.quick(data, ema=0.8), tmp_path / "run")
     classifier = load(folder)
@@ -245,9 +239,8 @@ def flowers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def load_small(folder: Path) -> Path:
     """A model folder to start from, with a representation layer that fine-tuning drops."""
     from vitkit.classifier import Classifier
-    from vitkit.data.preprocess import Preprocess
-    from vitkit.model.names import config_for
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.data import Preprocess
+    from vitkit.model import VisionTransformer, config_for
 
     config = config_for("vit_micro_patch8_16", 4, **runs.SIZE).replace(representation_size=24)
     Classifier(VisionTransformer(config), tuple("abcd"), Preprocess(size=(16, 16))).save(folder)

@@ -12,14 +12,11 @@ import pytest
 
 import runs
 import tiny
-from vitkit.data.loading import EvaluationImages, tell_lost_workers_once
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
+from vitkit.data import EvaluationImages, Preprocess, read_source, tell_lost_workers_once
 from vitkit.errors import VitkitError
-from vitkit.system.progress import reporting_to
-from vitkit.training import probe, run
+from vitkit.system import reporting_to
+from vitkit.training import Recipe, probe, run
 from vitkit.training import start as setup
-from vitkit.training.recipe import Recipe
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own word may come late

@@ -12,15 +12,20 @@ import torch
 
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import Interrupted
-from vitkit.system.run_files import LAST
-from vitkit.system.stopping import Deferral
-from vitkit.training import checkpoint
-from vitkit.training.checkpoint import RunWriter, TrainingState, save
-from vitkit.training.loop import Interruption
-from vitkit.training.recipe import Recipe
-from vitkit.training.run_folder import append_metrics, read_metrics, truncate_metrics
+from vitkit.system import LAST, Deferral
+from vitkit.training import (
+    Interruption,
+    Recipe,
+    RunWriter,
+    TrainingState,
+    append_metrics,
+    checkpoint,
+    read_metrics,
+    save,
+    truncate_metrics,
+)
 from vitkit.weights import load
 
 # val_acc is best in epoch 1, val_loss in epoch 2, and epoch 3 is the last.

@@ -16,13 +16,8 @@ import numpy as np
 import pytest
 
 import runs
-from vitkit.data import sources
-from vitkit.data.labels import Edit, add_edits
-from vitkit.data.layout import LayoutName
-from vitkit.data.sources import SourceKind
-from vitkit.data.split_file import images_of_run, move_run
-from vitkit.data.table import ImageTable, table_of
-from vitkit.training.run import train
+from vitkit.data import Edit, ImageTable, LayoutName, SourceKind, add_edits, images_of_run, move_run, sources, table_of
+from vitkit.training import train
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import vitkit
 from cli.conftest import vitkit as command
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 
 __all__ = ["command"]
 

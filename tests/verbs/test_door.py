@@ -10,7 +10,8 @@ import pytest
 
 import vitkit
 import warm
-from vitkit.cli.app import VERBS, function_of
+from vitkit.cli import function_of
+from vitkit.cli.app import VERBS
 
 OWN_NAMES = {"eval": "evaluate"}
 # What a caller is told, and where to; and objects, which no command line can name.

@@ -12,7 +12,7 @@ import pytest
 import vitkit as package
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import load
 

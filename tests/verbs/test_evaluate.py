@@ -11,7 +11,7 @@ import pytest
 
 import vitkit as package
 from vitkit.errors import VitkitError
-from vitkit.system.files import to_json
+from vitkit.system import to_json
 from vitkit.weights import load
 
 

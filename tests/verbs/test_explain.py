@@ -15,7 +15,7 @@ from cli.conftest import vitkit as command
 from photos import noise, save
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 
 __all__ = ["command"]
 

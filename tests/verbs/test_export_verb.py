@@ -13,7 +13,7 @@ import vitkit
 from cli.conftest import vitkit as command
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.exporting import load_exported
 
 __all__ = ["command"]

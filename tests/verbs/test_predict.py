@@ -12,9 +12,9 @@ import pytest
 import vitkit as package
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive
+from vitkit.system import exclusive
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "<red>")

@@ -15,8 +15,7 @@ from PIL import Image
 import tiny
 import vitkit as package
 from vitkit import Classifier, VitkitError, load
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, config_for
 
 NAMES = ("daisy", "dandelion", "roses")
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 import vitkit
-from vitkit.training import recipe
-from vitkit.training.pretraining.options import PretrainingFields
+from vitkit.training import PretrainingFields, recipe
 
 TAKES: dict[Callable[..., Any], Any] = {
     vitkit.train: recipe.RecipeFields,

@@ -12,12 +12,12 @@ import pytest
 
 import runs
 import vitkit as package
-from vitkit.data.sources import read_source
+from vitkit.data import read_source
 from vitkit.errors import VitkitError
-from vitkit.evaluation.evaluator import evaluate
-from vitkit.text.cells import interval_text
-from vitkit.training.recipe import Recipe
-from vitkit.verbs.train import TrainingRun
+from vitkit.evaluation import evaluate
+from vitkit.text import interval_text
+from vitkit.training import Recipe
+from vitkit.verbs import TrainingRun
 
 
 def silent(line: str) -> None:

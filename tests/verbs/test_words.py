@@ -16,7 +16,7 @@ import vitkit as package
 import wordy
 from photos import noise, save
 from vitkit.errors import VitkitError
-from vitkit.verbs.words import named_classes
+from vitkit.verbs import named_classes
 
 
 @pytest.fixture(scope="module")

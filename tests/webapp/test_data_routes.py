@@ -17,15 +17,11 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import runs
+from vitkit.data import Edit, add_edits, labels_so_far, read_source, split_to_dict, undo_edits
 from vitkit.data import labels as label_file
-from vitkit.data.labels import Edit, add_edits, labels_so_far, undo_edits
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import split_to_dict
-from vitkit.evaluation.label_errors import LabelError, write_label_errors
-from vitkit.system.files import write_json
-from vitkit.webapp.app import create_app
-from vitkit.webapp.photographs import Photographs
-from vitkit.webapp.workspace import Workspace, open_workspace
+from vitkit.evaluation import LabelError, write_label_errors
+from vitkit.system import write_json
+from vitkit.webapp import Photographs, Workspace, create_app, open_workspace
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' OR 1=1 --", "=1+1", "日本語 ", "a" * 180)
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive, exclusive_in, is_held
+from vitkit.system import exclusive, exclusive_in, is_held
+from vitkit.webapp import Job, Jobs, work
 from vitkit.webapp import jobs as module
-from vitkit.webapp.jobs import Job, Jobs, work
 
 # A training as the queue sees it: holds its run folder, writes what a run has, ends well when it is told to stop.
 TRAINING = """

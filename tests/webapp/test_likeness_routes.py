@@ -15,9 +15,7 @@ from PIL import Image
 import runs
 from vitkit.errors import VitkitError
 from vitkit.system.progress import progress
-from vitkit.webapp import likeness
-from vitkit.webapp.app import create_app
-from vitkit.webapp.workspace import Workspace, open_workspace
+from vitkit.webapp import Workspace, create_app, likeness, open_workspace
 
 Runs = Callable[[list[str]], None]
 

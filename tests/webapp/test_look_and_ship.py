@@ -17,13 +17,10 @@ import photos as pictures
 from browser import SIZES, browser, is_within, serious, served, watched
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import split_to_dict
+from vitkit.data import Preprocess, read_source, split_to_dict
 from vitkit.exporting import load_exported
-from vitkit.serving.guard import Guard, rules_of
-from vitkit.webapp.app import create_app
-from vitkit.webapp.workspace import Workspace, open_workspace
+from vitkit.serving import Guard, rules_of
+from vitkit.webapp import Workspace, create_app, open_workspace
 
 __all__ = ["browser"]
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from browser import browser, watched
-from vitkit.system.files import is_held
-from vitkit.webapp.jobs import Jobs
+from vitkit.system import is_held
+from vitkit.webapp import Jobs
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -186,7 +186,7 @@ def fix(page: Page, wrong: dict[str, str]) -> None:
 
 
 def splits(run: Path) -> dict[str, str]:
-    from vitkit.data.split_file import split_from_file
+    from vitkit.data import split_from_file
 
     found = split_from_file(run / "split.json")
     return {path: str(split) for path, split in zip(found.paths, found.splits, strict=True)}

@@ -18,13 +18,9 @@ from fastapi.testclient import TestClient
 
 import runs
 from vitkit.errors import VitkitError
-from vitkit.system.environment import state_folder
-from vitkit.system.files import exclusive, exclusive_in
-from vitkit.system.stopping import birth_of
+from vitkit.system import birth_of, exclusive, exclusive_in, state_folder
+from vitkit.webapp import Job, Jobs, Workspace, command, create_app, open_workspace, state_of_runs, work
 from vitkit.webapp import jobs as module
-from vitkit.webapp.app import create_app
-from vitkit.webapp.jobs import Job, Jobs, command, work
-from vitkit.webapp.workspace import Workspace, open_workspace, state_of_runs
 
 
 @pytest.fixture

@@ -13,13 +13,11 @@ import pytest
 
 import runs
 from browser import browser, is_within, serious, served, watched
-from vitkit.data.labels import Edit, add_edits, labels_so_far
-from vitkit.evaluation.label_errors import LabelError, write_label_errors
-from vitkit.system.run_files import LABEL_ERRORS, PREDICTIONS
-from vitkit.training.run import train
-from vitkit.webapp.app import create_app
-from vitkit.webapp.ship import model_card
-from vitkit.webapp.workspace import Workspace, open_workspace
+from vitkit.data import Edit, add_edits, labels_so_far
+from vitkit.evaluation import LabelError, write_label_errors
+from vitkit.system import LABEL_ERRORS, PREDICTIONS
+from vitkit.training import train
+from vitkit.webapp import Workspace, create_app, model_card, open_workspace
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient

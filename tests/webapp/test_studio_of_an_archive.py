@@ -12,15 +12,12 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import runs
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import split_to_dict
-from vitkit.data.splits import split
+from vitkit.data import read_source, split, split_to_dict
 from vitkit.errors import VitkitError
-from vitkit.evaluation.label_errors import LabelError, write_label_errors
-from vitkit.system.files import write_json
-from vitkit.webapp.app import create_app
-from vitkit.webapp.results import decide, file_of, stamp_of, suspects_of
-from vitkit.webapp.workspace import Workspace, open_workspace
+from vitkit.evaluation import LabelError, write_label_errors
+from vitkit.system import write_json
+from vitkit.webapp import Workspace, create_app, decide, file_of, open_workspace, suspects_of
+from vitkit.webapp.results import stamp_of
 
 
 @pytest.fixture

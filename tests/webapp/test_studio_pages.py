@@ -13,9 +13,7 @@ import pytest
 
 import runs
 from browser import SIZES, browser, is_within, serious, served, watched
-from vitkit.webapp.app import create_app
-from vitkit.webapp.photographs import Photographs
-from vitkit.webapp.workspace import Workspace, open_workspace
+from vitkit.webapp import Photographs, Workspace, create_app, open_workspace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -12,11 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 import runs
-from vitkit.system.run_files import FILES
-from vitkit.training.run_folder import next_free
-from vitkit.webapp.app import create_app
-from vitkit.webapp.jobs import Jobs
-from vitkit.webapp.workspace import Workspace, open_workspace
+from vitkit.system import FILES
+from vitkit.training import next_free
+from vitkit.webapp import Jobs, Workspace, create_app, open_workspace
 
 METRICS = (
     "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds\n0,3,1.5,0.5,1.25,0.75,0.1,2\n1,6,1.0,,1.0,0.8,0.1,2\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.webapp.workspace import open_workspace
+from vitkit.webapp import open_workspace
 
 
 @pytest.fixture

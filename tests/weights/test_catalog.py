@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, config_for
+from vitkit.weights import CATALOG, Entry, cache_path, find, is_hub_id, load, names, search, suggest
 from vitkit.weights import download as hub
-from vitkit.weights import load
-from vitkit.weights.catalog import CATALOG, Entry, find, is_hub_id, names, search, suggest
-from vitkit.weights.download import cache_path
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOG.values(), ids=list(CATALOG))
 CLASSES = {"imagenet1k": 1000, "imagenet21k": 21843, "none": 0}

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 import tiny
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
+from vitkit.model import VisionTransformer, config_for
 from vitkit.weights import catalog as classes
-from vitkit.weights import load
-from vitkit.weights.catalog import class_names, unique
+from vitkit.weights import class_names, load, unique
 
 NAMES = ("daisy", "dandelion", "roses")
 

@@ -31,12 +31,9 @@ import warm
 from photos import noise, save
 from tiny import build, some
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.weights import inspect, load
-from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint
-from vitkit.weights.formats.export import write
-from vitkit.weights.origin import SourceWeights, read_foreign
+from vitkit.weights import Checkpoint, SourceWeights, StoredTensor, inspect, load, read_checkpoint, read_foreign, write
 
 NPZ: dict[str, dict[str, Any]] = {
     "npz token": {},

@@ -20,11 +20,8 @@ import pytest
 
 import warm
 from vitkit.errors import VitkitError
-from vitkit.system.progress import reporting_to
-from vitkit.weights import download
-from vitkit.weights.catalog import CATALOG
-from vitkit.weights.download import cache_path, fetch_hub, fetch_url
-from vitkit.weights.loading import fetch
+from vitkit.system import reporting_to
+from vitkit.weights import CATALOG, cache_path, download, fetch, fetch_hub, fetch_url
 
 SOURCE = Path(__file__).parents[2] / "src"
 BYTES = np.random.default_rng(0).bytes(1_500_000)

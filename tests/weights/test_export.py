@@ -15,11 +15,10 @@ import transformers
 
 from tiny import build, images, kinds, largest_difference
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.names import MIXTURES
-from vitkit.weights import inspect, load
-from vitkit.weights.formats.export import write
+from vitkit.model import MIXTURES
+from vitkit.weights import inspect, load, write
 
 SQUARE = {"image_size": (16, 16)}
 DINO = {"layer_scale": 0.1, "pool": "token+gap", "mlp_size": 64}

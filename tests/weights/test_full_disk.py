@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
-from vitkit.weights.formats.export import write
+from vitkit.data import Preprocess
+from vitkit.model import VisionTransformer, config_for
+from vitkit.weights import write
 
 
 @pytest.mark.parametrize(

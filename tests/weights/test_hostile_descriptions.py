@@ -15,14 +15,11 @@ from safetensors.torch import save_file
 import mutations
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.split_file import read_contents, split_from_file
+from vitkit.data import Preprocess, read_contents, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
-from vitkit.training.recipe import build
-from vitkit.training.recipe_files import load_fields
-from vitkit.weights import load
-from vitkit.weights.checkpoint import read_checkpoint
+from vitkit.model import ViTConfig
+from vitkit.training import build, load_fields
+from vitkit.weights import load, read_checkpoint
 
 HUGE = 4_000_000_000
 

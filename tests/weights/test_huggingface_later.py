@@ -16,7 +16,7 @@ import vitkit
 import wordy
 from tiny import largest_difference, randomise
 from vitkit.errors import VitkitError
-from vitkit.weights.adapt import resize_offsets
+from vitkit.weights import resize_offsets
 
 SIDE = 32
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "patch_size": 8}

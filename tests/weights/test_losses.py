@@ -19,8 +19,7 @@ from photos import noise, save
 from tiny import build, randomise
 from vitkit import create_model
 from vitkit.errors import VitkitError
-from vitkit.training.recipe import Recipe
-from vitkit.training.start import blueprint_of
+from vitkit.training import Recipe, blueprint_of
 from vitkit.weights import inspect, load
 
 State = dict[str, Tensor]

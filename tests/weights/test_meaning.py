@@ -11,18 +11,23 @@ import pytest
 import torch
 
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.config import IMAGENET_1K
-from vitkit.model.names import IMAGENET_21K, config_for, list_models
-from vitkit.training.recipe import Recipe
-from vitkit.training.start import blueprint_of
-from vitkit.weights import inspect, load
-from vitkit.weights.catalog import CATALOG, find, tags
-from vitkit.weights.download import cache_path
-from vitkit.weights.formats.export import write
-from vitkit.weights.loading import create_model
-from vitkit.weights.meaning import Use, meaning_of, weights_for
+from vitkit.model import IMAGENET_1K, IMAGENET_21K, config_for, list_models
+from vitkit.training import Recipe, blueprint_of
+from vitkit.weights import (
+    CATALOG,
+    Use,
+    cache_path,
+    create_model,
+    find,
+    inspect,
+    load,
+    meaning_of,
+    tags,
+    weights_for,
+    write,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "meanings.json").read_text(encoding="utf-8"))
 NAME = "vit_tiny_patch16_224"
@@ -204,7 +209,7 @@ def test_what_exists_on_disk_is_no_name(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_list_says_whose_pixels_are_others(capsys: pytest.CaptureFixture[str]) -> None:
-    from vitkit.cli.app import function_of
+    from vitkit.cli import function_of
 
     function_of("models")(weights=True, as_json=False)
     printed = capsys.readouterr().out.splitlines()

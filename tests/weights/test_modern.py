@@ -20,9 +20,8 @@ from tiny import largest_difference, some
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
-from vitkit.inference.backends.optimized import prepare
-from vitkit.inference.backends.token_merging import merge
-from vitkit.model.vit import VisionTransformer
+from vitkit.inference import merge, prepare
+from vitkit.model import VisionTransformer
 from vitkit.weights import inspect
 
 SIDE = 64

@@ -16,7 +16,7 @@ from torchvision import models
 import vitkit
 from runs import photos
 from vitkit.errors import VitkitError
-from vitkit.model.network import Network
+from vitkit.model import Network
 
 NAME = "torchvision:shufflenet_v2_x0_5"
 State = dict[str, Tensor]

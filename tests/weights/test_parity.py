@@ -22,12 +22,9 @@ import foreign
 from tiny import build, images, largest_difference, randomise
 from vitkit import create_model
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import IMAGENET_MEAN, Preprocess
+from vitkit.data import IMAGENET_MEAN, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.weights import inspect, load
-from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.export import write
-from vitkit.weights.origin import read_foreign
+from vitkit.weights import Checkpoint, StoredTensor, inspect, load, read_foreign, write
 
 HF = [name for name in foreign.NAMES if name.startswith("HF")]
 TIMM = [name for name in foreign.NAMES if name.startswith("timm")]

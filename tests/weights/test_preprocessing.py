@@ -14,9 +14,8 @@ from torchvision import transforms
 
 import tiny
 from vitkit import Preprocess, VitkitError, load
-from vitkit.model.names import config_for
-from vitkit.model.vit import VisionTransformer
-from vitkit.weights.preprocessing import preprocess_of
+from vitkit.model import VisionTransformer, config_for
+from vitkit.weights import preprocess_of
 
 NAMES = ("daisy", "dandelion", "roses")
 HALF = (0.5, 0.5, 0.5)

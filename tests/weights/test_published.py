@@ -17,14 +17,25 @@ from timm.models import get_pretrained_cfg
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.model.names import config_for, is_model_name
-from vitkit.profiling.model_info import describe
-from vitkit.training.recipe import Recipe
-from vitkit.training.start import blueprint_of
+from vitkit.model import config_for, is_model_name
+from vitkit.profiling import describe
+from vitkit.training import Recipe, blueprint_of
+from vitkit.weights import (
+    CATALOG,
+    COLUMNS,
+    FILE,
+    facts_of,
+    find,
+    find_published,
+    inspect,
+    load,
+    names,
+    tagged,
+    tags,
+    tags_of,
+    weights_for,
+)
 from vitkit.weights import download as hub
-from vitkit.weights import inspect, load
-from vitkit.weights.catalog import CATALOG, COLUMNS, FILE, facts_of, find, find_published, names, tagged, tags, tags_of
-from vitkit.weights.meaning import weights_for
 
 ROOT = Path(__file__).parents[2]
 MODULES = (

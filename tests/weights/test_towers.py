@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import runs
 import vitkit
 from tiny import largest_difference
-from vitkit.data.preprocess import CLIP_MEAN
+from vitkit.data import CLIP_MEAN
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tiny import largest_difference, randomise
-from vitkit.data.preprocess import CLIP_MEAN
+from vitkit.data import CLIP_MEAN
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
 

@@ -1,1 +1,44 @@
 """Photographs in: where they are, which are readable, how they are split, and how a file becomes pixels."""
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "augment": "Augment Mixing apply_seeded mix_seeds",
+        "corrections": "correct labels_of read_corrected",
+        "decode": "LEAST_BUDGET MAX_PIXELS MemoryBudget Samples decoders read_picture warn_of_doubt",
+        "doctor.altered": "Described find_altered",
+        "doctor.duplicates": "Link compare connect find_duplicates find_known",
+        "doctor.examine": "Diagnosis examine find_twins",
+        "doctor.findings": "Copies MOST_CROPPED MOST_LOST",
+        "doctor.keypoints": "BYTES MOST find_keypoints working_copy",
+        "doctor.likeness": "LEAST_CORRELATION MOST_DIFFERENCE THUMBNAIL find_pairs",
+        "doctor.scan": "scan",
+        "file_facts": "Facts Memory",
+        "image_cache": "DiskCache MemoryCache PictureCache bytes_of choose_cache open_cache",
+        "labels": "EXCLUDED Edit add_edits labels_so_far read_labels read_suspects renaming undo_edits",
+        "layout": "LayoutName split_of_folder split_of_word",
+        "loading": (
+            "BatchSampler BatchedImages EpochSampler EvaluationImages ImageData TrainingImages tell_lost_workers_once"
+        ),
+        "named": "materialise",
+        "named_sets": "DATASETS DataSet Torchvision folder_names write_digits",
+        "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess",
+        "proposals": "proposals_of_run read_proposals",
+        "seen": "PictureRecord find_overlap from_text make_record read_digests to_text",
+        "sources": "SourceKind find_source read_source read_table",
+        "split_file": (
+            "groups_from_file groups_to_list images_of_run locate look_over move_run read_contents refuse_changed "
+            "split_from_file split_to_dict"
+        ),
+        "splits": "SPLITS fold limit_training scenes split stratify",
+        "storage": "Stored below_storage is_there open_place read_place",
+        "table": "ImageTable table_of",
+        "task": "MULTI_LABEL SINGLE_LABEL TASKS Task task_of",
+        "user_datasets": "Datasets item_of read_preprocess survey",
+        "walk": "Overlooked SUFFIXES find_images",
+    },
+)

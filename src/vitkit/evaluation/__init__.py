@@ -5,3 +5,30 @@ for several classes per image). `figures.py` makes evaluation.json of it, `regis
 `headline.py` chooses the one to quote. `label_errors.py` looks for wrong labels. Nothing in this package writes models
 or pages.
 """
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "calibration": "Calibration Reliability calibrate fit_temperature log_odds most_rise to_probabilities",
+        "embedding": "lay_out",
+        "evaluator": "evaluate",
+        "figures": (
+            "all_figures at_temperature calibration_rise chosen_on counted_part describe for_prior operating_points "
+            "rank_areas"
+        ),
+        "headline": "Headline describe_proposals headline_of value_of",
+        "intervals": "Interval Units fold_intervals loss_bounds macro_f1_interval mean_interval",
+        "label_choice": "PER_CLASS choose_next",
+        "label_errors": (
+            "LabelError LabelNoise find_suspects from_features from_predictions in_words probe_out_of_fold summary "
+            "write_label_errors"
+        ),
+        "linear_models": "PENALTIES choose_least_squares least_squares one_or_minus_one regress",
+        "metrics": "Evaluation class_rankings grouped held_out_split pooled",
+        "multilabel": "MultiEvaluation average_precisions best_thresholds cross_fitted mean_average_precision",
+    },
+)

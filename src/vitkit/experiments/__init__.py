@@ -1,1 +1,26 @@
 """Questions that take many trainings to answer, and what a training will take."""
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "compare": "Comparison HEADINGS cells",
+        "comparison_figures": "Judged findings_of verdict",
+        "comparison_plan": "Job Plan",
+        "footprint": "Footprint Ledger bytes_of materialise rehearse rehearse_step",
+        "judging": "JudgingImages",
+        "lab.ablations": "EXPERIMENTS FEW_SHOT trend_with_depth",
+        "lab.experiment": "Ablation Measurement of_model",
+        "lab.lab": "LabList claims_of pairs_against",
+        "lab.measure": "subject_of",
+        "lab.presets": "base_config base_fields variant_fields",
+        "lab.result": "LabResult",
+        "statistics": "Difference Family LEVEL SeedSpread",
+        "stress": "CHANGES at_one_size changed variants",
+        "stress_kinds": "GRID STRESSES stresses_of",
+        "training_plan": "job_of memory_of most_that_fit passes",
+    },
+)

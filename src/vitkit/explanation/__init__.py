@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitkit.system.lazy import importer
+from vitkit.system.lazy import public
 
 if TYPE_CHECKING:
     from vitkit.explanation.attention import (
@@ -65,31 +65,22 @@ __all__ = [
 ]
 
 # No module bears the name of a function: once imported, it would hide it.
-_HOMES = {
-    "METHODS": "methods",
-    "by_layer": "methods",
-    "class_specific": "methods",
-    "attention_maps": "attention",
-    "head_maps": "attention",
-    "last_attention": "attention",
-    "rollout": "attention",
-    "rollout_matrix": "attention",
-    "gradient_attention": "gradient",
-    "gradient_rollout": "gradient",
-    "occlusion": "occluding",
-    "find_artefacts": "attention",
-    "mask_artefacts": "attention",
-    "token_norms": "attention",
-    "attention_distance": "model_analysis",
-    "attention_entropy": "model_analysis",
-    "filter_components": "model_analysis",
-    "layer_similarity": "model_analysis",
-    "linear_cka": "model_analysis",
-    "norms_by_layer": "model_analysis",
-    "position_similarity": "model_analysis",
-    "Explanation": "explanation",
-    "can_explain": "explanation",
-    "grad_cam": "gradient",
-    "worst_mistakes_page": "mistakes",
-}
-__getattr__ = importer(__name__, _HOMES)
+_, __getattr__ = public(
+    __name__,
+    {
+        "attention": (
+            "attention_maps exact_matrix find_artefacts head_maps last_attention mask_artefacts patch_attention plain "
+            "readers rollout rollout_matrix token_norms"
+        ),
+        "draw": "spread",
+        "explanation": "Explanation can_explain choose_methods explain_classes find_class",
+        "gradient": "find_targets grad_cam gradient_attention gradient_rollout",
+        "methods": "METHODS by_layer class_specific",
+        "mistakes": "worst_mistakes_page",
+        "model_analysis": (
+            "attention_distance attention_entropy filter_components layer_similarity linear_cka norms_by_layer "
+            "position_similarity uniform_distance"
+        ),
+        "occluding": "cover occlusion square_places",
+    },
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitkit.system.lazy import importer
+from vitkit.system.lazy import public
 
 if TYPE_CHECKING:
     from vitkit.exporting.card import Card
@@ -29,15 +29,13 @@ __all__ = [
     "load_exported",
 ]
 
-_HOMES = {
-    "FORMATS": "formats",
-    "Card": "card",
-    "Comparison": "check",
-    "Exported": "loading",
-    "Pictures": "check",
-    "Refused": "check",
-    "choose_pictures": "check",
-    "export": "writing",
-    "load_exported": "loading",
-}
-__getattr__ = importer(__name__, _HOMES)
+_, __getattr__ = public(
+    __name__,
+    {
+        "card": "Card",
+        "check": "Comparison NOISE Pictures Refused choose_pictures compare",
+        "formats": "FORMATS format_of",
+        "loading": "Exported load_exported",
+        "writing": "export",
+    },
+)

@@ -1,1 +1,21 @@
 """Answers for many images: the pipeline that reads and computes, the backends that compute, the files of answers."""
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "backends": "open_runner",
+        "backends.optimized": "OptimizedModel can_pack plain prepare qkv_after_norm",
+        "backends.registry": "BACKENDS Backend PLANS PRECISIONS Runner backend_names processor_precision register",
+        "backends.token_merging": "merge merge_tokens",
+        "backends.torch": "GAIN best build choose measure processor",
+        "pipeline": "BATCH cores flow",
+        "prediction": "Prediction Ranking",
+        "prediction_files": (
+            "Columns Csv ENCODING FORMATS Format JsonLines Row Stock gathering partial_of read_rows take_stock"
+        ),
+    },
+)

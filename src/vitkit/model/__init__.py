@@ -4,3 +4,22 @@ Open `vit.py` first: it is the paper, equation by equation. `config.py` holds ev
 names that stand for configurations, and `build.py` creates a model from either. The layers are in `layers.py`,
 `position.py` and `hybrids.py`; `network.py` wraps models of torchvision and timm.
 """
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "build": "config_of filled",
+        "config": "IMAGENET_1K Position PositionResize StemKind ViTConfig canonical stride_of",
+        "hybrids": "ResNetStem StandardisedConv2d pad_same",
+        "layers": "DropPath Dropout Head random_bits survives",
+        "names": "IMAGENET_21K MIXTURES config_for is_model_name list_models",
+        "network": "Network",
+        "position": "RelativePosition sincos_1d sincos_2d",
+        "variants": "WRITTEN fields_by_names",
+        "vit": "Attention Block MLP VisionTransformer",
+    },
+)

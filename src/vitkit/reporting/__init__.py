@@ -4,3 +4,20 @@ Open `evaluation_report.py` first: the page about a run, made of `sections` for 
 `report_data` for the interactive views in `static/`. `comparison`, `dataset_report` and `pretraining_report` write the
 other pages; `plots` draws figures and `gallery` shows photographs.
 """
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "comparison": "write_comparison",
+        "dataset_report": "write_checkup",
+        "evaluation_report": "write_evaluation write_predictions write_report",
+        "gallery": "Album SIDE",
+        "plots": "save_figure",
+        "report_data": "Explained data_of_report",
+        "sections": "confidence headline multi_class_table",
+    },
+)

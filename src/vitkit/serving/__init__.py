@@ -4,3 +4,19 @@ Open `serve.py` first: it starts a server and stops it. A request passes `guard`
 in `application`, which read it with `questions`, and `service`, which chooses a model and collects pictures into
 batches (`batching`). `models` holds the classifiers that answer.
 """
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "batching": "ClosedError FullError Work Workers",
+        "guard": "Guard Rules check_token is_loopback new_token rules_of",
+        "models": "ServedModel ToExplain split_name version_of",
+        "questions": "BadRequestError Upload part_of_one read_body settle_options whole_number",
+        "serve": "Server",
+        "service": "Embedded",
+    },
+)

@@ -3,3 +3,18 @@
 Open `files.py` first: files are written completely or not at all, and locked while one process works on them.
 `stopping` handles signals and processes, `environment` finds devices and folders, `run_files` names the files of a run.
 """
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "environment": "cache_folder choose_device state_folder",
+        "files": "exclusive exclusive_in fitting from_json is_empty is_held replacing to_json write_json write_text",
+        "progress": "Progress reporting_to silent",
+        "run_files": "EVALUATION FILES LABEL_ERRORS LAST PREDICTIONS REPORT SPLIT",
+        "stopping": "Deferral birth_of python",
+    },
+)

@@ -22,3 +22,14 @@ def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return get
+
+
+def public(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
+    """Return the `__all__` and the `__getattr__` of a package.
+
+    Args:
+        package: its `__name__`.
+        modules: the public names of each module, separated by spaces.
+    """
+    homes = {name: module for module, names in modules.items() for name in names.split()}
+    return sorted(homes), importer(package, homes)

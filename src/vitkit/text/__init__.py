@@ -3,3 +3,15 @@
 Open `cells.py` first: text in terminals, CSV files and sentences. `fields` and `arguments` check values by their type
 annotations, `names` compares the names of classes, and `html` writes self-contained pages.
 """
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "cells": "harmless interval_text restored visible",
+        "fields": "as_typed",
+    },
+)

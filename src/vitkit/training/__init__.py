@@ -1,1 +1,48 @@
 """Training: the choices (recipe), the steps (task, optim), the writing down (callbacks), and the run as a whole."""
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "adapters": "Draws PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
+        "architecture": "config_of",
+        "batch_norm": "RunningStatistics",
+        "checkpoint": "MAY_CHANGE RunWriter TrainingState identity save seal",
+        "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
+        "distributed": "ALONE ProcessGroup assemble check_team describe_team fabric_of",
+        "finalize": (
+            "Balance PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "
+            "resolve_balance shift_head_bias with_correction"
+        ),
+        "lightning_module": "LightningClassifier",
+        "lineage": "RunImages SplitImages divide",
+        "loggers": "loggers_of",
+        "loop": "Interruption Loop MicroBatch",
+        "losses": "Objective binary_loss distillation_loss label_loss",
+        "optim": "Average build_optimizer ema_decay lr_factor parameter_groups swa_factor swa_start",
+        "pretraining.mae": "MaskedAutoencoding decoder_config",
+        "pretraining.masked_patch": "MaskedPatchPrediction",
+        "pretraining.network": "SelfSupervised colours corrupt painted patchify shuffled unpatchify",
+        "pretraining.options": "Pretraining PretrainingFields",
+        "pretraining.pretrain": "check_encoder keys_of_validation mask_key network_of resolve_fields",
+        "probe": "Fit PENALTIES choose_head compute_features",
+        "recipe": (
+            "BY_METHOD RENAMED Recipe Request build checkpoint_every name_of parse_duration read_change read_sets "
+            "unfold"
+        ),
+        "recipe_files": "bundled departures load_fields load_of_run request_of",
+        "report": "Reported",
+        "run": "resume train write_start",
+        "run_folder": "Run append_metrics next_free read_metrics truncate_metrics",
+        "select_weights": "Cost FEWEST LEAST Selection Trial affordable choose_and_resolve no_difference",
+        "stability": (
+            "DeferredFiniteCheck DivergedError FiniteCheck Guard Outcome Pieces SafePoint StepIndex add_gradients "
+            "all_finite has_collapsed"
+        ),
+        "start": "augment_of blueprint_of choose_precision new_classifier resolve",
+        "teacher": "load_teacher",
+    },
+)

@@ -19,3 +19,19 @@ To add a tab:
 The rules: photographs are read and never written; the browser names photographs by their numbers and runs by their
 names, never by paths; state that matters is on disk before a request is answered.
 """
+
+from __future__ import annotations
+
+from vitkit.system.lazy import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "app": "create_app",
+        "jobs": "Job Jobs command work",
+        "photographs": "Photographs",
+        "results": "decide file_of summaries suspects_of",
+        "ship": "model_card",
+        "workspace": "Workspace open_workspace state_of_runs",
+    },
+)

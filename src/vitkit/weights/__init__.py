@@ -10,11 +10,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitkit.system.lazy import importer
+from vitkit.system.lazy import public
 
 if TYPE_CHECKING:
     from vitkit.weights.loading import inspect, load, locate
 
 __all__ = ["inspect", "load", "locate"]
 
-__getattr__ = importer(__name__, dict.fromkeys(__all__, "loading"))
+_, __getattr__ = public(
+    __name__,
+    {
+        "adapt": "resize_grid resize_offsets resize_patch",
+        "catalog": (
+            "CATALOG COLUMNS Entry FILE class_names facts_of find find_published imagenet_synsets is_hub_id names "
+            "search suggest tagged tags tags_of unique"
+        ),
+        "checkpoint": "Checkpoint StoredTensor read_checkpoint",
+        "download": "cache_path fetch_hub fetch_url",
+        "formats.export": "refuse write",
+        "formats.torchvision": "recognise",
+        "loading": "create_model fetch inspect load locate",
+        "meaning": "Use meaning_of weights_for",
+        "origin": "SourceWeights read_foreign",
+        "preprocessing": "preprocess_of",
+    },
+)
