@@ -341,13 +341,13 @@ def test_what_fits_of_a_batch_is_rehearsed_with_and_without_checkpointing(
     planned: Callable[..., vitkit.TrainingPlan],
 ) -> None:
     """The block that is computed again takes memory of every image too, and no fixed amount."""
-    whole = planned("vit_micro_patch4_16", batch_size=64)
+    whole = planned("vit_micro_patch4_16", batch_size=24)
     peaks = {row.checkpointing: row.peak for row in whole.memory}
     room = int(0.95 * peaks["all"])
     register(dataclasses.replace(find_accelerator("h100"), name="small", memory=room))
     options: dict[str, Any] = {"images": IMAGES, "classes": 10, "accelerator": "small"}
     try:
-        rows = {row.checkpointing: row for row in vitkit.plan(MICRO, batch_size=64, **options).memory}
+        rows = {row.checkpointing: row for row in vitkit.plan(MICRO, batch_size=24, **options).memory}
         assert not any(row.fits for row in rows.values())
         assert rows["all"].images > rows["none"].images > 0
         for way, row in rows.items():

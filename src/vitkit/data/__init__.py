@@ -1,4 +1,10 @@
-"""Photographs in: where they are, which are readable, how they are split, and how a file becomes pixels."""
+"""Find photographs, check them, split them, and turn them into tensors.
+
+Open `table.py` first: an `ImageTable` holds the key, label and split of every image. `sources.py` makes tables from
+folders, CSV files, archives and named data sets; `doctor/` looks for damaged files and copies; `splits.py` divides;
+`decode.py` reads a picture, `preprocess.py` and `augment.py` change it, and `loading.py` makes batches. An image is a
+key and bytes (`storage.py`), so it need not be a file.
+"""
 
 from __future__ import annotations
 

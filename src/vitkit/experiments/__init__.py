@@ -1,4 +1,9 @@
-"""Questions that take many trainings to answer, and what a training will take."""
+"""Answer questions that take many trainings, and predict what a training takes.
+
+Open `compare.py` first: it trains several models on the same images and tests which is better (`statistics.py`).
+`comparison_plan.py` decides on the trainings, `comparison_runs.py` carries them out, and `lab/` repeats experiments of
+the paper. `training_plan.py` and `footprint.py` predict time and memory without training.
+"""
 
 from __future__ import annotations
 

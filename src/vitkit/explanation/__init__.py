@@ -1,7 +1,8 @@
-"""Looking inside a model. Names are imported when first used.
+"""Show what a prediction rests on.
 
-Attention (`attention`), what is made of it (`rollouts`, `gradient`), the referee that only watches the answer
-(`occluding`), and all of them by name (`methods`).
+Open `attention.py` first: it computes attention maps and rollout. `gradient.py` weighs attention by the gradient of a
+class, `occluding.py` covers parts of the picture and watches the prediction, and `methods.py` lists all methods by
+name. `model_analysis.py` measures a model without a picture. Names are imported when they are first used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A classifier as one file for another runtime, believed only after that runtime has answered as the model does.
+"""Write a classifier as one file for another runtime, and check that the file predicts as the model does.
 
-What the file needs beside its weights travels inside it: a `Card` with preprocessing, class names, temperature and
-thresholds. `load_exported` turns it back into a classifier that predicts. Names are imported when first used.
+Open `formats.py` first: it lists ONNX, OpenVINO and torch.export, one module each. `writing.py` writes a file and
+compares it with the model before it appears; `loading.py` opens such a file as a classifier. Preprocessing, class
+names, temperature and thresholds travel inside the file, in a `Card` (`card.py`). Names are imported when they are
+first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Answers for many images: the pipeline that reads and computes, the backends that compute, the files of answers."""
+"""Predict many images: read them, compute batches, and write the results.
+
+Open `pipeline.py` first: it reads pictures in threads while batches are computed. `backends/` holds what computes them:
+the optimised PyTorch model, ONNX Runtime and OpenVINO, listed in `backends/registry.py`. `prediction.py` ranks the
+classes of an image, and `prediction_files.py` writes CSV and JSON files.
+"""
 
 from __future__ import annotations
 

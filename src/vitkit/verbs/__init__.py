@@ -1,8 +1,8 @@
-"""The verbs: one function for each command, with the same parameters, defaults and decisions, and a result.
+"""The verbs of vitkit, one function each: they are `vitkit.train`, `vitkit.evaluate` and so on, and the commands.
 
-`vitkit.train`, `vitkit.evaluate` and so on are these functions. The command line makes its flags and its help from
-their signatures and docstrings, calls them, and prints their results. Open `predict.py` first, as an example;
-`inputs.py` has what verbs have in common, and `result.py` the base class of their results.
+Open `train.py` or `predict.py` first. A function checks its arguments, opens a model (`inputs.py`), calls the rooms
+that do the work, and returns a `Result` (`result.py`) that the command line prints. Commands are made from the
+signatures and docstrings in `cli/`.
 """
 
 from __future__ import annotations
