@@ -35,7 +35,7 @@ import warm
 from photos import folder, noise
 from vitkit.data import DATASETS, SUFFIXES, DataSet, Torchvision, folder_names, locate, materialise, named, read_source
 from vitkit.data.decode import decode
-from vitkit.data.named_sets import Archive
+from vitkit.data.named_sets import TarDownload
 from vitkit.errors import VitkitError
 from vitkit.system import cache_folder, reporting_to
 
@@ -691,7 +691,7 @@ def serve(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...
         threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
         running.append((http, server))
         server.url = f"http://127.0.0.1:{http.server_address[1]}/example_images/flower_photos.tgz"
-        write = Archive(server.url, hashlib.sha256(published).hexdigest())
+        write = TarDownload(server.url, hashlib.sha256(published).hexdigest())
         entry = replace(DATASETS["flower_photos"], images=6, classes=2, host="127.0.0.1", write=write)
         monkeypatch.setitem(DATASETS, "flower_photos", entry)
         return server
@@ -720,7 +720,7 @@ def test_flower_photos_keep_their_bytes_and_their_licence(serve: Callable[..., S
 
 def test_flower_photos_are_the_published_ones() -> None:
     write = DATASETS["flower_photos"].write
-    assert isinstance(write, Archive) and write.url.startswith(f"https://{DATASETS['flower_photos'].host}/")
+    assert isinstance(write, TarDownload) and write.url.startswith(f"https://{DATASETS['flower_photos'].host}/")
     assert len(bytes.fromhex(write.sha256)) == 32
 
 
@@ -765,7 +765,7 @@ def test_a_failed_download_says_why_and_the_next_one_works(serve: Callable[..., 
 def test_a_server_that_is_not_there_is_said(serve: Callable[..., Server], cache: Path) -> None:
     serve()
     entry = DATASETS["flower_photos"]
-    assert isinstance(entry.write, Archive)
+    assert isinstance(entry.write, TarDownload)
     for url, reason in (
         ("http://127.0.0.1:9/x.tgz", "Connection refused"),
         ("http://nowhere.invalid/x.tgz", r"\[Errno -"),

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.experiments import Job
+from vitkit.experiments import ComparisonJob
 from vitkit.experiments import comparison_runs as comparison_job
 from vitkit.experiments.comparison_runs import _environments, _make
 from vitkit.training import DivergedError
@@ -42,7 +42,7 @@ def test_what_a_training_forks_does_not_wait_for_the_next_job() -> None:
 
 
 def test_a_worker_tells_a_training_that_is_past_help_from_one_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = vars(Job("a", 0, 1.0, 1, {}, "runs/a"))
+    job = vars(ComparisonJob("a", 0, 1.0, 1, {}, "runs/a"))
     for error, is_past_help in ((DivergedError("no"), True), (VitkitError("no"), False)):
         monkeypatch.setattr(comparison_job, "make", Mock(side_effect=error))
         assert _make({"job": job, "out": "out"}) == {"error": "no", "is_past_help": is_past_help}

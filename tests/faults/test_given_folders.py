@@ -25,7 +25,7 @@ from photos import fingerprint
 from vitkit.classifier import Classifier
 from vitkit.data import PictureRecord, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.experiments import Job, Plan
+from vitkit.experiments import ComparisonJob, Plan
 from vitkit.language import read_tokenizer
 from vitkit.system import exclusive, exclusive_in
 from vitkit.training import run
@@ -72,7 +72,7 @@ def test_a_lock_that_is_a_link_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["../run", "/tmp/run", "runs/../../run", "", ".", ".."])
 def test_a_comparison_trains_in_its_folder_alone(given: Path, tmp_path: Path, folder: str) -> None:
-    fine = Job("a", 0, 1.0, 8, {"data": "photos"}, "runs/a")
+    fine = ComparisonJob("a", 0, 1.0, 8, {"data": "photos"}, "runs/a")
     plan = Plan({"data": "photos", "seeds": 1}, ("a",), (0,), (1.0,), (fine,), "", ()).to_dict()
     assert Plan.from_dict(json.loads(json.dumps(plan))).jobs == (fine,)
     plan["jobs"][0]["folder"] = folder

@@ -19,9 +19,9 @@ from vitkit.errors import VitkitError
 from vitkit.inference import (
     FORMATS,
     Columns,
-    Format,
     Prediction,
     Row,
+    RowFormat,
     Stock,
     gathering,
     partial_of,
@@ -59,7 +59,7 @@ def predictions(paths: Sequence[str], seed: int = 0) -> list[Prediction]:
     return made
 
 
-def write(out: Path, form: Format, made: Sequence[Prediction], stock: Stock | None = None) -> list[str]:
+def write(out: Path, form: RowFormat, made: Sequence[Prediction], stock: Stock | None = None) -> list[str]:
     """Everything that is missing; the paths that were computed."""
     paths = [prediction.path for prediction in made]
     stock = stock or Stock(paths)
@@ -71,7 +71,7 @@ def write(out: Path, form: Format, made: Sequence[Prediction], stock: Stock | No
     return list(stock.missing)
 
 
-def rows(file: Path, form: Format) -> list[Row]:
+def rows(file: Path, form: RowFormat) -> list[Row]:
     return [row for _, row in read_rows(file, form)]
 
 
@@ -84,7 +84,7 @@ every_form = pytest.mark.parametrize(("name", "form"), FORMS.values(), ids=FORMS
 
 
 @every_form
-def test_a_row_is_read_as_it_was_written(tmp_path: Path, name: str, form: Format) -> None:
+def test_a_row_is_read_as_it_was_written(tmp_path: Path, name: str, form: RowFormat) -> None:
     made = predictions(NAMES)
     write(tmp_path / name, form, made)
     for row, prediction in zip(rows(tmp_path / name, form), made, strict=True):
@@ -121,7 +121,7 @@ def test_every_json_line_is_utf8_and_names_its_file(tmp_path: Path) -> None:
 
 @every_form
 def test_a_file_cut_at_any_byte_is_completed_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: Format
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: RowFormat
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     made, out = predictions(NAMES), tmp_path / name
@@ -162,7 +162,7 @@ def test_any_names_cut_anywhere(names: list[str], form: str, where: float) -> No
 
 @every_form
 @pytest.mark.parametrize("there", [[0], [10], [3, 7], [9, 2, 5], list(range(11)), list(range(11))[::-1]], ids=str)
-def test_what_is_missing_is_put_in_its_place(tmp_path: Path, name: str, form: Format, there: list[int]) -> None:
+def test_what_is_missing_is_put_in_its_place(tmp_path: Path, name: str, form: RowFormat, there: list[int]) -> None:
     made = predictions(NAMES)
     write(tmp_path / "whole", form, made)
     out = tmp_path / name
@@ -177,7 +177,7 @@ def test_what_is_missing_is_put_in_its_place(tmp_path: Path, name: str, form: Fo
 
 
 @every_form
-def test_a_row_that_is_there_twice_is_there_once_in_the_end(tmp_path: Path, name: str, form: Format) -> None:
+def test_a_row_that_is_there_twice_is_there_once_in_the_end(tmp_path: Path, name: str, form: RowFormat) -> None:
     made, out = predictions(NAMES), tmp_path / name
     write(out, form, made)
     whole = out.read_bytes()

@@ -167,7 +167,7 @@ def test_answers_have_the_promised_forms(client: httpx.Client, folder: Path) -> 
     answers.ExplanationForm.model_validate(client.post("/explain?method=all", files=own[:1]).json(), strict=True)
     answers.ModelsForm.model_validate(client.get("/models").json(), strict=True)
     answers.StateForm.model_validate(client.get("/ready").json(), strict=True)
-    answers.Refused.model_validate(client.get("/nothing").json(), strict=True)
+    answers.RefusedRequest.model_validate(client.get("/nothing").json(), strict=True)
     paths = client.get("/openapi.json").json()["paths"]
     assert list(paths) == ["/predict", "/explain", "/embed", "/models", "/health", "/ready", "/metrics"]
     for path in ("/predict", "/explain", "/embed"):  # what is described is taken, and nothing else

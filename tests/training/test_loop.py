@@ -16,7 +16,7 @@ from torch import Tensor
 import tiny
 from vitkit.data import Augment, ImageData, ImageTable, Mixing, Preprocess, mix_seeds
 from vitkit.errors import VitkitError
-from vitkit.training import Guard, Loop, Objective, Recipe, TrainingState, class_weights, fabric_of
+from vitkit.training import Loop, Objective, Recipe, StabilityGuard, TrainingState, class_weights, fabric_of
 
 LABELS = torch.tensor([0, 3, 6, 3])
 BATCH = (tiny.images(4), LABELS)
@@ -432,7 +432,7 @@ def run_short(loop: Loop, most: int, error: BaseException) -> list[int]:
 def test_where_memory_runs_out_the_same_step_is_done_in_halves_and_said_in_a_line(error: BaseException) -> None:
     lines: list[str] = []
     recipe = Recipe(label_smoothing=0.0, clip_grad=0.0)
-    loop = loop_at(0, recipe, batches=2, guard=Guard(lines.append))
+    loop = loop_at(0, recipe, batches=2, guard=StabilityGuard(lines.append))
     tried = run_short(loop, 1, error)
     assert_close(gradients_of(loop, [BATCH]), whole_gradient([BATCH]))
     assert tried == [4, 2, 1, 1, 1, 1]
@@ -446,7 +446,9 @@ def test_where_memory_runs_out_the_same_step_is_done_in_halves_and_said_in_a_lin
 
 
 def test_memory_that_runs_out_in_a_later_batch_of_a_step_loses_nothing_of_the_earlier_ones() -> None:
-    loop = loop_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0, grad_accum=3), batches=3, guard=Guard(lambda _: None))
+    loop = loop_at(
+        0, Recipe(label_smoothing=0.0, clip_grad=0.0, grad_accum=3), batches=3, guard=StabilityGuard(lambda _: None)
+    )
     original: Callable[..., Any] = loop.loss_of
     calls: list[int] = []
 
@@ -462,7 +464,7 @@ def test_memory_that_runs_out_in_a_later_batch_of_a_step_loses_nothing_of_the_ea
 
 
 def test_the_backward_pass_may_run_out_of_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = loop_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0), guard=Guard(lambda _: None))
+    loop = loop_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0), guard=StabilityGuard(lambda _: None))
     original = torch.autograd.grad
     calls: list[int] = []
 
@@ -478,7 +480,7 @@ def test_the_backward_pass_may_run_out_of_memory_too(monkeypatch: pytest.MonkeyP
 
 
 def test_memory_for_not_one_image_is_an_error_that_says_what_to_do() -> None:
-    loop = loop_at(0, Recipe(), guard=Guard(lambda _: None))
+    loop = loop_at(0, Recipe(), guard=StabilityGuard(lambda _: None))
     run_short(loop, 0, MemoryError())
     with pytest.raises(VitkitError, match=r"one image at a time.*--model or --image-size"):
         train(loop, [BATCH])
@@ -518,7 +520,7 @@ BAD = (torch.full((4, 3, 12, 16), math.nan), LABELS)
 
 def test_a_step_whose_loss_is_not_finite_is_left_out_said_and_its_batch_saved(tmp_path: Path) -> None:
     lines: list[str] = []
-    loop = loop_at(3, Recipe(optimizer="adamw"), batches=3, guard=Guard(lines.append, tmp_path), epoch=1)
+    loop = loop_at(3, Recipe(optimizer="adamw"), batches=3, guard=StabilityGuard(lines.append, tmp_path), epoch=1)
     train(loop, [BATCH])
     before, state = weights_of(loop), str(loop.state.optimizer.state)
     train(loop, [BAD], 1)
@@ -540,7 +542,7 @@ def test_a_step_whose_loss_is_not_finite_is_left_out_said_and_its_batch_saved(tm
 
 def test_a_gradient_that_is_not_finite_is_left_out_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    loop = loop_at(0, Recipe(), guard=Guard(lines.append, tmp_path))
+    loop = loop_at(0, Recipe(), guard=StabilityGuard(lines.append, tmp_path))
     before = weights_of(loop)
     original = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: [g * math.inf for g in original(*a, **k)])
@@ -551,7 +553,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_as_well(tmp_path: Path, monke
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_one_bad_batch_spoils_the_whole_of_its_step_and_is_the_one_saved(tmp_path: Path, bad: int) -> None:
-    loop = loop_at(0, Recipe(grad_accum=2), batches=2, guard=Guard(lambda _: None, tmp_path))
+    loop = loop_at(0, Recipe(grad_accum=2), batches=2, guard=StabilityGuard(lambda _: None, tmp_path))
     before = weights_of(loop)
     train(loop, [BAD, BATCH] if bad == 0 else [BATCH, BAD])
     assert all(torch.equal(before[name], own) for name, own in weights_of(loop).items())
@@ -560,14 +562,14 @@ def test_one_bad_batch_spoils_the_whole_of_its_step_and_is_the_one_saved(tmp_pat
 
 
 def test_three_bad_steps_in_a_row_end_the_training(tmp_path: Path) -> None:
-    loop = loop_at(0, Recipe(), batches=9, guard=Guard(lambda _: None, tmp_path))
+    loop = loop_at(0, Recipe(), batches=9, guard=StabilityGuard(lambda _: None, tmp_path))
     train(loop, [BAD, BAD, BATCH, BAD, BAD])
     with pytest.raises(VitkitError, match=r"not finite in 3 steps in a row: try a lower --lr.*--precision float32"):
         train(loop, [BAD])
 
 
 def test_bad_steps_in_a_row_are_counted_over_a_resume() -> None:
-    loop, later = (loop_at(0, Recipe(), batches=9, guard=Guard(lambda _: None)) for _ in range(2))
+    loop, later = (loop_at(0, Recipe(), batches=9, guard=StabilityGuard(lambda _: None)) for _ in range(2))
     train(loop, [BAD, BAD])
     checkpoint = loop.state.state_dict()
     later.state.load_state_dict(checkpoint)
@@ -576,7 +578,7 @@ def test_bad_steps_in_a_row_are_counted_over_a_resume() -> None:
 
 
 def test_many_bad_batches_do_not_fill_the_disk(tmp_path: Path) -> None:
-    loop = loop_at(0, Recipe(), batches=99, guard=Guard(lambda _: None, tmp_path))
+    loop = loop_at(0, Recipe(), batches=99, guard=StabilityGuard(lambda _: None, tmp_path))
     train(loop, [BAD, BATCH] * 13)
     assert len(list(tmp_path.iterdir())) == 10
 
@@ -605,7 +607,7 @@ def spoil(loop: Loop, value: float) -> None:
 
 def test_a_collapse_goes_back_to_the_last_good_epoch_with_a_tenth_of_the_rate() -> None:
     lines: list[str] = []
-    loop = loop_at(5, Recipe(lr=0.1, warmup=0.0, schedule="constant"), guard=Guard(lines.append))
+    loop = loop_at(5, Recipe(lr=0.1, warmup=0.0, schedule="constant"), guard=StabilityGuard(lines.append))
     loop.start()
     train(loop, [BATCH])
     end_epoch(loop, GOOD, TRUE)
@@ -624,7 +626,7 @@ def test_a_collapse_goes_back_to_the_last_good_epoch_with_a_tenth_of_the_rate() 
 
 
 def test_a_collapse_in_the_first_epoch_goes_back_to_the_start() -> None:
-    loop = loop_at(5, Recipe(warmup=0.0), guard=Guard(lambda _: None))
+    loop = loop_at(5, Recipe(warmup=0.0), guard=StabilityGuard(lambda _: None))
     start = weights_of(loop)
     loop.start()
     spoil(loop, 0.5)
@@ -633,7 +635,7 @@ def test_a_collapse_in_the_first_epoch_goes_back_to_the_start() -> None:
 
 
 def test_the_third_collapse_ends_the_training() -> None:
-    loop = loop_at(5, Recipe(warmup=0.0), guard=Guard(lambda _: None))
+    loop = loop_at(5, Recipe(warmup=0.0), guard=StabilityGuard(lambda _: None))
     loop.start()
     end_epoch(loop, COLLAPSED, TRUE)
     end_epoch(loop, COLLAPSED, TRUE)
@@ -642,14 +644,14 @@ def test_the_third_collapse_ends_the_training() -> None:
 
 
 def test_in_warm_up_a_collapse_is_only_watched_and_its_weights_are_nothing_to_go_back_to() -> None:
-    loop = loop_at(1, Recipe(warmup=0.5), guard=Guard(lambda _: None))
+    loop = loop_at(1, Recipe(warmup=0.5), guard=StabilityGuard(lambda _: None))
     start = weights_of(loop)
     loop.start()
     spoil(loop, 0.5)
     end_epoch(loop, COLLAPSED, TRUE)
     assert not loop.state.went_back
     checkpoint = loop.state.state_dict()
-    resumed = loop_at(6, Recipe(warmup=0.5), guard=Guard(lambda _: None))
+    resumed = loop_at(6, Recipe(warmup=0.5), guard=StabilityGuard(lambda _: None))
     spoil(resumed, 0.5)
     resumed.state.load_state_dict(checkpoint)
     resumed.state.step = 6
@@ -661,7 +663,7 @@ def test_in_warm_up_a_collapse_is_only_watched_and_its_weights_are_nothing_to_go
 
 def test_weights_that_are_not_finite_are_given_up_whatever_validation_says() -> None:
     lines: list[str] = []
-    loop = loop_at(0, Recipe(warmup=0.5), guard=Guard(lines.append))
+    loop = loop_at(0, Recipe(warmup=0.5), guard=StabilityGuard(lines.append))
     start = weights_of(loop)
     loop.start()
     spoil(loop, math.inf)
@@ -677,7 +679,7 @@ def parts(loop: Loop) -> dict[str, Tensor]:
 
 
 def test_going_back_takes_the_average_along() -> None:
-    loop = loop_at(5, Recipe(warmup=0.0, ema=0.9), guard=Guard(lambda _: None), batches=3)
+    loop = loop_at(5, Recipe(warmup=0.0, ema=0.9), guard=StabilityGuard(lambda _: None), batches=3)
     loop.start()
     train(loop, [BATCH])
     end_epoch(loop, GOOD, TRUE)

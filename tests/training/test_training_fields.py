@@ -20,7 +20,7 @@ import runs
 from vitkit.data import ImageTable, split, split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import Progress, reporting_to, silent
-from vitkit.training import Guard, Loop, build, load_fields, losses, request_of, run
+from vitkit.training import Loop, StabilityGuard, build, load_fields, losses, request_of, run
 from vitkit.weights import load
 
 
@@ -73,14 +73,14 @@ def test_a_run_that_went_back_resumes_to_the_weights_of_a_whole_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second epoch is taken for a collapse, before the run is interrupted in the third."""
-    original = Guard.judge
+    original = StabilityGuard.judge
 
-    def judge(guard: Guard, outcome: Any) -> bool:
+    def judge(guard: StabilityGuard, outcome: Any) -> bool:
         good = original(guard, outcome)
         calls.append(1)
         return good and len(calls) != 2
 
-    monkeypatch.setattr(Guard, "judge", judge)
+    monkeypatch.setattr(StabilityGuard, "judge", judge)
     calls: list[int] = []
     whole, said = train(runs.quick(data), tmp_path / "whole")
     assert said.count("back to the weights of before") == 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.cli.progress import Bar
 from vitkit.cli.say import HARMLESS, say, tell
 from vitkit.errors import Interrupted, ShortageError
-from vitkit.inference.prediction_files import Columns, Format, JsonLines, partial_of
+from vitkit.inference.prediction_files import Columns, JsonLines, RowFormat, partial_of
 from vitkit.system.files import to_json
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _resumable(out: Path | None) -> Iterator[None]:
 def _writer(bar: Bar) -> Writer:
     """Write rows to stdout, after removing the bar; a single image on a terminal is printed for people."""
 
-    def begin(form: Format, images: int) -> Write:
+    def begin(form: RowFormat, images: int) -> Write:
         bar.stop()
         if images == 1 and sys.stdout.isatty():
             return lambda prediction: _print_all(prediction, form.columns)
@@ -67,7 +67,7 @@ def _writer(bar: Bar) -> Writer:
 def _json_writer(bar: Bar) -> Writer:
     """Write the rows of a JSON lines file to stdout."""
 
-    def begin(form: Format, images: int) -> Write:  # noqa: ARG001
+    def begin(form: RowFormat, images: int) -> Write:  # noqa: ARG001
         bar.stop()
         lines = JsonLines(form.columns)
         return lambda prediction: print(lines.encode(prediction), end="")

@@ -59,7 +59,7 @@ class _Member:
 
 
 @dataclass
-class _Index:
+class _MemberIndex:
     """The members of an archive.
 
     Attributes:
@@ -110,7 +110,7 @@ class Archive:
     def keys(self) -> Collection[str]:
         return self.index().members.keys()
 
-    def index(self) -> _Index:
+    def index(self) -> _MemberIndex:
         """The members.
 
         Raises:
@@ -169,7 +169,7 @@ def _whole(data: bytes, size: int) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _index_of(path: Path, stamp: tuple[int, ...]) -> _Index:  # noqa: ARG001  # another one for a file that has changed
+def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
     if path.suffix.lower() in _COMPRESSED:
         raise VitkitError(
             f"{path} is compressed as a whole, so that each picture would cost the reading of all before it: "
@@ -178,11 +178,11 @@ def _index_of(path: Path, stamp: tuple[int, ...]) -> _Index:  # noqa: ARG001  # 
     return _index_of_zip(path) if path.suffix.lower() == ".zip" else _index_of_tar(path)
 
 
-def _index_of_zip(path: Path) -> _Index:
+def _index_of_zip(path: Path) -> _MemberIndex:
     import zipfile  # with all that compresses, for those who have an archive
 
     _check_list(path)
-    index = _Index()
+    index = _MemberIndex()
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
@@ -229,10 +229,10 @@ def _check_list(path: Path) -> None:
         raise VitkitError(f"{path} lists its members in {size:,} bytes: unpack it, and name the folder")
 
 
-def _index_of_tar(path: Path) -> _Index:
+def _index_of_tar(path: Path) -> _MemberIndex:
     import tarfile
 
-    index, size = _Index(), path.stat().st_size
+    index, size = _MemberIndex(), path.stat().st_size
     try:
         with tarfile.open(path, "r:") as archive:
             while (info := archive.next()) is not None:

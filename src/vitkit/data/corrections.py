@@ -69,7 +69,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             of suspects that nobody has edited.
     """
     before = [table.cell_of(i) for i in range(len(table))]
-    after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
+    after, tally, finder = list(before), _EditTally(), PathFinder(table.root, table.paths)
     added: dict[str, str] = {}
     spelt, task = {look(name): name for name in table.classes}, _task_with(table, labels)
     for edit, label, rows in _settled_edits(table, labels, finder, spelt, task):
@@ -100,7 +100,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
 
 
 @dataclass
-class _Tally:
+class _EditTally:
     """What is to be told.
 
     Attributes:
@@ -140,7 +140,7 @@ def _proposals(
     changed: ImageTable,
     texts: tuple[Sequence[str], Sequence[str]],
     added: dict[str, str],
-    tally: _Tally,
+    tally: _EditTally,
 ) -> tuple[Proposal, ...]:
     """The images whose labels follow a model's proposal, those of before among them, which know older labels."""
     older = {earlier.path: earlier for earlier in table.proposals}
@@ -255,7 +255,7 @@ def _in_words(
     labels: LabelFile,
     texts: tuple[Sequence[str], Sequence[str]],
     added: dict[str, str],
-    tally: _Tally,
+    tally: _EditTally,
     homeless: Sequence[str],
 ) -> tuple[list[str], list[str]]:
     """What a label file changed, and what of it changed nothing."""
@@ -295,7 +295,7 @@ def _of_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[s
         yield f"without a picture by {name}, and so gone: {'class' if len(gone) == 1 else 'classes'} {listed(gone, 10)}"
 
 
-def _of_lost(name: str, table: ImageTable, tally: _Tally) -> Iterator[str]:
+def _of_lost(name: str, table: ImageTable, tally: _EditTally) -> Iterator[str]:
     if tally.lost:
         path, match, change = ("path", "matches", "changes") if len(tally.lost) == 1 else ("paths", "match", "change")
         yield (
@@ -355,4 +355,4 @@ class Followed:
 
     def lines(self, name: str) -> list[str]:
         """What of the label file matches no picture, in words."""
-        return list(_of_lost(name, self._table, _Tally(lost=self.lost)))
+        return list(_of_lost(name, self._table, _EditTally(lost=self.lost)))

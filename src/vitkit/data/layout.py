@@ -216,7 +216,7 @@ class ClassFolder:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """How a folder is read.
 
     Attributes:
@@ -232,7 +232,7 @@ class Layout:
     text: str
 
 
-def understand(name: str, top: Folder, layout: LayoutName) -> Layout:
+def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
     """Tell classes from splits among the folders below `top`, by their names and by where images lie.
 
     Args:
@@ -269,9 +269,9 @@ def _unwrap(folder: Folder) -> Folder:
 # --- As classes --------------------------------------------------------------------------------------
 
 
-def _as_classes(top: Folder, folder: Folder) -> Layout:
+def _as_classes(top: Folder, folder: Folder) -> FolderLayout:
     where = "" if folder is top else f", in {below(top, folder)}"
-    return Layout(
+    return FolderLayout(
         classes=tuple(ClassFolder(child.path, child.name) for child in folder.folders),
         between=between(top, folder),
         left_out=(),
@@ -330,7 +330,7 @@ def _names_of_leaves(folder: Folder) -> set[str]:
 # --- As splits ---------------------------------------------------------------------------------------
 
 
-def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) -> Layout | None:
+def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) -> FolderLayout | None:
     """The layout split/class/image; None where there is none."""
     groups = {words: [item for item in splits if item.has_classes] for words, splits in grouped(folder).items()}
     groups = {words: splits for words, splits in groups.items() if splits}
@@ -352,7 +352,7 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
     named = ", ".join(f"{item.split} in {below(top, item.inner)}" for item in splits)
     rest = f"; left out: {listed([below(top, item) for item in others])}" if others else ""
     steps = [path for item in splits for path in between(item.outer, item.inner)]
-    return Layout(
+    return FolderLayout(
         classes=tuple(
             ClassFolder(item.path, item.name, split.split)
             for split in sorted(splits, key=lambda each: each.outer.path)
@@ -420,7 +420,7 @@ def _alike(name: str) -> str:
     return unicodedata.normalize("NFKC", look(name)).casefold().strip()
 
 
-def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
+def _as_splits_of_classes(top: Folder, folder: Folder) -> FolderLayout | None:
     """The layout class/split/image; None where there is none."""
     parts: list[ClassFolder] = []
     for child in folder.full:
@@ -432,7 +432,7 @@ def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
     if len(folder.full) < 2 or len({(part.name, part.split) for part in parts}) < len(parts):
         return None
     present = [split for split in _ORDER if any(part.split == split for part in parts)]
-    return Layout(
+    return FolderLayout(
         classes=(*parts, *(ClassFolder(child.path, child.name) for child in folder.folders if not child.holds_images)),
         between=(*between(top, folder), *(child.path for child in folder.full)),
         left_out=(),
@@ -446,7 +446,7 @@ def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
 def table_of_layout(
     name: str,
     root: Path,
-    layout: Layout,
+    layout: FolderLayout,
     overlooked: Overlooked,
     images_below: Callable[[Path], list[str]],
     entries: Callable[[Path], list[tuple[str, bool]]],

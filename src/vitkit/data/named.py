@@ -178,7 +178,7 @@ def _watched(what: str) -> Iterator[None]:
     from torchvision.datasets import utils
 
     bar, timeout = utils.tqdm, socket.getdefaulttimeout()
-    utils.tqdm = partial(_Reporting, what)
+    utils.tqdm = partial(_ProgressBar, what)
     socket.setdefaulttimeout(_TIMEOUT)
     try:
         yield
@@ -187,7 +187,7 @@ def _watched(what: str) -> Iterator[None]:
         utils.tqdm = bar
 
 
-class _Reporting:
+class _ProgressBar:
     """Takes the place of a progress bar and draws nothing."""
 
     def __init__(self, what: str, total: int | None = None, **_: Any) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Archive:
+class TarDownload:
     """Writes the `class/name.jpg` and the licence that are in the one folder of a published tar file."""
 
     url: str
@@ -148,7 +148,7 @@ _TRAINVAL_TEST = {"train": {"split": "trainval"}, "test": {"split": "test"}}
 _ALL: dict[str, dict[str, Any]] = {"": {}}
 _AS_PATHS = {"loader": str}  # instead of decoding
 
-_FLOWERS = Archive(
+_FLOWERS = TarDownload(
     "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
     sha256="4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c",
 )

@@ -316,7 +316,7 @@ class Datasets:
         return named
 
 
-class _Images(Images):
+class _DatasetImages(Images):
     """Images of a dataset of the caller's, and what is known of them without files."""
 
     def __init__(self, images: Labelled, labels: Sequence[int], name: str, preprocess: Preprocess) -> None:
@@ -349,7 +349,7 @@ class _Images(Images):
         return image, label
 
 
-class EvaluationOf(_Images):
+class EvaluationOf(_DatasetImages):
     """As every command but training sees them."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -357,7 +357,7 @@ class EvaluationOf(_Images):
         return image if isinstance(image, Tensor) else torch.from_numpy(self.preprocess(image)), label
 
 
-class TrainingOf(_Images):
+class TrainingOf(_DatasetImages):
     """Augmented, asked for as `TrainingImages`; tensors are the caller's own affair."""
 
     def __init__(
@@ -378,7 +378,7 @@ class TrainingOf(_Images):
 
 
 @dataclass(frozen=True)
-class Look:
+class Fingerprint:
     """What tells an image apart from others.
 
     Attributes:
@@ -411,7 +411,7 @@ class Survey:
     shared: int
     contents: dict[str, str]
     shapes: dict[tuple[str, tuple[int, ...]], str]
-    looks: tuple[Look, ...] = ()
+    looks: tuple[Fingerprint, ...] = ()
 
     @property
     def is_certain(self) -> bool:
@@ -493,7 +493,7 @@ def survey(datasets: Datasets) -> Survey:
     """
     names, labels, splits = datasets.names(), list[int](), list[str]()
     contents, shapes = dict[str, str](), dict[tuple[str, tuple[int, ...]], str]()
-    looks: list[Look] = []
+    looks: list[Fingerprint] = []
     named_datasets = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
     lengths = {name: _length(dataset, name) for name, dataset in named_datasets.items()}
     for name, dataset in named_datasets.items():
@@ -568,7 +568,7 @@ def _content(image: Image.Image | Tensor) -> str:
     return hashlib.sha256(repr(raw.shape).encode() + raw.tobytes()).hexdigest()
 
 
-def _look(image: Image.Image | Tensor, digest: str) -> Look:
+def _look(image: Image.Image | Tensor, digest: str) -> Fingerprint:
     if isinstance(image, Tensor):
         thumbnail = F.adaptive_avg_pool2d(image, THUMBNAIL).permute(1, 2, 0).numpy()
         picture = _as_picture(image)
@@ -576,7 +576,7 @@ def _look(image: Image.Image | Tensor, digest: str) -> Look:
         thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX))
         picture = image
     keypoints = find_keypoints([working_copy(picture)])[0] if min(picture.size) >= LEAST_SIDE else b""
-    return Look(digest, *picture.size, thumbnail, keypoints)
+    return Fingerprint(digest, *picture.size, thumbnail, keypoints)
 
 
 def _as_picture(image: Tensor) -> Image.Image:

@@ -14,7 +14,7 @@ __all__, __getattr__ = public(
     {
         "compare": "Comparison HEADINGS cells",
         "comparison_figures": "Judged findings_of verdict",
-        "comparison_plan": "Job Plan",
+        "comparison_plan": "ComparisonJob Plan",
         "footprint": "Footprint Ledger bytes_of materialise rehearse rehearse_step",
         "judging": "JudgingImages",
         "lab.ablations": "EXPERIMENTS FEW_SHOT trend_with_depth",

@@ -22,7 +22,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of, images_in_words
 from vitkit.evaluation.intervals import Units
 from vitkit.evaluation.registry import read_figures
-from vitkit.experiments.comparison_plan import Job, Plan, passes_of
+from vitkit.experiments.comparison_plan import ComparisonJob, Plan, passes_of
 from vitkit.experiments.comparison_runs import COSTS
 from vitkit.experiments.judging import JudgingImages
 from vitkit.experiments.statistics import LEVEL, Difference, Family, SeedSpread
@@ -146,7 +146,7 @@ def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
 # --- Each run and each model ------------------------------------------------------------------------------
 
 
-def of_run(job: Job, out: Path, gmacs: float | None, judged: Judged) -> dict[str, Any]:
+def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -> dict[str, Any]:
     """The figures of one run of a model of so many multiply-accumulates (10^9) an image.
 
     The accuracy is computed from the answers to the images that judge. Log loss and calibration error are those of the
@@ -181,7 +181,7 @@ def of_run(job: Job, out: Path, gmacs: float | None, judged: Judged) -> dict[str
     }
 
 
-def training_flops(job: Job, gmacs: float | None, epochs: int | None) -> float | None:
+def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) -> float | None:
     """Operations of a training: of its images, as often as the model looked at each; without those of its views."""
     if gmacs is None:
         return None

@@ -52,7 +52,7 @@ _WHOLE = 1.0
 
 
 @dataclass(frozen=True)
-class Job:
+class ComparisonJob:
     """One training.
 
     Attributes:
@@ -102,7 +102,7 @@ class Plan:
     models: tuple[str, ...]
     seeds: tuple[int, ...]
     fractions: tuple[float, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[ComparisonJob, ...]
     test_hash: str
     notes: tuple[str, ...]
 
@@ -116,12 +116,12 @@ class Plan:
         """Read what `to_dict` returned."""
         rest = dict(stored)
         arguments, names = rest.pop("asked"), ("models", "seeds", "fractions", "notes")
-        jobs = tuple(Job(**job) for job in stored["jobs"])
+        jobs = tuple(ComparisonJob(**job) for job in stored["jobs"])
         return cls(arguments, **{**rest, **{name: tuple(stored[name]) for name in names}, "jobs": jobs})
 
-    def runs(self) -> list[Job]:
+    def runs(self) -> list[ComparisonJob]:
         """One job for each folder: what is to be trained."""
-        first: dict[str, Job] = {}
+        first: dict[str, ComparisonJob] = {}
         for job in self.jobs:
             first.setdefault(job.folder, job)
         return list(first.values())
@@ -159,7 +159,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             start.table.task.require_single(
                 "--stress asks for the one class of a picture, and these may have several: leave it out"
             )
-        entry = _Entry(label, {field: resolved[field] for field in resolved if field not in idle[-1]}, start)
+        entry = _Candidate(label, {field: resolved[field] for field in resolved if field not in idle[-1]}, start)
         first = first or entry
         if entry.judged_by != first.judged_by:
             raise VitkitError(
@@ -210,7 +210,7 @@ def _label(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _Candidate:
     """A model, with what is settled of its training on all images."""
 
     label: str
@@ -270,7 +270,7 @@ def _fields(
     return {field: value for field, value in resolved.items() if value is not None}
 
 
-def _check_subsets(entry: _Entry, fractions: Sequence[float], seeds: Sequence[int]) -> None:
+def _check_subsets(entry: _Candidate, fractions: Sequence[float], seeds: Sequence[int]) -> None:
     """Refuse a fraction that leaves a class without an image."""
     for seed in seeds:
         try:
@@ -284,11 +284,11 @@ def _count(images: int, fraction: float) -> int:
 
 
 def _jobs(
-    entries: Sequence[_Entry],
+    entries: Sequence[_Candidate],
     fractions: Sequence[float],
     seeds: Sequence[int],
     budget: tuple[str, str] | None,
-) -> tuple[tuple[Job, ...], list[str]]:
+) -> tuple[tuple[ComparisonJob, ...], list[str]]:
     """All trainings, those of one seed side by side, and what is to be told of the budget."""
     folders: dict[tuple[str, float, int], str] = {}
     jobs, notes = [], []
@@ -307,7 +307,7 @@ def _jobs(
             for seed in seeds:
                 key = (f"{entry.configuration} {fields.get('epochs')}", fraction, seed)
                 folder = folders.setdefault(key, _folder(place, entry.label, fraction, seed))
-                jobs.append(Job(entry.label, seed, fraction, images, {**fields, "seed": seed}, folder))
+                jobs.append(ComparisonJob(entry.label, seed, fraction, images, {**fields, "seed": seed}, folder))
     jobs.sort(key=lambda job: (job.fraction, job.seed))  # of one seed the models follow one another
     return tuple(jobs), list(dict.fromkeys(notes))
 
@@ -317,7 +317,7 @@ def _folder(place: int, label: str, fraction: float, seed: int) -> str:
     return f"runs/{fitting(f'{place + 1}-{plain}', f'-{fraction:g}-seed{seed}')}"
 
 
-def _epochs(entry: _Entry, images: int, flops: float) -> tuple[int, str]:
+def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
     """How many epochs of so many images a budget of computation is, at least one, and a line about it."""
     epoch = passes_of(entry.start.recipe.method) * forward_flops(entry.start) * images
     epochs = max(int(flops // epoch), 1)

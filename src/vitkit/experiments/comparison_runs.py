@@ -37,7 +37,7 @@ from vitkit.data.split_file import refuse_changed
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.registry import read_figures
-from vitkit.experiments.comparison_plan import Job
+from vitkit.experiments.comparison_plan import ComparisonJob
 from vitkit.model_folder import DESCRIPTION, read_description
 from vitkit.system.environment import choose_device
 from vitkit.system.files import from_json, to_json, write_json
@@ -64,12 +64,12 @@ def is_finished(folder: Path) -> bool:
     return (folder / REPORT).is_file()
 
 
-def is_done(job: Job, out: Path) -> bool:
+def is_done(job: ComparisonJob, out: Path) -> bool:
     """Whether a job's run is finished, and what its files hold is written down."""
     return is_finished(out / job.folder) and _digests_of(job, out).is_file()
 
 
-def check_run(job: Job, out: Path) -> None:
+def check_run(job: ComparisonJob, out: Path) -> None:
     """Hold that the files in a finished run's folder are those that its training left.
 
     Raises:
@@ -86,7 +86,7 @@ def check_run(job: Job, out: Path) -> None:
     read_description(folder)  # which compares the weights with their digest
 
 
-def _check_recipe(job: Job, folder: Path) -> None:
+def _check_recipe(job: ComparisonJob, folder: Path) -> None:
     """Hold that the run in a folder is that of the job, before it goes on."""
     expected, recipe = build(dict(job.fields)), load_of_run(folder / RECIPE)
     for name in _TELLING:
@@ -98,7 +98,7 @@ def _check_recipe(job: Job, folder: Path) -> None:
             )
 
 
-def _digests_of(job: Job, out: Path) -> Path:
+def _digests_of(job: ComparisonJob, out: Path) -> Path:
     return out / DIGESTS / f"{Path(job.folder).name}.json"
 
 
@@ -110,7 +110,7 @@ def _read_digests(folder: Path) -> dict[str, str]:
     return digests
 
 
-def make(job: Job, out: Path) -> None:
+def make(job: ComparisonJob, out: Path) -> None:
     """Train a job from its beginning, or from where it was stopped, and measure its memory.
 
     Raises:
@@ -149,7 +149,7 @@ def _finish(begin: Callable[..., Path], resume: Callable[..., Path], fields: dic
     begin(fields, folder, say=ignore)
 
 
-def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say) -> dict[str, str]:
+def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -> dict[str, str]:
     """Train all jobs that are not finished. One that leads nowhere keeps none of the others from being trained.
 
     Args:
@@ -195,19 +195,21 @@ def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say) -> dict[str
 class _Watch:
     """Counts the runs, and reckons how long the rest will take: by images, as the finished ones took."""
 
-    def __init__(self, runs: int, left: Sequence[Job], out: Path, say: Say, now: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, runs: int, left: Sequence[ComparisonJob], out: Path, say: Say, now: Callable[[], float] = time.monotonic
+    ):
         self.number, self._runs, self._out, self._say, self._now = runs - len(left) + 1, runs, out, say, now
         self._images_left, self._images_done, self._began = sum(job.images for job in left), 0, now()
         self.past_help: dict[str, str] = {}
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: ComparisonJob) -> None:
         self._tell(job, headline_of(read_figures(self._out / job.folder / EVALUATION)).words)
 
-    def failed(self, job: Job, why: str) -> None:
+    def failed(self, job: ComparisonJob, why: str) -> None:
         self.past_help[job.folder] = why
         self._tell(job, why)
 
-    def _tell(self, job: Job, outcome: str) -> None:
+    def _tell(self, job: ComparisonJob, outcome: str) -> None:
         self._images_done += job.images
         self._images_left -= job.images
         left = (self._now() - self._began) / self._images_done * self._images_left
@@ -224,7 +226,11 @@ def in_words(seconds: float) -> str:
 
 
 def make_side_by_side(
-    jobs: Sequence[Job], out: Path, devices: int, finished: Callable[[Job], None], failed: Callable[[Job, str], None]
+    jobs: Sequence[ComparisonJob],
+    out: Path,
+    devices: int,
+    finished: Callable[[ComparisonJob], None],
+    failed: Callable[[ComparisonJob, str], None],
 ) -> None:
     """Train jobs by several processes, each on a GPU of its own, or on its part of the cores.
 
@@ -243,7 +249,7 @@ def make_side_by_side(
     messages: queue.Queue[tuple[int, str]] = queue.Queue()
     for number, worker in enumerate(workers):
         threading.Thread(target=_listen, args=(number, worker, messages), daemon=True).start()
-    left, busy = list(reversed(jobs)), dict[int, Job]()
+    left, busy = list(reversed(jobs)), dict[int, ComparisonJob]()
     try:
         for number in range(count):
             busy[number] = left.pop()
@@ -294,7 +300,7 @@ def _start(environment: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def _give(worker: subprocess.Popen[str], job: Job, out: Path) -> None:
+def _give(worker: subprocess.Popen[str], job: ComparisonJob, out: Path) -> None:
     assert worker.stdin is not None
     with suppress(BrokenPipeError):  # its end is told by the other pipe
         worker.stdin.write(to_json({"out": str(out), "job": vars(job)}) + "\n")
@@ -353,7 +359,7 @@ def _make(request: dict[str, Any]) -> dict[str, Any]:
     from vitkit.training.stability import DivergedError
 
     try:
-        make(Job(**request["job"]), Path(request["out"]))
+        make(ComparisonJob(**request["job"]), Path(request["out"]))
     except (VitkitError, OSError, RuntimeError) as error:
         return {"error": str(error), "is_past_help": isinstance(error, DivergedError)}
     except Interrupted:

@@ -39,7 +39,7 @@ from vitkit.training.distributed import fabric_of
 from vitkit.training.loop import Loop
 from vitkit.training.losses import Objective
 from vitkit.training.recipe import Recipe, checkpoint_every
-from vitkit.training.stability import FiniteCheck, Guard
+from vitkit.training.stability import FiniteCheck, StabilityGuard
 
 
 @dataclass
@@ -270,7 +270,7 @@ def _stepped(
     ledger: Ledger,
 ) -> Footprint:
     fabric = fabric_of(precision, "cpu")
-    state = TrainingState.begin(model, recipe, 2, Guard(ignore))
+    state = TrainingState.begin(model, recipe, 2, StabilityGuard(ignore))
     _give_moments(state.optimizer, model)
     if on_gpu:
         _set(state.optimizer, fused=True, foreach=False)

@@ -43,7 +43,7 @@ Strategy = Literal["alone", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """What a device holds in training, in bytes.
 
     `peak` is less than the sum of the parts, because activations go while gradients come. It is of tensors: what a
@@ -120,7 +120,7 @@ class TrainingPlan(Result):
     utilisation: float
     decode_rate: float
     price: float | None
-    memory: tuple[Memory, ...]
+    memory: tuple[DeviceMemory, ...]
     notes: tuple[str, ...]
 
     @property
@@ -203,7 +203,7 @@ _HEADING = (
 )
 
 
-def _memory_line(row: Memory) -> str:
+def _memory_line(row: DeviceMemory) -> str:
     def gib(size: int) -> str:
         return f"{size / 2**30:.2f}" if size >= 2**29 else f"{size / 2**30:.2g}"
 
@@ -330,7 +330,7 @@ add_recipe_fields(plan, ("data", "select_time"))
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedTraining:
     """A training with everything settled.
 
     Attributes:
@@ -346,7 +346,7 @@ class Job:
     notes: tuple[str, ...]
 
 
-def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, classes: int | None) -> Job:
+def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, classes: int | None) -> PlannedTraining:
     """The training that a recipe asks for.
 
     Args:
@@ -388,7 +388,7 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
     elif settled.patch_dropout:
         check_patch_dropout(config)
     settled = spare_patches(settled, fields_of_job, config)
-    return Job(settled, config, images, (*notes, *reasons, *idle, *_left_out(settled)))
+    return PlannedTraining(settled, config, images, (*notes, *reasons, *idle, *_left_out(settled)))
 
 
 def _fields_of(recipe: str | Path) -> tuple[dict[str, Any], list[str]]:
@@ -482,7 +482,9 @@ def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
     raise VitkitError(f"teacher {recipe.teacher}: there is no such file, nor a model of this name to plan with")
 
 
-def memories(job: Job, images: int, devices: int, room: int, precision: str) -> tuple[Footprint, tuple[Memory, ...]]:
+def memories(
+    job: PlannedTraining, images: int, devices: int, room: int, precision: str
+) -> tuple[Footprint, tuple[DeviceMemory, ...]]:
     """The step of a training, and what a device holds in it: as the recipe has it first, then otherwise.
 
     Args:
@@ -557,7 +559,7 @@ def most_that_fit(peak: Callable[[int], int], guess: int, too_many: int, above: 
 
 def memory_of(
     step: Footprint, checkpointing: str, strategy: Strategy, *, devices: int, images: int, room: int
-) -> Memory:
+) -> DeviceMemory:
     """What each device holds.
 
     FSDP2 (`training.distributed`) leaves each its part of weights, gradients and moments. Two blocks are whole at a
@@ -588,7 +590,7 @@ def memory_of(
         whole = step.gradients / step.weights  # the part of a block that is trained
         exchange = step.around + int((2 + whole) * step.block)
         peak = weights + gradients + optimizer + average + step.teacher + step.moving + exchange
-    return Memory(
+    return DeviceMemory(
         checkpointing=checkpointing,
         strategy=strategy,
         weights=weights,

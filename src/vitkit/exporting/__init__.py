@@ -14,7 +14,7 @@ from vitkit.system.lazy import public
 
 if TYPE_CHECKING:
     from vitkit.exporting.card import Card
-    from vitkit.exporting.check import Comparison, Pictures, Refused, choose_pictures
+    from vitkit.exporting.check import LogitComparison, Pictures, Refused, choose_pictures
     from vitkit.exporting.formats import FORMATS
     from vitkit.exporting.loading import Exported, load_exported
     from vitkit.exporting.writing import export
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "Card",
-    "Comparison",
     "Exported",
+    "LogitComparison",
     "Pictures",
     "Refused",
     "choose_pictures",
@@ -35,7 +35,7 @@ _, __getattr__ = public(
     __name__,
     {
         "card": "Card",
-        "check": "Comparison NOISE Pictures Refused choose_pictures compare",
+        "check": "LogitComparison NOISE Pictures Refused choose_pictures compare",
         "formats": "FORMATS format_of",
         "loading": "Exported load_exported",
         "writing": "export",

@@ -130,7 +130,7 @@ class Refused(VitkitError):  # noqa: N818  # a verdict
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogitComparison:
     """How far two sets of logits of the same images are from each other.
 
     Attributes:
@@ -217,7 +217,7 @@ def answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
     return torch.cat(rows)
 
 
-def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) -> Comparison:
+def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) -> LogitComparison:
     """Compare the logits (B, K) of the model with those of the file.
 
     Args:
@@ -239,7 +239,7 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
     mine, other = _centred(ours, card), _centred(theirs, card)
     size = mine.square().mean().sqrt().clamp(min=tiny)
     errors = NOISE[dtype] * size / card.temperature
-    return Comparison(
+    return LogitComparison(
         images=len(ours),
         dtype=dtype,
         difference=difference.abs().max().item(),

@@ -119,19 +119,19 @@ _PLAIN = {"as_int": int, "as_float": float, "as_bool": bool, "as_string": str}
 
 
 @dataclass(frozen=True)
-class Named:
+class ValueName:
     """A value that an earlier operation made."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """One operation.
 
     Attributes:
         operation: of torch.
-        given, named: its arguments; those that an earlier step made are `Named`.
+        given, named: its arguments; those that an earlier step made are `ValueName`.
         makes: names of its results.
         frees: names of values that no later step reads.
     """
@@ -160,7 +160,7 @@ class Program:
     constants: dict[str, Tensor]
     images: str
     logits: str
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     batch: int | None
     outputs: int
 
@@ -256,7 +256,7 @@ def _tensors(entries: Mapping[str, bytes], folder: str, config: str) -> dict[str
     return tensors
 
 
-def _steps(nodes: Sequence[dict[str, Any]], kept: set[str]) -> tuple[Step, ...]:
+def _steps(nodes: Sequence[dict[str, Any]], kept: set[str]) -> tuple[ProgramStep, ...]:
     plans = []
     for node in nodes:
         arguments = tuple(_value(entry["arg"]) for entry in node["inputs"] if entry["kind"] == 1)
@@ -270,7 +270,7 @@ def _steps(nodes: Sequence[dict[str, Any]], kept: set[str]) -> tuple[Step, ...]:
     for name, i in last.items():
         if name not in kept:
             frees.setdefault(i, []).append(name)
-    return tuple(Step(*plan, tuple(frees.get(i, ()))) for i, plan in enumerate(plans))
+    return tuple(ProgramStep(*plan, tuple(frees.get(i, ()))) for i, plan in enumerate(plans))
 
 
 def _operation(target: str) -> Callable[..., Any]:
@@ -293,11 +293,11 @@ def _value(arg: dict[str, Any]) -> Any:
     if kind in ("as_ints", "as_floats"):
         return [_value({kind.removesuffix("s"): each}) for each in content]
     if kind == "as_tensor":
-        return Named(str(content["name"]))
+        return ValueName(str(content["name"]))
     if kind == "as_tensors":
-        return [Named(str(each["name"])) for each in content]
+        return [ValueName(str(each["name"])) for each in content]
     if kind == "as_sym_int":
-        return Named(str(content["as_name"])) if "as_name" in content else _integer(content["as_int"])
+        return ValueName(str(content["as_name"])) if "as_name" in content else _integer(content["as_int"])
     if kind == "as_sym_ints":
         return [_value({"as_sym_int": each}) for each in content]
     if kind == "as_scalar_type":
@@ -327,7 +327,7 @@ def _names(outputs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _reads(values: Sequence[Any]) -> list[str]:
-    return [name for each in values for name in ([each.name] if isinstance(each, Named) else _within(each))]
+    return [name for each in values for name in ([each.name] if isinstance(each, ValueName) else _within(each))]
 
 
 def _within(value: Any) -> list[str]:
@@ -336,7 +336,7 @@ def _within(value: Any) -> list[str]:
 
 def _filled(value: Any, values: Mapping[str, Any]) -> Any:
     """Arguments with what the names stand for."""
-    if isinstance(value, Named):
+    if isinstance(value, ValueName):
         return values[value.name]
     if isinstance(value, dict):
         return {key: _filled(each, values) for key, each in value.items()}

@@ -15,7 +15,7 @@ import torch
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
-from vitkit.exporting.check import Comparison, Pictures, Refused, answers, check_card, compare, read_pictures
+from vitkit.exporting.check import LogitComparison, Pictures, Refused, answers, check_card, compare, read_pictures
 from vitkit.exporting.formats import Format, format_of
 from vitkit.exporting.loading import load_exported
 from vitkit.system.files import exclusive
@@ -33,9 +33,9 @@ class Outcome:
         seconds: that writing took.
     """
 
-    comparison: Comparison
+    comparison: LogitComparison
     precision: str
-    in_bfloat16: Comparison | None
+    in_bfloat16: LogitComparison | None
     size: int
     seconds: float
 
@@ -79,7 +79,7 @@ def export(
 
 def _verify(
     classifier: Classifier, path: Path, form: Format, card: Card, pictures: Pictures
-) -> tuple[Comparison, Comparison | None, str]:
+) -> tuple[LogitComparison, LogitComparison | None, str]:
     precision = card.dtype if form.has_fixed_precision else "float32"
     try:
         exported = load_exported(path, precision)

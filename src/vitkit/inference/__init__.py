@@ -20,7 +20,7 @@ __all__, __getattr__ = public(
         "pipeline": "BATCH cores flow",
         "prediction": "Prediction Ranking",
         "prediction_files": (
-            "Columns Csv ENCODING FORMATS Format JsonLines Row Stock gathering partial_of read_rows take_stock"
+            "Columns Csv ENCODING FORMATS RowFormat JsonLines Row Stock gathering partial_of read_rows take_stock"
         ),
     },
 )

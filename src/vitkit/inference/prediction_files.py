@@ -104,7 +104,7 @@ class Columns:
         return is_close or row.is_rejected == (row.confidence < self.reject)
 
 
-class Format(Protocol):
+class RowFormat(Protocol):
     """How rows are written, and read again.
 
     Attributes:
@@ -229,7 +229,7 @@ class JsonLines:
         return (line for line in stream if line.endswith(b"\n"))
 
 
-FORMATS: dict[str, Callable[..., Format]] = {".csv": Csv, ".jsonl": JsonLines}
+FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines}
 
 
 def _harmless(column: str, cell: str | None) -> str | None:
@@ -281,7 +281,7 @@ def partial_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def take_stock(out: Path, form: Format, paths: Sequence[str]) -> Stock:
+def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
     """What an earlier run left, in the partial file or else in the finished one.
 
     Args:
@@ -312,7 +312,7 @@ def take_stock(out: Path, form: Format, paths: Sequence[str]) -> Stock:
     return Stock([path for path, is_done in has_row.items() if not is_done], file, size, is_in_order, tally)
 
 
-def read_rows(file: Path, form: Format) -> Iterator[tuple[slice, Row]]:
+def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
     """Each whole row of a file, and the bytes where it is.
 
     Raises:
@@ -333,7 +333,7 @@ def read_rows(file: Path, form: Format) -> Iterator[tuple[slice, Row]]:
 
 
 @contextmanager
-def gathering(out: Path, form: Format, paths: Sequence[str], stock: Stock) -> Iterator[Callable[[Prediction], None]]:
+def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) -> Iterator[Callable[[Prediction], None]]:
     """A function that adds a prediction's row; when the block ends well, `out` has a row for each path, in order.
 
     Where the block does not end well, the partial file stays, if it has rows.
@@ -376,7 +376,7 @@ def _append(file: FileIO, text: str) -> None:
         raise OSError(error.errno, f"{error.strerror}; --resume goes on from there", file.name) from error
 
 
-def _put_in_order(partial: Path, out: Path, form: Format, paths: Sequence[str]) -> None:
+def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str]) -> None:
     """Write `out` from the rows of `partial`, one for each path; in memory are only the places of the rows."""
     number = {path: i for i, path in enumerate(paths)}
     starts = array("q", bytes(8 * len(paths)))

@@ -122,7 +122,7 @@ def inspect_text_encoder(checkpoint: Checkpoint) -> TextEncoderInfo | None:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _TextLayout:
     """The names of a text encoder's tensors in a file, and the settings stored beside it."""
 
     pieces: dict[str, Piece]
@@ -133,7 +133,7 @@ class _Layout:
     clean: Clean
 
 
-def _layout(checkpoint: Checkpoint) -> _Layout | None:
+def _layout(checkpoint: Checkpoint) -> _TextLayout | None:
     if _HF_EMBEDDING in checkpoint.tensors:
         return _hugging_face(checkpoint)
     return _open_clip(checkpoint) if any(name in checkpoint.tensors for name in _OPEN_EMBEDDINGS) else None
@@ -148,7 +148,7 @@ def _number(checkpoint: Checkpoint, name: str, of: Callable[[Tensor], Tensor] = 
     return float(value)
 
 
-def _tower(checkpoint: Checkpoint, layout: _Layout, gelu: str) -> TextTower:
+def _tower(checkpoint: Checkpoint, layout: _TextLayout, gelu: str) -> TextTower:
     shapes = {ours: _shape(checkpoint, piece) for ours, piece in layout.pieces.items()}
     config = _config(checkpoint, layout, shapes, gelu)
     with torch.device("meta"):
@@ -185,7 +185,9 @@ def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
     return tensor
 
 
-def _config(checkpoint: Checkpoint, layout: _Layout, shapes: Mapping[str, torch.Size | None], gelu: str) -> TextConfig:
+def _config(
+    checkpoint: Checkpoint, layout: _TextLayout, shapes: Mapping[str, torch.Size | None], gelu: str
+) -> TextConfig:
     def size(name: str, axis: int) -> int:
         shape = shapes.get(name)
         if shape is None or len(shape) <= axis:
@@ -210,7 +212,7 @@ def _config(checkpoint: Checkpoint, layout: _Layout, shapes: Mapping[str, torch.
     )
 
 
-def _hugging_face(checkpoint: Checkpoint) -> _Layout:
+def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
     names, ahead = checkpoint.tensors, "text_model."
     blocks = f"{ahead}encoder.layers."
     depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
@@ -238,7 +240,7 @@ def _hugging_face(checkpoint: Checkpoint) -> _Layout:
     pattern = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
     projection = None if is_siglip else "visual_projection.weight"
     clean: Clean = "lower" if is_siglip else "none"
-    return _Layout(pieces, written, projection, is_transposed=False, pattern=pattern, clean=clean)
+    return _TextLayout(pieces, written, projection, is_transposed=False, pattern=pattern, clean=clean)
 
 
 def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, Any]:
@@ -257,7 +259,7 @@ def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, 
     return written
 
 
-def _open_clip(checkpoint: Checkpoint) -> _Layout:
+def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
     names = checkpoint.tensors
     ahead = "text." if "text.token_embedding.weight" in names else ""
     blocks = f"{ahead}transformer.resblocks."
@@ -280,7 +282,7 @@ def _open_clip(checkpoint: Checkpoint) -> _Layout:
     plain, linear = "visual.proj", "visual.head.proj.weight"
     projection = next((name for name in (plain, linear) if name in names), None)
     parts = r"token_embedding\.|transformer\.|ln_final\.|text_projection|positional_embedding$|cls_emb"
-    return _Layout(pieces, written, projection, projection == plain, rf"{re.escape(ahead)}({parts})", clean)
+    return _TextLayout(pieces, written, projection, projection == plain, rf"{re.escape(ahead)}({parts})", clean)
 
 
 def _of_open_clip_config(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[dict[str, Any], Clean]:

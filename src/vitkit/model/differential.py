@@ -121,7 +121,7 @@ def emit(graph: Any, attention: DifferentialAttention, x: Any, queries: int | No
     return graph.scaled_linear(x, attention.proj, scale)
 
 
-class Timm:
+class DifferentialTimm:
     """The names of timm's differential attention, which are the same as ours."""
 
     @staticmethod

@@ -75,7 +75,7 @@ _JOINED: dict[str, dict[str, Joined]] = {
 }
 
 
-class Timm:
+class ParallelTimm:
     """The names of timm's `ParallelScalingBlock` and `DiffParallelScalingBlock`."""
 
     @staticmethod

@@ -98,7 +98,7 @@ VARIANTS: tuple[Variant, ...] = (
         field="attention",
         signs={"differential": r"blocks\.\d+\.(attn\.)?lambda_q1$"},
         module="vitkit.model.differential",
-        handlers={OPTIMIZED: "", GRAPH: "emit", TIMM: "Timm"},
+        handlers={OPTIMIZED: "", GRAPH: "emit", TIMM: "DifferentialTimm"},
         refusals={
             MAPS: "whose rows are differences of two maps and do not sum to 1: take --method occlusion",
             MERGING: "in which a merged patch would have to count twice: leave --merge out",
@@ -108,7 +108,7 @@ VARIANTS: tuple[Variant, ...] = (
         field="parallel",
         signs={"separate": r"blocks\.\d+\.attn_out_proj\.", "fused": r"blocks\.\d+\.out_proj\."},
         module="vitkit.model.parallel",
-        handlers={OPTIMIZED: "", GRAPH: "", MAPS: "", TIMM: "Timm"},
+        handlers={OPTIMIZED: "", GRAPH: "", MAPS: "", TIMM: "ParallelTimm"},
         refusals={
             MERGING: "in which nothing comes between attention and MLP, where tokens are merged: leave --merge out"
         },

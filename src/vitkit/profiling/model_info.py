@@ -29,7 +29,7 @@ from vitkit.model.vit import VisionTransformer
 
 
 @dataclass
-class Measured:
+class ForwardCost:
     """One forward pass.
 
     Attributes:
@@ -45,18 +45,18 @@ class Measured:
     macs_of: dict[str, int] = field(default_factory=dict)
 
 
-def measure(model: nn.Module, images: Tensor) -> Measured:
+def measure(model: nn.Module, images: Tensor) -> ForwardCost:
     """Pass images (B, C, height, width) through a model, both on the meta device, and take note."""
-    measured = Measured()
+    measured = ForwardCost()
     _pass_flops(model, images, measured, _Meter(measured))
     return measured
 
 
-def measure_any(model: nn.Module, images: Tensor) -> Measured:
+def measure_any(model: nn.Module, images: Tensor) -> ForwardCost:
     """As `measure`, of a model of any operations, by PyTorch's own counter."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    measured, counter = Measured(), FlopCounterMode(display=False)
+    measured, counter = ForwardCost(), FlopCounterMode(display=False)
     _pass_flops(model, images, measured, counter)
     measured.macs = counter.get_total_flops() // 2
     counts = counter.get_flop_counts()
@@ -66,7 +66,7 @@ def measure_any(model: nn.Module, images: Tensor) -> Measured:
     return measured
 
 
-def _pass_flops(model: nn.Module, images: Tensor, measured: Measured, counter: AbstractContextManager[Any]) -> None:
+def _pass_flops(model: nn.Module, images: Tensor, measured: ForwardCost, counter: AbstractContextManager[Any]) -> None:
     """Take note of what modules return and of what autograd keeps, while a counter does of the products."""
     kept: dict[int, Tensor] = {}
 
@@ -87,7 +87,7 @@ def _pass_flops(model: nn.Module, images: Tensor, measured: Measured, counter: A
     )
 
 
-def _watch(module: nn.Module, name: str, measured: Measured) -> list[Any]:
+def _watch(module: nn.Module, name: str, measured: ForwardCost) -> list[Any]:
     before: list[int] = []
 
     def enter(_module: nn.Module, _inputs: Any) -> None:
@@ -104,7 +104,7 @@ def _watch(module: nn.Module, name: str, measured: Measured) -> list[Any]:
 class _Meter(TorchFunctionMode):
     """Meets each call of the torch library: counts products, and stands in for some kernels."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: ForwardCost) -> None:
         super().__init__()
         self.measured = measured
 
@@ -132,7 +132,7 @@ class _LayerNorm(torch.autograd.Function):
         return x.new_empty(x.shape)
 
 
-class _RMSNorm(torch.autograd.Function):
+class _CountedRMSNorm(torch.autograd.Function):
     """Written out by torch on CPUs: the input is kept, and what its weight scales."""
 
     @staticmethod
@@ -149,7 +149,7 @@ class _GroupNorm(torch.autograd.Function):
         return x.new_empty(x.shape)
 
 
-class _Linear(torch.autograd.Function):
+class _CountedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -187,7 +187,7 @@ class _KeepsOutput(torch.autograd.Function):
         return output
 
 
-class _Product(torch.autograd.Function):
+class _CountedProduct(torch.autograd.Function):
     """Keeps each factor that the other's gradient needs."""
 
     @staticmethod
@@ -229,7 +229,7 @@ def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
 
 def _scale(left: Tensor, right: Tensor | float) -> Tensor:
     """A product or a quotient."""
-    return _Product.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
+    return _CountedProduct.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
 
 
 def _reduced(x: Tensor, dims: Sequence[int]) -> list[int]:
@@ -261,7 +261,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None,
 
 # What stands in for a kernel: same shapes, same tensors kept.
 _STAND_INS: dict[Any, Callable[..., Tensor]] = {
-    F.linear: lambda x, weight, _bias: _Linear.apply(x, weight),
+    F.linear: lambda x, weight, _bias: _CountedLinear.apply(x, weight),
     F.conv2d: _convolve,
     F.max_pool2d: lambda x, size, stride, **_: _MaxPool.apply(x, size, stride),
     F.relu: lambda x, **_: _KeepsOutput.apply(x),
@@ -272,7 +272,7 @@ _STAND_INS: dict[Any, Callable[..., Tensor]] = {
     Tensor.mean: _mean,
     Tensor.var: lambda x, dims, **_: _Variance.apply(x, dims),
     F.layer_norm: lambda x, _shape, weight, **_: _LayerNorm.apply(x, weight),
-    F.rms_norm: lambda x, _shape, weight, *_, **__: _RMSNorm.apply(x, weight),
+    F.rms_norm: lambda x, _shape, weight, *_, **__: _CountedRMSNorm.apply(x, weight),
     F.group_norm: lambda x, groups, weight, *_, **__: _GroupNorm.apply(x, groups, weight),
     torch.cat: _concatenate,
     Tensor.add: _add,
@@ -283,7 +283,7 @@ _STAND_INS: dict[Any, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class CostStage:
     """A step on the image's way: the shape that leaves it, its parameters, and its multiply-accumulates."""
 
     name: str
@@ -308,7 +308,7 @@ class ModelInfo:
     gmacs_executed: float
     weight_bytes: dict[str, int]
     activation_bytes: int
-    stages: list[Stage] = field(repr=False)
+    stages: list[CostStage] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -336,7 +336,7 @@ def _describe_network(config: NetworkConfig) -> ModelInfo:
     return _info(model, measured, measured, _parts(model, measured))
 
 
-def _info(model: Model, full: Measured, executed: Measured, stages: list[Stage]) -> ModelInfo:
+def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[CostStage]) -> ModelInfo:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return ModelInfo(
         config=model.config,
@@ -349,19 +349,19 @@ def _info(model: Model, full: Measured, executed: Measured, stages: list[Stage])
     )
 
 
-def _parts(model: Network, measured: Measured) -> list[Stage]:
+def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
     """The network's own parts, as its library names them, as far as an image passes through them."""
     config, parts = model.config, []
-    parts.append(Stage("image", (*config.image_size, config.in_channels)))
+    parts.append(CostStage("image", (*config.image_size, config.in_channels)))
     for name, part in model.network.named_children():
         shape, path = measured.shapes.get(f"network.{name}"), f"network.{name}"
         if shape is not None:
             parameters = sum(parameter.numel() for parameter in part.parameters())
-            parts.append(Stage(name, shape, parameters, measured.macs_of.get(path, 0)))
+            parts.append(CostStage(name, shape, parameters, measured.macs_of.get(path, 0)))
     return parts
 
 
-def _measure(config: ViTConfig, *, shortcut: bool) -> Measured:
+def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
     """The whole model's cost, of which layers that cost the same are measured once.
 
     What the last layer costs differs with the shortcut, so one and two attention layers are measured.
@@ -378,7 +378,7 @@ def _measure(config: ViTConfig, *, shortcut: bool) -> Measured:
     )
 
 
-def _pass(config: ViTConfig, shortcut: bool) -> Measured:
+def _pass(config: ViTConfig, shortcut: bool) -> ForwardCost:
     model = _build(config)
     model.shortcut = shortcut
     return measure(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
@@ -392,16 +392,16 @@ def _build(config: ViTConfig) -> VisionTransformer:
 _TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
 
 
-def _stages(model: VisionTransformer, measured: Measured) -> list[Stage]:
+def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
     """The walk; a layer stands for all that are like it. Parameters and MACs sum to the whole model's."""
     config, stage = model.config, _Walker(model, measured)
     count = sum(p.numel() for name, p in model.named_parameters() if name.startswith(_TOKENS))
     walk = [
-        [Stage("image", (*config.image_size, config.in_channels))],
+        [CostStage("image", (*config.image_size, config.in_channels))],
         stage("ResNet stem", "patch_embed.backbone"),
         stage("patch embedding", "patch_embed.proj", (*config.grid, config.hidden_size)),
         stage("patches in a row", "patch_embed.norm", (config.patches, config.hidden_size), always=True),
-        [Stage("tokens, positions added", (config.tokens, config.hidden_size), count)],
+        [CostStage("tokens, positions added", (config.tokens, config.hidden_size), count)],
         stage("norm ahead of the layers", "norm_pre"),
         stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
         _relative(stage),
@@ -410,14 +410,14 @@ def _stages(model: VisionTransformer, measured: Measured) -> list[Stage]:
         stage("attention pooling", "attn_pool"),
         stage("norm of the pooled vector", "fc_norm"),
         stage("representation layer", "pre_logits"),
-        [Stage("what the head reads", (config.feature_size,))],
+        [CostStage("what the head reads", (config.feature_size,))],
         stage("classes", "head"),
         stage("classes, distilled", "head_dist"),
     ]
     return [one for stages in walk for one in stages]
 
 
-def _relative(stage: _Walker) -> list[Stage]:
+def _relative(stage: _Walker) -> list[CostStage]:
     """Tables of relative positions, or what computes them."""
     model, config = stage.model, stage.model.config
     if model.rel_pos is None:
@@ -428,10 +428,10 @@ def _relative(stage: _Walker) -> list[Stage]:
         macs = config.layers * offsets * config.relative_size * (2 + config.heads)
     shape = next((tuple(tensor.shape) for name, tensor in model.rel_pos.named_parameters() if name == "0.table"), None)
     parameters = sum(tensor.numel() for tensor in model.rel_pos.parameters())
-    return [Stage("relative positions", shape or (config.heads, config.tokens, config.tokens), parameters, macs)]
+    return [CostStage("relative positions", shape or (config.heads, config.tokens, config.tokens), parameters, macs)]
 
 
-def _layers(stage: _Walker) -> list[list[Stage]]:
+def _layers(stage: _Walker) -> list[list[CostStage]]:
     config = stage.model.config
     H, N, D_h = config.heads, config.tokens, config.head_size
     attending = [layer for layer in range(config.layers) if layer not in config.conv_layers]
@@ -447,8 +447,8 @@ def _layers(stage: _Walker) -> list[list[Stage]]:
         stage.layers("pointwise convolution", "attn.proj", config.conv_layers),
         *(stage.layers(f"convolution of {part}", f"attn.convolve.{part}") for part in "qkv"),
         [replace(one, macs=3 * N * config.hidden_size**2) for one in stage.layers("q, k, v", "attn.qkv")],
-        [Stage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
-        [Stage("attention, per head", (H, N, N), macs=products, times=len(attending))] if attending else [],
+        [CostStage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
+        [CostStage("attention, per head", (H, N, N), macs=products, times=len(attending))] if attending else [],
         [replace(variant, times=len(attending), macs=0)] if variant is not None else [],
         stage.layers("norm of the joined heads", "attn.norm"),
         stage.layers("attention out", "attn.proj", attending),
@@ -467,18 +467,18 @@ class _Walker:
     """Makes the stages of modules; none of those that the model lacks."""
 
     model: VisionTransformer
-    measured: Measured
+    measured: ForwardCost
 
     def __call__(
         self, name: str, module: str, shape: tuple[int, ...] | None = None, *, always: bool = False
-    ) -> list[Stage]:
+    ) -> list[CostStage]:
         parameters = self._parameters(module)
         if not parameters and not always:
             return []
         shape = shape or self.measured.shapes[module]
-        return [Stage(name, shape, parameters, self.measured.macs_of.get(module, 0))]
+        return [CostStage(name, shape, parameters, self.measured.macs_of.get(module, 0))]
 
-    def layers(self, name: str, module: str, among: Sequence[int] | None = None) -> list[Stage]:
+    def layers(self, name: str, module: str, among: Sequence[int] | None = None) -> list[CostStage]:
         """One stage for a module of the blocks, as often as there are layers that have it."""
         among = range(len(self.model.blocks)) if among is None else among
         having = [layer for layer in among if self._parameters(f"blocks.{layer}.{module}")]
@@ -487,16 +487,16 @@ class _Walker:
         first = f"blocks.{having[0]}.{module}"
         shape = self.measured.shapes.get(first, (self.model.config.tokens, 3 * self.model.config.hidden_size))
         macs = self.measured.macs_of.get(first, 0)
-        return [Stage(name, shape, self._parameters(first), macs, times=len(having))]
+        return [CostStage(name, shape, self._parameters(first), macs, times=len(having))]
 
-    def rest(self, module: str, parts: Sequence[str]) -> Stage | None:
+    def rest(self, module: str, parts: Sequence[str]) -> CostStage | None:
         """What a module has and computes beside these parts, if it has more parameters than they."""
         of_parts = [f"{module}.{part}" for part in parts]
         parameters = self._parameters(module) - sum(map(self._parameters, of_parts))
         if not parameters:
             return None
         macs = self.measured.macs_of.get(module, 0) - sum(self.measured.macs_of.get(part, 0) for part in of_parts)
-        return Stage("the rest of attention", self.measured.shapes[module], parameters, macs)
+        return CostStage("the rest of attention", self.measured.shapes[module], parameters, macs)
 
     def _parameters(self, module: str) -> int:
         try:

@@ -32,7 +32,7 @@ from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.reporting import plots, report_data, sections
-from vitkit.reporting.report_data import Explained, Photographs
+from vitkit.reporting.report_data import Explained, ReportPhotographs
 from vitkit.reporting.sections import operating_table
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
@@ -112,7 +112,7 @@ def write_report(
         explained: what speaks for its mistakes.
         tried: what the weights that it began from were chosen among.
     """
-    photographs = Photographs.of(evaluation, root, doubts, laid_out)
+    photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
     rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -167,7 +167,7 @@ def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
 def _data(
     evaluation: Evaluation,
     numbers: Mapping[str, Any],
-    photographs: Photographs,
+    photographs: ReportPhotographs,
     laid_out: LaidOut | None,
     doubts: Sequence[LabelError],
 ) -> dict[str, Any]:

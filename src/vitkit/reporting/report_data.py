@@ -1,7 +1,7 @@
 """The data of the interactive views as plain JSON types, and the photographs that a report contains.
 
-Each view documents its format at its head, and one function here writes it. `Photographs` selects: a report contains
-all photographs of a few images, or of many those that a click most likely asks for.
+Each view documents its format at its head, and one function here writes it. `ReportPhotographs` selects: a report
+contains all photographs of a few images, or of many those that a click most likely asks for.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Explained(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Photographs:
+class ReportPhotographs:
     """The photographs of a report.
 
     Attributes:
@@ -249,7 +249,7 @@ class Photographs:
     @classmethod
     def of(
         cls, evaluation: Evaluation, root: Place | None, doubts: Sequence[LabelError], laid_out: LaidOut | None
-    ) -> Photographs:
+    ) -> ReportPhotographs:
         """Select the photographs of an evaluation and of suspected label errors."""
         shown = listed(evaluation)
         if root is None:

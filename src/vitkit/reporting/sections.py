@@ -19,7 +19,7 @@ from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.registry import METRICS
 from vitkit.reporting.gallery import gallery
-from vitkit.reporting.report_data import FIRST, Explained, Photographs, threshold_data
+from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, threshold_data
 from vitkit.text.cells import by_chance, interval_text, plural
 from vitkit.text.html import decimals, finding, image, table, wide
 
@@ -182,7 +182,7 @@ def _threshold_table(evaluation: Evaluation) -> str:
     return wide(table(rows, ["least confidence", "answered", "of those right", "mistakes left"]))
 
 
-def gallery_of(evaluation: Evaluation, photographs: Photographs) -> list[str]:
+def gallery_of(evaluation: Evaluation, photographs: ReportPhotographs) -> list[str]:
     """Photographs under what is said of them: without a script the worst mistakes."""
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
     held = [] if here == n else [f"photographs of {here:,} of {n:,} images are in this page"]
@@ -250,7 +250,7 @@ def weights_tried(tried: Tried | None) -> list[str]:
     ]
 
 
-def explained(mistakes: Sequence[Explained], photographs: Photographs) -> list[str]:
+def explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[str]:
     """Where in the worst mistakes the answers come from."""
     if not mistakes:
         return []
@@ -266,7 +266,7 @@ def explained(mistakes: Sequence[Explained], photographs: Photographs) -> list[s
     return pieces
 
 
-def doubted(doubts: Sequence[LabelError], photographs: Photographs) -> list[str]:
+def doubted(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> list[str]:
     """Labels that are likely wrong."""
     if not doubts:
         return []

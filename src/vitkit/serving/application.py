@@ -46,7 +46,7 @@ def make_application(service: Service) -> FastAPI:
         ("/ready", routes.ready, StateForm, "Whether it takes questions"),
         ("/metrics", routes.metrics, None, "Counters, for Prometheus"),
     ):
-        responses: dict[int | str, dict[str, Any]] = {200: {"model": form}, "4XX": {"model": Refused}}
+        responses: dict[int | str, dict[str, Any]] = {200: {"model": form}, "4XX": {"model": RefusedRequest}}
         app.add_api_route(
             path,
             _counted(service, path, handle),
@@ -176,7 +176,7 @@ class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class Refused(_Form):
+class RefusedRequest(_Form):
     """The reason why there is no answer."""
 
     error: str

@@ -63,7 +63,7 @@ class Workers:
         observe: _Observe,
     ) -> None:
         self._wait, self.most, self._observe = wait, most, observe
-        self._state = _State()
+        self._state = _SharedState()
         self._threads = [threading.Thread(target=self._run, args=(begin,), daemon=True) for _ in range(count)]
         self._begun = threading.Barrier(count + 1)
         self._failed: list[BaseException] = []
@@ -92,7 +92,7 @@ class Workers:
             ClosedError: the workers take no more requests.
         """
         loop = asyncio.get_running_loop()
-        request = _Request([None] * len(contents), loop, loop.create_future(), len(contents))
+        request = _PendingRequest([None] * len(contents), loop, loop.create_future(), len(contents))
         now = time.monotonic()
         state = self._state
         with state.changed:
@@ -170,7 +170,7 @@ class Workers:
 
     def _give_answers(self, questions: Sequence[_Question]) -> None:
         """Return completed requests to their event loops, waking each loop once."""
-        complete = dict[asyncio.AbstractEventLoop, list[_Request]]()
+        complete = dict[asyncio.AbstractEventLoop, list[_PendingRequest]]()
         with self._state.changed:
             for question in questions:
                 question.request.left -= 1
@@ -182,7 +182,7 @@ class Workers:
 
 
 @dataclass
-class _State:
+class _SharedState:
     """The state that the threads share.
 
     Attributes:
@@ -200,7 +200,7 @@ class _State:
 
 
 @dataclass
-class _Request:
+class _PendingRequest:
     """Items that arrived in one request and are answered together."""
 
     answers: list[Any]
@@ -214,11 +214,11 @@ class _Request:
 class _Question:
     content: Any
     came: float
-    request: _Request
+    request: _PendingRequest
     place: int
 
 
-def _settle(requests: Sequence[_Request]) -> None:
+def _settle(requests: Sequence[_PendingRequest]) -> None:
     """Set the results of futures. Called in the thread of their event loop."""
     for request in requests:
         if request.future.done():

@@ -240,7 +240,7 @@ class ServedModel:
 
     @cached_property
     def _explained(self) -> Explainable:
-        return _Explained(self.classifier, _watched(self.classifier.model, self._is_abandoned), self._turn)
+        return _ExplainedClassifier(self.classifier, _watched(self.classifier.model, self._is_abandoned), self._turn)
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class ToExplain:
 
 
 @dataclass(frozen=True)
-class _Explained:
+class _ExplainedClassifier:
     """A classifier as explanations use it: they take long, so they wait for their turn only while it answers.
 
     Attributes:

@@ -45,8 +45,8 @@ __all__, __getattr__ = public(
         "run_folder": "Run append_metrics next_free read_metrics truncate_metrics",
         "select_weights": "Cost FEWEST LEAST Selection Trial affordable choose_and_resolve no_difference",
         "stability": (
-            "DeferredFiniteCheck DivergedError FiniteCheck Guard Outcome Pieces SafePoint StepIndex add_gradients "
-            "all_finite has_collapsed"
+            "DeferredFiniteCheck DivergedError FiniteCheck Pieces SafePoint StabilityGuard StepIndex ValidationOutcome "
+            "add_gradients all_finite has_collapsed"
         ),
         "start": "augment_of blueprint_of choose_precision new_classifier resolve",
         "teacher": "load_teacher",

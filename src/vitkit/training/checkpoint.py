@@ -41,7 +41,7 @@ from vitkit.training.optim import Average, build_optimizer, lr_factor, swa_facto
 from vitkit.training.pretraining.network import SelfSupervised
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import ZERO_SHOT, append_metrics, truncate_metrics
-from vitkit.training.stability import Guard, Pieces, SafePoint
+from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 
 
 class Clock:
@@ -124,7 +124,7 @@ class TrainingState:
     recipe: Recipe
     total_steps: int
     clock: Clock
-    guard: Guard
+    guard: StabilityGuard
     pieces: Pieces
     average: Average | None
     safe_point: SafePoint
@@ -141,7 +141,7 @@ class TrainingState:
         model: Trained,
         recipe: Recipe,
         total_steps: int,
-        guard: Guard | None = None,
+        guard: StabilityGuard | None = None,
         team: ProcessGroup = ALONE,
     ) -> TrainingState:
         """Before the first step.
@@ -153,7 +153,7 @@ class TrainingState:
             guard: by default one that prints.
             team: the processes that train together.
         """
-        guard = guard or Guard(print)
+        guard = guard or StabilityGuard(print)
         average = Average(model, recipe) if recipe.ema or recipe.swa else None
         return cls(
             model,

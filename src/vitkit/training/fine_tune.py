@@ -49,7 +49,7 @@ from vitkit.training.losses import Learning, Objective, objective_of
 from vitkit.training.probe import UNBEATEN, HeadImages, head_images, start_head
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.run_folder import Run
-from vitkit.training.stability import DivergedError, Guard, all_finite
+from vitkit.training.stability import DivergedError, StabilityGuard, all_finite
 from vitkit.training.start import (
     JudgeStart,
     augment_of,
@@ -116,7 +116,7 @@ def find_lr(
             short = {"schedule": "constant", "step_per": "step", "warmup": WARMUP / STEPS}
             trial = recipe.replace(lr=lr, ema=0.0, swa=0.0, time=None, find_lr=False, **short)
             begun = copy.deepcopy(model).to(fabric.device).train()
-            state = TrainingState.begin(begun, trial, STEPS, Guard(ignore))
+            state = TrainingState.begin(begun, trial, STEPS, StabilityGuard(ignore))
             count = _CountSteps(progress, number)
             outcome[lr] = _score(state, objective, sampled, fabric, count)
     sampled.close()
@@ -300,7 +300,7 @@ def run_training(
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
     run.say(_describe(recipe, steps))
     _place(trained.train(), recipe, fabric, team)
-    guard = Guard(run.say, run.folder if team.is_main else None)
+    guard = StabilityGuard(run.say, run.folder if team.is_main else None)
     state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team)
     state.clock.spent = state.clock.ahead = spent
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, identity)

@@ -34,8 +34,8 @@ from vitkit.training.optim import set_learning_rate, swa_start
 from vitkit.training.stability import (
     DeferredFiniteCheck,
     FiniteCheck,
-    Outcome,
     StepIndex,
+    ValidationOutcome,
     add_gradients,
     optimizer_in_memory,
 )
@@ -315,7 +315,7 @@ class Loop:
 
     # --- Validation -------------------------------------------------------------------------------
 
-    def validate(self) -> Outcome | None:
+    def validate(self) -> ValidationOutcome | None:
         """Judge the model that is kept by the validation images; None where there are none, or several classes each."""
         if not self.data.has_val:
             return None
@@ -333,7 +333,7 @@ class Loop:
         self.state.metrics.update(metrics)
         return outcome
 
-    def judge(self, outcome: Outcome | None) -> None:
+    def judge(self, outcome: ValidationOutcome | None) -> None:
         """Give up the epoch's weights where they are of no use, and go on from better ones."""
         state = self.state
         state.clock.look()

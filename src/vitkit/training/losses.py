@@ -22,7 +22,7 @@ from vitkit.data.task import MULTI_LABEL
 from vitkit.evaluation.multilabel import mean_average_precision
 from vitkit.training.distributed import ProcessGroup
 from vitkit.training.recipe import Recipe
-from vitkit.training.stability import Outcome
+from vitkit.training.stability import ValidationOutcome
 
 DistillationKind = Literal["hard", "soft", "soft-deit"]
 
@@ -135,7 +135,7 @@ class Learning(Protocol):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Correctness (B,) of each image, from 0 to 1; an empty tensor if correctness is not defined."""
 
-    def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
+    def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], ValidationOutcome | None]:
         """Compute the validation figures, and the outcome that reveals a collapse, if there can be one."""
 
 
@@ -202,7 +202,7 @@ class Objective:
         answers = _mean_of_heads(heads)
         return answers.argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 
-    def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
+    def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], ValidationOutcome | None]:
         """Compute the validation figures, and the outcome that reveals a collapse.
 
         Args:
@@ -210,7 +210,7 @@ class Objective:
             labels: their labels (n,).
         """
         shifted = logits if self.shift is None else logits + self.shift
-        outcome = Outcome(shifted, labels, self.shift)
+        outcome = ValidationOutcome(shifted, labels, self.shift)
         return {"val_loss": F.cross_entropy(shifted, labels).item(), "val_acc": outcome.accuracy}, outcome
 
 
@@ -244,7 +244,7 @@ class MultiLabelObjective(Objective):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         return ((_mean_of_heads(heads) > 0) == (targets > 0.5)).all(dim=1)
 
-    def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
+    def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], ValidationOutcome | None]:
         shifted = logits if self.shift is None else logits + self.shift
         targets = self.sets.cpu()[labels]  # (n, K)
         figures = {

@@ -262,7 +262,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CandidateFeatures:
     """What was computed of one candidate.
 
     Attributes:
@@ -297,7 +297,7 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
         costs.append(Cost(np.inf, np.inf) if is_late else _cost(candidate, judges))
     left = seconds - (time.monotonic() - started)
     count, kept = affordable(costs, judges.least, len(judges.table), _PLANNED * left)
-    known: dict[int, Measured] = {}
+    known: dict[int, CandidateFeatures] = {}
     planned = sum(costs[i].of(count) for i in kept)
     for i in kept if len(kept) > 1 else ():
         measured = _measure(tried[i], judges, count, left * costs[i].of(count) / planned)
@@ -373,7 +373,7 @@ def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
     return Cost(PARTS * _FITS * seconds[0], PARTS * _FITS * slope)
 
 
-def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float) -> Measured:
+def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float) -> CandidateFeatures:
     """Features of the first images, as many as there is time for."""
     recipe = candidate.recipe
     classifier = _frozen_encoder(candidate, judges.table)
@@ -387,7 +387,7 @@ def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds:
         parts.append(compute_features(classifier.model, images, recipe, precision, report_step)[0])
         done += len(chunk)
     features = torch.cat(parts) if parts else torch.empty(0, 1)
-    return Measured(features, (time.monotonic() - started) / max(done, 1), classifier.preprocess.size)
+    return CandidateFeatures(features, (time.monotonic() - started) / max(done, 1), classifier.preprocess.size)
 
 
 def _tell(what: str, before: int, total: int, done: int, _of: int) -> None:
@@ -395,7 +395,7 @@ def _tell(what: str, before: int, total: int, done: int, _of: int) -> None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CrossValidation:
     """Of a cross-validation.
 
     Attributes:
@@ -410,7 +410,9 @@ class Outcome:
     done: int
 
 
-def _cross_validate(known: Mapping[int, Measured], judges: SelectionImages, deadline: float) -> Outcome:
+def _cross_validate(
+    known: Mapping[int, CandidateFeatures], judges: SelectionImages, deadline: float
+) -> CrossValidation:
     count = min(len(features_of.features) for features_of in known.values())
     parts, y = judges.parts(count), judges.targets(count)
     fold_of = torch.tensor(fold(judges.table.take(list(range(count))), parts, judges.seed, judges.groups[:count]))
@@ -424,7 +426,7 @@ def _cross_validate(known: Mapping[int, Measured], judges: SelectionImages, dead
         progress("cross-validating", done, parts)
         if 2 * time.monotonic() - began > deadline:  # another part would end late
             break
-    return Outcome(right, fold_of < done, parts, done)
+    return CrossValidation(right, fold_of < done, parts, done)
 
 
 def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: int) -> Tensor:
@@ -443,9 +445,9 @@ def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: in
 
 def _trials(
     recipes: Sequence[Recipe],
-    known: Mapping[int, Measured],
+    known: Mapping[int, CandidateFeatures],
     reasons: Mapping[int, str],
-    outcome: Outcome,
+    outcome: CrossValidation,
     judges: SelectionImages,
 ) -> tuple[Trial, ...]:
     right = {i: item[outcome.tested].numpy() for i, item in outcome.right.items()}

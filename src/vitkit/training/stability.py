@@ -1,9 +1,9 @@
 """What can go wrong in training, and what is done about it.
 
-`Guard` counts the incidents, reports them, and ends a training that cannot be saved. A step whose loss or gradient is
-not finite is left out (`FiniteCheck`, and on a GPU `DeferredFiniteCheck`). A model that calls every image the same goes
-back to the weights of the last good epoch (`SafePoint`) and continues with a lower learning rate. A batch that does not
-fit into memory is computed piece by piece, which gives the same gradient (`Pieces`).
+`StabilityGuard` counts the incidents, reports them, and ends a training that cannot be saved. A step whose loss or
+gradient is not finite is left out (`FiniteCheck`, and on a GPU `DeferredFiniteCheck`). A model that calls every image
+the same goes back to the weights of the last good epoch (`SafePoint`) and continues with a lower learning rate. A batch
+that does not fit into memory is computed piece by piece, which gives the same gradient (`Pieces`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DivergedError(VitkitError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ValidationOutcome:
     """What validation showed.
 
     Attributes:
@@ -61,7 +61,7 @@ class Outcome:
         return self.labels.bincount().max().item() / len(self.labels)
 
 
-def has_collapsed(outcome: Outcome, best_accuracy: float = 0.0, fell_before: bool = False) -> bool:
+def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_before: bool = False) -> bool:
     """Whether a model calls (almost) every image the same though it ought to know better.
 
     That is when 99 % of the predictions are one class, no class has more than 90 % of the images, and the accuracy is
@@ -98,7 +98,7 @@ def has_collapsed(outcome: Outcome, best_accuracy: float = 0.0, fell_before: boo
     return by_image < 0.01 * by_class
 
 
-class Guard:
+class StabilityGuard:
     """Counts what went wrong, tells of it, and ends a training that is past help.
 
     Attributes:
@@ -156,7 +156,7 @@ class Guard:
             torch.save(dict(batch), temporary)
         return path
 
-    def judge(self, outcome: Outcome | None) -> bool:
+    def judge(self, outcome: ValidationOutcome | None) -> bool:
         """Whether an epoch's outcome, if there are validation images, is one to go on from."""
         if outcome is None:
             return True
@@ -212,7 +212,7 @@ class FiniteCheck:
         team: the processes that train together, which leave out the same steps.
     """
 
-    def __init__(self, guard: Guard, describe: Describe, team: ProcessGroup = ALONE) -> None:
+    def __init__(self, guard: StabilityGuard, describe: Describe, team: ProcessGroup = ALONE) -> None:
         self._guard, self._describe, self._team = guard, describe, team
         self._bad: dict[str, Any] | None = None  # the first batch of this step whose loss is not finite
         self._last: tuple[Batch, StepIndex]
@@ -266,7 +266,7 @@ class DeferredFiniteCheck:
         describe_again: a step's last batch, of which only the index is known by then.
     """
 
-    def __init__(self, guard: Guard, describe_again: Callable[[StepIndex], dict[str, Any]]) -> None:
+    def __init__(self, guard: StabilityGuard, describe_again: Callable[[StepIndex], dict[str, Any]]) -> None:
         self._guard, self._describe_again = guard, describe_again
         self._losses: Tensor | None = None  # whether the losses of this step are finite so far, ()
         self._last: StepIndex
@@ -350,7 +350,7 @@ class SafePoint:
             self._average.load_state_dict(self._weights["average"], strict=False)
         self.is_doubtful = False
 
-    def judge(self, guard: Guard, outcome: Outcome | None, *, epoch: int, is_warm: bool) -> bool:
+    def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
         """Go back if the last epoch was of no use, and keep its weights if it was good; whether it was of no use.
 
         Args:

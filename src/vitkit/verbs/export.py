@@ -19,7 +19,7 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.exporting.check import Comparison
+    from vitkit.exporting.check import LogitComparison
     from vitkit.exporting.writing import Outcome
     from vitkit.weights.preprocessing import PreprocessLike
 
@@ -194,7 +194,7 @@ def _load(
     return load_noting(model, note, size, preprocess)
 
 
-def _figures(comparison: Comparison) -> str:
+def _figures(comparison: LogitComparison) -> str:
     return (
         f"max |Δlogit| {comparison.difference:.2g}, cosine {comparison.cosine:.6f}, "
         f"top-1 agreement {comparison.agreement:.2%}"

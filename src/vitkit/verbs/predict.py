@@ -19,8 +19,8 @@ from vitkit.errors import VitkitError
 from vitkit.inference.prediction_files import (
     FORMATS,
     Columns,
-    Format,
     Row,
+    RowFormat,
     Stock,
     Tally,
     gathering,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 Write = Callable[["Prediction"], None]
-Writer = Callable[[Format, int], Write]  # called once with the format of the rows and the number of images
+Writer = Callable[[RowFormat, int], Write]  # called once with the format of the rows and the number of images
 
 _SHOWN = 20  # rows in a notebook
 
@@ -90,7 +90,7 @@ class Predictions(Result):
     is_whole: bool
     out: Path | None
     notes: tuple[str, ...]
-    form: Format = field(compare=False)
+    form: RowFormat = field(compare=False)
     kept: tuple[Row, ...] = ()
 
     def __iter__(self) -> Iterator[Row]:
@@ -290,7 +290,7 @@ def _exclusive_pictures(
     return exclusive_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
 
 
-def _take_stock(classifier: Classifier, out: Path, form: Format, paths: Sequence[str], say: Say) -> Stock:
+def _take_stock(classifier: Classifier, out: Path, form: RowFormat, paths: Sequence[str], say: Say) -> Stock:
     """Return the rows that an earlier run of this model has left."""
     stock = take_stock(out, form, paths)
     if stock.file is not None:
@@ -310,7 +310,7 @@ def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> A
 
 @contextmanager
 def _writing(
-    out: Path | None, form: Format, paths: Sequence[str], stock: Stock, writer: Writer | None
+    out: Path | None, form: RowFormat, paths: Sequence[str], stock: Stock, writer: Writer | None
 ) -> Iterator[Write | None]:
     """Yield a function that is called with each prediction, or None if the rows are kept in memory."""
     if out is not None:
@@ -330,7 +330,7 @@ _SAME = 1e-3  # probabilities of the same model differ less than this between ma
 _COMPARED = 8  # rows that are compared, and classes of each
 
 
-def _is_same_model(classifier: Classifier, file: Path, form: Format) -> bool:
+def _is_same_model(classifier: Classifier, file: Path, form: RowFormat) -> bool:
     """Return whether the rows of a file were written by this classifier.
 
     The first readable image is classified again. If label and confidence agree, that decides. Otherwise another backend

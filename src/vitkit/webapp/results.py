@@ -90,7 +90,7 @@ def _read(page: Path, changed: int) -> dict[str, Any]:  # noqa: ARG001  # a new 
 
 
 @dataclass(frozen=True)
-class _Files:
+class _RunPhotographs:
     """Where the photographs of a run are.
 
     Attributes:
@@ -123,7 +123,7 @@ def file_of(folder: Path, path: str) -> Place:
     return place
 
 
-def _files(folder: Path) -> _Files:
+def _files(folder: Path) -> _RunPhotographs:
     split = folder / SPLIT
     if not split.is_file():
         raise VitkitError(f"{folder.name} does not say where its photographs are: it has no {SPLIT}")
@@ -131,14 +131,14 @@ def _files(folder: Path) -> _Files:
 
 
 @lru_cache(maxsize=4)
-def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
+def _read_files(split: Path, changed: int) -> _RunPhotographs:  # noqa: ARG001
     table = split_from_file(split)
     places = {path: table.file(i) for i, path in enumerate(table.paths)}
     root = table.root.resolve()
     for proposal in read_proposals(split.parent):  # those that were left out are tested all the same
         if (table.root / proposal.path).resolve().is_relative_to(root):
             places.setdefault(proposal.path, table.at(proposal.path))
-    return _Files(table.root, places, read_contents(split), table.task)
+    return _RunPhotographs(table.root, places, read_contents(split), table.task)
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _serve(workspace: Workspace, listener: socket.socket, host: str, token: str 
     from vitkit.serving.guard import MOST_HEAD, Connection, Guard, rules_of
     from vitkit.webapp.app import create_app
 
-    class Server(uvicorn.Server):
+    class StudioServer(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if link is not None and _has_screen():
@@ -134,4 +134,4 @@ def _serve(workspace: Workspace, listener: socket.socket, host: str, token: str 
         timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=MOST_HEAD,
     )
-    Server(config).run([listener])
+    StudioServer(config).run([listener])

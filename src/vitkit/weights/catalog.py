@@ -380,7 +380,7 @@ _CLASSES: dict[str, Classes] = {"1000": "imagenet1k", "21843": "imagenet21k", "0
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """What a user chooses weights by.
 
     Attributes:
@@ -410,16 +410,18 @@ def _rows() -> dict[str, dict[str, str]]:
         return {row["name"]: row for row in csv.DictReader(text)}
 
 
-def facts_of(name: str) -> Facts:
+def facts_of(name: str) -> ModelFacts:
     """Of weights by their name; nothing of others."""
     row = _rows().get(name)
     if row is None:
-        return Facts()
+        return ModelFacts()
     numbers: dict[str, Any] = {
         column: kind(row[column]) if row[column] else None
         for column, kind in (("parameters", int), ("gmacs", float), ("top1", float))
     }
-    return Facts(row["family"], row["data"], row["gated"], **numbers, measured=row["measured"], source=row["source"])
+    return ModelFacts(
+        row["family"], row["data"], row["gated"], **numbers, measured=row["measured"], source=row["source"]
+    )
 
 
 def tags() -> list[str]:

@@ -45,7 +45,7 @@ def shapes_of(config: Config) -> Mapping[str, torch.Size]:
         return {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
 
 
-class Family(NamedTuple):
+class TensorFamily(NamedTuple):
     """A family by the names of its tensors.
 
     Attributes:
@@ -64,56 +64,62 @@ _BLOCK = r"blocks\.(?:\d+\.)?\d+\."
 # In this order: the first whose names are all there.
 _FAMILIES = (
     # Text beside the images
-    Family("CLIP with a ResNet", (r"visual\.layer1\.",)),
-    Family("CoCa", (r"visual\.attn_pool\.", r"text_decoder\.")),
-    Family("CLIP's image encoder by OpenCLIP without its prefix", (r"transformer\.resblocks\.", r"ln_pre\.")),
-    Family("BLIP's vision encoder", (r"(vision_model\.)?encoder\.layers\.\d+\.self_attn\.qkv", r".*class_embedding$")),
+    TensorFamily("CLIP with a ResNet", (r"visual\.layer1\.",)),
+    TensorFamily("CoCa", (r"visual\.attn_pool\.", r"text_decoder\.")),
+    TensorFamily("CLIP's image encoder by OpenCLIP without its prefix", (r"transformer\.resblocks\.", r"ln_pre\.")),
+    TensorFamily(
+        "BLIP's vision encoder", (r"(vision_model\.)?encoder\.layers\.\d+\.self_attn\.qkv", r".*class_embedding$")
+    ),
     # One stack of layers on patches
-    Family("SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")),
-    Family("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),
-    Family(
+    TensorFamily(
+        "SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")
+    ),
+    TensorFamily("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),
+    TensorFamily(
         "Sapiens, with rotary positions and RMS norms",
         (_BLOCK + r"attn\.q_norm\.",),
         (_BLOCK + r"(norm1\.bias|attn\.qkv\.weight)$",),
     ),
-    Family("a ViT that normalises queries and keys", (_BLOCK + r"(attn\.)?q_norm\.",)),
-    Family("a ViT whose attention is a difference of two, by two numbers", (_BLOCK + r"(attn\.)?lambda_a$",)),
-    Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"attns\.0\.",)),
-    Family("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
-    Family("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),
-    Family("YOLOS, a detector", (r".*detection_tokens$",)),
-    Family("DPT, a model of depth", (r"neck\.", r".*encoder\.layer\.\d+\.attention")),
+    TensorFamily("a ViT that normalises queries and keys", (_BLOCK + r"(attn\.)?q_norm\.",)),
+    TensorFamily("a ViT whose attention is a difference of two, by two numbers", (_BLOCK + r"(attn\.)?lambda_a$",)),
+    TensorFamily("a ViT whose attention and MLP run side by side", (_BLOCK + r"attns\.0\.",)),
+    TensorFamily("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
+    TensorFamily("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),
+    TensorFamily("YOLOS, a detector", (r".*detection_tokens$",)),
+    TensorFamily("DPT, a model of depth", (r"neck\.", r".*encoder\.layer\.\d+\.attention")),
     # Stages
-    Family("CaiT, with layers for the class token alone", (r"blocks_token_only\.",)),
-    Family("XCiT, whose attention is between channels", (r"cls_attn_blocks\.",)),
-    Family("Swin V2, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*logit_scale$",)),
-    Family("Swin, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*relative_position_bias",)),
-    Family("MViT, with pooled attention", (r"(stages\.\d+\.)?blocks\.\d+\.attn\.pool_[qkv]\.",)),
-    Family("DaViT, with attention between channels", (r"stages\.\d+\.blocks\.\d+\.\d+\.cpe1\.",)),
-    Family("EfficientFormer", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.attention_biases$",)),
-    Family("LeViT", (r"stages\.\d+\.blocks\.\d+\.attn\.attention_biases$", r"stem\.conv1\.linear")),
-    Family("LeViT", (r"levit\.",)),
-    Family("Hiera", (r"(hiera\.|blocks\.\d+\.attn\.qkv.*)", r"(hiera|pos_embed_window)")),
-    Family("FastViT", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.",)),
-    Family("EdgeNeXt", (r"stages\.\d+\.blocks\.\d+\.xca\.",)),
-    Family("ConvNeXt V2", (r".*\.grn\.",)),
-    Family("ConvNeXt", (r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1")),
-    Family("ConvNeXt", (r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\.",)),
-    Family("ConvNeXt, of DINOv3", (r"(model\.)?stages\.\d+\.layers\.\d+\.depthwise_conv\.",)),
-    Family("ConvNeXt, torchvision's", (r"features\.\d+\.\d+\.layer_scale$",)),
-    Family("CvT", (r".*convolution_projection_query",)),
-    Family("PVT", (r".*\.(sr|sequence_reduction)\.(weight|bias)$",)),
-    Family("VOLO", (r"post_network\.",)),
-    Family("CrossViT", (r"blocks\.\d+\.fusion\.",)),
-    Family("CoaT", (r"serial_blocks\d\.",)),
-    Family("PiT", (r"transformers\.\d+\.blocks\.",)),
-    Family("TNT", (r"pixel_embed\.",)),
-    Family("MLP-Mixer", (r"blocks\.\d+\.mlp_tokens\.",)),
-    Family("MobileViT", (r".*\.transformer\.(layer\.)?\d+\.",)),
-    Family("EfficientNet or MobileNet, a CNN", (r"conv_stem\.",)),
-    Family("ResNet, a CNN", (r"layer1\.0\.conv1\.", r"(fc|layer4)\.")),
-    Family("ResNet, a CNN", (r"resnet\.embedder\.",)),
-    Family("RegNet, a CNN", (r"s1\.b1\.conv1\.",)),
+    TensorFamily("CaiT, with layers for the class token alone", (r"blocks_token_only\.",)),
+    TensorFamily("XCiT, whose attention is between channels", (r"cls_attn_blocks\.",)),
+    TensorFamily("Swin V2, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*logit_scale$",)),
+    TensorFamily(
+        "Swin, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*relative_position_bias",)
+    ),
+    TensorFamily("MViT, with pooled attention", (r"(stages\.\d+\.)?blocks\.\d+\.attn\.pool_[qkv]\.",)),
+    TensorFamily("DaViT, with attention between channels", (r"stages\.\d+\.blocks\.\d+\.\d+\.cpe1\.",)),
+    TensorFamily("EfficientFormer", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.attention_biases$",)),
+    TensorFamily("LeViT", (r"stages\.\d+\.blocks\.\d+\.attn\.attention_biases$", r"stem\.conv1\.linear")),
+    TensorFamily("LeViT", (r"levit\.",)),
+    TensorFamily("Hiera", (r"(hiera\.|blocks\.\d+\.attn\.qkv.*)", r"(hiera|pos_embed_window)")),
+    TensorFamily("FastViT", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.",)),
+    TensorFamily("EdgeNeXt", (r"stages\.\d+\.blocks\.\d+\.xca\.",)),
+    TensorFamily("ConvNeXt V2", (r".*\.grn\.",)),
+    TensorFamily("ConvNeXt", (r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1")),
+    TensorFamily("ConvNeXt", (r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\.",)),
+    TensorFamily("ConvNeXt, of DINOv3", (r"(model\.)?stages\.\d+\.layers\.\d+\.depthwise_conv\.",)),
+    TensorFamily("ConvNeXt, torchvision's", (r"features\.\d+\.\d+\.layer_scale$",)),
+    TensorFamily("CvT", (r".*convolution_projection_query",)),
+    TensorFamily("PVT", (r".*\.(sr|sequence_reduction)\.(weight|bias)$",)),
+    TensorFamily("VOLO", (r"post_network\.",)),
+    TensorFamily("CrossViT", (r"blocks\.\d+\.fusion\.",)),
+    TensorFamily("CoaT", (r"serial_blocks\d\.",)),
+    TensorFamily("PiT", (r"transformers\.\d+\.blocks\.",)),
+    TensorFamily("TNT", (r"pixel_embed\.",)),
+    TensorFamily("MLP-Mixer", (r"blocks\.\d+\.mlp_tokens\.",)),
+    TensorFamily("MobileViT", (r".*\.transformer\.(layer\.)?\d+\.",)),
+    TensorFamily("EfficientNet or MobileNet, a CNN", (r"conv_stem\.",)),
+    TensorFamily("ResNet, a CNN", (r"layer1\.0\.conv1\.", r"(fc|layer4)\.")),
+    TensorFamily("ResNet, a CNN", (r"resnet\.embedder\.",)),
+    TensorFamily("RegNet, a CNN", (r"s1\.b1\.conv1\.",)),
 )
 # `model_type` in config.json, where its own spelling is not what people say.
 _TYPES = {
@@ -364,7 +370,7 @@ def read_foreign(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Named:
+class _ClassNames:
     """Class names, and how they were come by."""
 
     classes: tuple[str, ...] = ()
@@ -373,20 +379,20 @@ class _Named:
     is_beside: bool = False
 
 
-def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _Named:
+def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _ClassNames:
     """By the checkpoint itself, else by a file beside it, else by their number."""
     if layout.classes and config.num_classes and len(layout.classes) != config.num_classes:
         raise VitkitError(f"{checkpoint.path} names {len(layout.classes)} classes for a head of {config.num_classes}")
     if not config.num_classes:
-        return _Named()
+        return _ClassNames()
     if layout.classes is not None:
-        return _Named(layout.classes)
+        return _ClassNames(layout.classes)
     beside, source = (None, None) if is_published else names_beside(checkpoint.path, config.num_classes)
     notes = () if source is None else (source,)
     if beside is not None:
-        return _Named(beside, notes=notes, is_beside=True)
+        return _ClassNames(beside, notes=notes, is_beside=True)
     classes, assumed = class_names(config.num_classes)
-    return _Named(classes, {"classes": assumed}, notes)
+    return _ClassNames(classes, {"classes": assumed}, notes)
 
 
 def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:

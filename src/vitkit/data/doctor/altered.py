@@ -234,7 +234,7 @@ def _is_too_many(looks: int, pictures: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _SearchTask:
     """Pictures from `start` to `stop` of one set, to be looked up in the other."""
 
     is_swapped: bool  # the `others` are looked up
@@ -289,13 +289,13 @@ class _Search:
         self._ranks = [ranks[: len(pictures)], ranks[len(pictures) :]]
         self._indices = [_Index.of(side, side_ranks) for side, side_ranks in zip(sides, self._ranks, strict=False)]
         self.tasks = [
-            _Task(bool(side), start, min(start + _BLOCK, len(sides[side])))
+            _SearchTask(bool(side), start, min(start + _BLOCK, len(sides[side])))
             for side in range(len(sides))
             for start in range(0, len(sides[side]), _BLOCK)
         ]
         self.size = sum(map(len, sides))
 
-    def block(self, task: _Task) -> tuple[Pairs | None, int]:
+    def block(self, task: _SearchTask) -> tuple[Pairs | None, int]:
         """The pairs of a task's pictures, None where too many are alike; and how many were looked at closely."""
         source = self._sides[task.is_swapped]
         target = 0 if self._within or task.is_swapped else 1
@@ -319,7 +319,9 @@ class _Search:
                 )
         return matches, looks
 
-    def _hits(self, source: Described, index: _Index, task: _Task, *, is_mirrored: bool) -> tuple[Ints, Ints] | None:
+    def _hits(
+        self, source: Described, index: _Index, task: _SearchTask, *, is_mirrored: bool
+    ) -> tuple[Ints, Ints] | None:
         """Keypoints of a task's pictures, and those of pictures of higher rank that are like them, by number.
 
         None where there are too many.

@@ -54,7 +54,7 @@ def find_pairs(
     blocks = range(0, len(pixels), _BLOCK)
     # Blocks are shared among threads: the matrix library's own would wait for one another, spinning.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
-        search = _Search(pixels, others)
+        search = _LikenessSearch(pixels, others)
         for start, pairs in zip(blocks, pool.map(search.block, blocks), strict=True):
             near += pairs[0]
             mirrored += pairs[1]
@@ -67,7 +67,7 @@ def find_pairs(
     return sorted(near), sorted(mirrored)
 
 
-class _Search:
+class _LikenessSearch:
     """Pictures and what they are compared with, in order along the axis in which the former differ most.
 
     Along it no likely pair lies far apart, so that a block of pictures is compared with those that lie near it alone.

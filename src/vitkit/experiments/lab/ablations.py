@@ -30,7 +30,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.experiments.lab.experiment import PAPER, TUNING, Ablation, Experiment, Measurement, Variant, of_model
+from vitkit.experiments.lab.experiment import (
+    PAPER,
+    TUNING,
+    Ablation,
+    AblationVariant,
+    Experiment,
+    Measurement,
+    of_model,
+)
 from vitkit.model.config import ViTConfig, stride_of
 from vitkit.training.recipe import Recipe
 
@@ -75,15 +83,15 @@ POOLING = Ablation(
     differs="Figure 9 is the 5-shot accuracy on ImageNet along the pre-training on JFT, as curves without figures",
     recipe="paper-vit-b16-jft",
     variants=lambda _: (
-        Variant("class token", {"model_fields": {"pool": "token"}}),
-        Variant("mean, the same rate", _MEAN),
-        Variant("mean, 3/8 of the rate", _MEAN, times={"lr": 3 / 8}),
+        AblationVariant("class token", {"model_fields": {"pool": "token"}}),
+        AblationVariant("mean, the same rate", _MEAN),
+        AblationVariant("mean, 3/8 of the rate", _MEAN, times={"lr": 3 / 8}),
     ),
     against="class token",
 )
 
 
-def _variants(base: ViTConfig) -> tuple[Variant, ...]:
+def _variants(base: ViTConfig) -> tuple[AblationVariant, ...]:
     height, width = base.patch_size
     finer = base.stem is None and not (height % 2 or width % 2)
     return (
@@ -129,9 +137,9 @@ REGULARISATION = Ablation(
     differs="there is no figure in the paper",
     recipe="paper-vit-b16-imagenet",
     variants=lambda _: (
-        Variant("neither", {"dropout": 0.0, "drop_path": 0.0}),
-        Variant("dropout 0.1", {"dropout": 0.1, "drop_path": 0.0}),
-        Variant("stochastic depth 0.1", {"dropout": 0.0, "drop_path": 0.1}),
+        AblationVariant("neither", {"dropout": 0.0, "drop_path": 0.0}),
+        AblationVariant("dropout 0.1", {"dropout": 0.1, "drop_path": 0.0}),
+        AblationVariant("stochastic depth 0.1", {"dropout": 0.0, "drop_path": 0.1}),
     ),
     against="neither",
 )
@@ -152,7 +160,7 @@ HEAD = Ablation(
 )
 
 
-def _variants_hybrid(base: ViTConfig) -> tuple[Variant, ...]:
+def _variants_hybrid(base: ViTConfig) -> tuple[AblationVariant, ...]:
     stems: dict[str, tuple[int, ...]] = {"the ResNet's root": (), "root and one stage": (2,)}
     fitting: dict[str, dict[str, Any]] = {}
     for label, stem in stems.items():
@@ -183,13 +191,13 @@ _TRAINED, _SAME = "trained", "tuned on, the same size"
 _LESS = {"epochs": 1 / 3, "lr": 1 / 3}
 
 
-def _variants_resolution(base: ViTConfig) -> tuple[Variant, ...]:
+def _variants_resolution(base: ViTConfig) -> tuple[AblationVariant, ...]:
     height, width = base.image_size
     twice = {"model_fields": {"image_size": (2 * height, 2 * width)}}
     return (
-        Variant(_TRAINED),
-        Variant(_SAME, TUNING, times=_LESS, after=_TRAINED),
-        Variant("tuned on, twice the side", {**TUNING, **twice}, times=_LESS, after=_TRAINED),
+        AblationVariant(_TRAINED),
+        AblationVariant(_SAME, TUNING, times=_LESS, after=_TRAINED),
+        AblationVariant("tuned on, twice the side", {**TUNING, **twice}, times=_LESS, after=_TRAINED),
     )
 
 
@@ -211,17 +219,17 @@ _NONE, _LONGER = "none", "none, twice the epochs"
 _EPOCHS = 20
 
 
-def _first(label: str, paper: str | None = None, **fields: Any) -> Variant:
+def _first(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
     from vitkit.training.defaults import PRESETS  # which loads torch, and the list of experiments need not
 
     from_scratch = {name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in TUNING}
-    return Variant(label, TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=from_scratch)
+    return AblationVariant(label, TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=from_scratch)
 
 
-def _variants_pretraining(base: ViTConfig) -> tuple[Variant, ...]:  # noqa: ARG001  # they are the same of any
+def _variants_pretraining(base: ViTConfig) -> tuple[AblationVariant, ...]:  # noqa: ARG001  # they are the same of any
     return (
-        Variant(_NONE),
-        Variant(_LONGER, times={"epochs": 2}),
+        AblationVariant(_NONE),
+        AblationVariant(_LONGER, times={"epochs": 2}),
         _first("masked patches", "79.9", objective="masked-patch"),
         _first("MAE", objective="mae"),
     )

@@ -14,7 +14,7 @@ TUNING: dict[str, Any] = {"method": "full", "lp_ft": False, "patch_dropout": 0.0
 
 
 @dataclass(frozen=True)
-class Variant:
+class AblationVariant:
     """One of the configurations that an ablation trains.
 
     Attributes:
@@ -37,9 +37,9 @@ class Variant:
     usual: Mapping[str, Any] = field(default_factory=dict)
 
 
-def of_model(label: str, paper: str | None = None, **fields: Any) -> Variant:
+def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
     """A variant in which fields of the model differ."""
-    return Variant(label, {"model_fields": fields} if fields else {}, paper)
+    return AblationVariant(label, {"model_fields": fields} if fields else {}, paper)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Ablation(Experiment):
         column: what `Variant.paper` is a figure of.
     """
 
-    variants: Callable[[ViTConfig], Sequence[Variant]]
+    variants: Callable[[ViTConfig], Sequence[AblationVariant]]
     against: str
     better: tuple[str, ...] = ()
     column: str = ""

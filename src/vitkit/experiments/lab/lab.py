@@ -21,7 +21,7 @@ from vitkit.evaluation.headline import counted_figures
 from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
 from vitkit.experiments.lab.ablations import EXPERIMENTS, names
-from vitkit.experiments.lab.experiment import Ablation, Experiment, Measurement, Variant
+from vitkit.experiments.lab.experiment import Ablation, AblationVariant, Experiment, Measurement
 from vitkit.experiments.lab.presets import (
     Preset,
     base_config,
@@ -44,7 +44,7 @@ from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
     from vitkit.experiments.comparison_figures import Judged
-    from vitkit.experiments.comparison_plan import Job, Plan
+    from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.statistics import Family
     from vitkit.training.lineage import SplitImages
 
@@ -300,7 +300,7 @@ def plan_ablation(
         VitkitError: a variant cannot be built or trained on these images, or what it varies was asked for.
     """
     from vitkit.evaluation.metrics import held_out_split
-    from vitkit.experiments.comparison_plan import Job, Plan
+    from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.judging import before_training, hash_of_images
     from vitkit.profiling.model_info import describe
     from vitkit.training.defaults import check_effects, without_effect
@@ -342,7 +342,7 @@ def plan_ablation(
                 fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{run_seed}"}
             folder, run_fields = f"{folders[variant.label]}-seed{run_seed}", {**fields, "seed": run_seed}
             before = pretraining_fields(run_fields, variant) if variant.pretraining else None
-            jobs.append(Job(variant.label, run_seed, 1.0, images, run_fields, folder, before))
+            jobs.append(ComparisonJob(variant.label, run_seed, 1.0, images, run_fields, folder, before))
     jobs.sort(key=lambda job: job.seed)  # of one seed the variants follow one another
     assert judged_by is not None
     judging = before_training(entries)
@@ -370,7 +370,7 @@ def in_folder(plan: Plan, folder: Path) -> Plan:
     return replace(plan, jobs=tuple(jobs))
 
 
-def _described(variant: Variant, parameters: int, gmacs: float) -> dict[str, Any]:
+def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[str, Any]:
     return {"label": variant.label, "paper": variant.paper, "parameters": parameters, "gmacs": gmacs}
 
 
@@ -407,7 +407,7 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
     }
 
 
-def _of_run(job: Job, folder: Path, judged: Judged) -> dict[str, Any]:
+def _of_run(job: ComparisonJob, folder: Path, judged: Judged) -> dict[str, Any]:
     """The accuracy on the images that judge, and the log loss where the run's own evaluation counted the same ones."""
     figures = counted_figures(read_figures(folder / EVALUATION))
     loss = figures.get("loss") if figures.get("images") == len(judged.paths) else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.experiments.lab.experiment import Ablation, Variant
+from vitkit.experiments.lab.experiment import Ablation, AblationVariant
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
 from vitkit.model.network_config import is_network_name
@@ -61,7 +61,7 @@ def base_config(fields: Mapping[str, Any]) -> ViTConfig:
     return config_for(str(fields["model"]), **size, **(fields.get("model_fields") or {}))
 
 
-def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
     """The recipe of one variant.
 
     Args:
@@ -107,7 +107,7 @@ _OF_BOTH = (  # what a pre-training has from the recipe that it is for: the same
 )
 
 
-def pretraining_fields(fields: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+def pretraining_fields(fields: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
     """Of the pre-training that comes before a variant's training.
 
     All training images are learned from, however few of them the training is given with `max_images`.

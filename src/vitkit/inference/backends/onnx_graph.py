@@ -48,7 +48,7 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
     except ImportError as error:
         raise VitkitError("ONNX is not installed: pip install 'vitkit[export]'") from error
     check_size(model, dtype, "take another dtype, or OpenVINO")
-    writer = _GraphWriter(batch, dtype)
+    writer = _OnnxWriter(batch, dtype)
     logits = emit(model, writer)
     writer.node("Identity", logits, name="logits")
     config = model.config
@@ -85,7 +85,7 @@ def as_model(nodes: list[Any], images: Any, logits: Any, constants: list[Any]) -
     return made
 
 
-class _GraphWriter:
+class _OnnxWriter:
     """Writes ONNX's operations; a value is its name."""
 
     def __init__(self, batch: int | None, dtype: torch.dtype) -> None:

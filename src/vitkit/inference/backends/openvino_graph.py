@@ -23,14 +23,14 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
         dtype: in which the weights are stored; computing in it is the runtime's choice.
     """
     openvino = import_openvino()
-    writer = _GraphWriter(batch, dtype)
+    writer = _OpenVinoWriter(batch, dtype)
     logits = emit(model, writer)
     result = writer.op.result(logits)
     logits.output(0).set_names({"logits"})
     return openvino.Model([result], [writer.parameter], "vitkit")
 
 
-class _GraphWriter:
+class _OpenVinoWriter:
     """Writes OpenVINO's operations."""
 
     def __init__(self, batch: int | None, dtype: torch.dtype) -> None:

@@ -184,7 +184,7 @@ class PreparedBlock(nn.Module):
             self.norm1, folded = _fold(mixing)
             self.attn = PreparedAttention(mixing.mix, folded, mixing.scale, way, is_split=is_read_in_part)
         else:
-            self.attn = _Mixing(mixing.mix, mixing.scale, way)
+            self.attn = _OtherMixing(mixing.mix, mixing.scale, way)
         self.norm2, folded = _fold(mlp)
         assert isinstance(mlp.mix, MLP)
         self.mlp = _PreparedMLP(mlp.mix, folded, mlp.scale, way)
@@ -211,7 +211,7 @@ def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
     return (without_affine(branch.norm), branch.norm) if reads_normalised(branch.order) else (branch.norm, None)
 
 
-class _Mixing(nn.Module):
+class _OtherMixing(nn.Module):
     """Any other way to mix tokens, as it is, and the residual sum."""
 
     def __init__(self, mix: nn.Module, scale: nn.Module, way: Way) -> None:

@@ -69,7 +69,7 @@ from vitkit.training.run_folder import (
     reporting,
     reserve_folder,
 )
-from vitkit.training.stability import Outcome
+from vitkit.training.stability import ValidationOutcome
 from vitkit.training.start import Blueprint, blueprint_of, limit, new_classifier
 from vitkit.weights import load
 
@@ -158,7 +158,7 @@ class Reconstruction:
         """Return the part of each image's predictions that is right, (B,); (0,) without `has_hits`."""
         return heads[1].detach() if self.has_hits else heads[0].new_zeros(0)
 
-    def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
+    def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], ValidationOutcome | None]:
         """Return the mean figures of the validation images, which cannot show a collapse."""
         means = answers.double().mean(dim=0).tolist()
         return dict(zip(("val_loss", "val_acc"), means, strict=False)), None

@@ -33,6 +33,8 @@ class CheckpointFormat:
         is_folder: whether folders are written too.
         pixels: by whose weights were trained with them, the constant in the module of `reader` that has these fields
             of `Preprocess`.
+        marks: text of which every checkpoint of this format has some in the names of its tensors, so that a reader is
+            imported only for what may be its own; empty where `reader` alone can tell.
     """
 
     name: str
@@ -42,6 +44,7 @@ class CheckpointFormat:
     suffixes: tuple[str, ...] = ()
     is_folder: bool = False
     pixels: Mapping[str, str] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
 
     def recognise(self, checkpoint: Checkpoint) -> Layout | None:
         """The layout of a checkpoint, if it is one of these.
@@ -49,6 +52,8 @@ class CheckpointFormat:
         Raises:
             VitkitError: it is, and holds what vitkit's model has not.
         """
+        if self.marks and not any(mark in name for name in checkpoint.tensors for mark in self.marks):
+            return None
         module, _, function = self.reader.partition(":")
         recognises: Callable[[Checkpoint], Layout | None] = getattr(import_module(module), function or "recognise")
         return recognises(checkpoint)
@@ -129,26 +134,54 @@ for _row in (  # from the one that is asked last to the one that is asked first
         is_folder=True,
         pixels={"augreg": "AUGREG", "deit": "DEIT"},
     ),
-    CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.timm_eva:recognise_naflex"),
+    CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.timm_eva:recognise_naflex", marks=("embeds.",)),
     CheckpointFormat("eva", "timm's EVA, EVA-02, Perception Encoder, DINOv3", reader=f"{_HOME}.timm_eva:recognise"),
-    CheckpointFormat("beit", "timm's BEiT and ViTs with relative positions", reader=f"{_HOME}.timm_eva:recognise_beit"),
+    CheckpointFormat(
+        "beit",
+        "timm's BEiT and ViTs with relative positions",
+        reader=f"{_HOME}.timm_eva:recognise_beit",
+        marks=("relative_position_bias_table", "rel_pos"),
+    ),
     CheckpointFormat(
         "dino",
         "DINO and DINOv2, by their authors",
         f"{_HOME}.authors:recognise_dino",
         pixels={"dinov2": "DINO_PIXELS"},
+        marks=("ls1.gamma",),
     ),
     CheckpointFormat(
-        "hf", "Hugging Face's", f"{_HOME}.huggingface:recognise", writer=f"{_HOME}.huggingface", is_folder=True
+        "hf",
+        "Hugging Face's",
+        f"{_HOME}.huggingface:recognise",
+        writer=f"{_HOME}.huggingface",
+        is_folder=True,
+        marks=("layer.", "layers."),
     ),
-    CheckpointFormat("hf_dinov3", "Hugging Face's DINOv3", f"{_HOME}.huggingface_others:recognise_dinov3"),
-    CheckpointFormat("hf_beit", "Hugging Face's BEiT and Data2VecVision", f"{_HOME}.huggingface_others:recognise_beit"),
-    CheckpointFormat("clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers:recognise"),
-    CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip:recognise"),
     CheckpointFormat(
-        "authors", "DINOv3's, EVA-02's and Perception Encoder's, by their authors", reader=f"{_HOME}.authors:recognise"
+        "hf_dinov3", "Hugging Face's DINOv3", f"{_HOME}.huggingface_others:recognise_dinov3", marks=("layer.",)
     ),
-    CheckpointFormat("torchvision", reader=f"{_HOME}.torchvision:recognise", pixels={"torchvision": "PIXELS"}),
+    CheckpointFormat(
+        "hf_beit",
+        "Hugging Face's BEiT and Data2VecVision",
+        f"{_HOME}.huggingface_others:recognise_beit",
+        marks=("layer.", "layers."),
+    ),
+    CheckpointFormat(
+        "clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers:recognise", marks=("encoder.layers.",)
+    ),
+    CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip:recognise", marks=("visual.", "resblocks.")),
+    CheckpointFormat(
+        "authors",
+        "DINOv3's, EVA-02's and Perception Encoder's, by their authors",
+        reader=f"{_HOME}.authors:recognise",
+        marks=("storage_tokens", "bias_mask", "visual.attn_pool.", ".mlp.w", ".mlp.ffn_ln.", ".inner_attn_ln."),
+    ),
+    CheckpointFormat(
+        "torchvision",
+        reader=f"{_HOME}.torchvision:recognise",
+        pixels={"torchvision": "PIXELS"},
+        marks=("encoder_layer_",),
+    ),
     CheckpointFormat(
         "npz",
         "Google's",
@@ -156,6 +189,7 @@ for _row in (  # from the one that is asked last to the one that is asked first
         f"{_HOME}.google",
         (".npz",),
         pixels={"google": "PIXELS"},
+        marks=("Transformer/",),
     ),
 ):
     register(_row)

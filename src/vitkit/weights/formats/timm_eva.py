@@ -40,7 +40,7 @@ _HEADS = {  # by family and hidden size, where a head has not 64 features, or an
 
 
 @dataclass(frozen=True)
-class Family:
+class EvaFamily:
     """One family of these names.
 
     Attributes:
@@ -98,7 +98,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 # --- Which family ---------------------------------------------------------------------------------------------
 
 
-def _family(names: Names, architecture: str) -> Family | None:
+def _family(names: Names, architecture: str) -> EvaFamily | None:
     """By the tensors, each family by what the others have not."""
     is_scaled = has(names, r"blocks\.\d+\.gamma_[12]$")
     if has(names, r"norm_pre\."):
@@ -109,7 +109,7 @@ def _family(names: Names, architecture: str) -> Family | None:
     if is_scaled and has(names, r"fc_norm\."):
         is_beit = "cls_token" in names  # whose tables are all gone, or `formats.beit` had recognised it
         table = ("rel_pos_bias.relative_position_bias_table",)
-        return Family("BEiT", {}, _HALF, needs=table) if is_beit else _rope_gap()
+        return EvaFamily("BEiT", {}, _HALF, needs=table) if is_beit else _rope_gap()
     if is_scaled:
         return _dinov3(names, architecture)
     if has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
@@ -117,23 +117,23 @@ def _family(names: Names, architecture: str) -> Family | None:
     return _aimv2(names) if has(names, r"blocks\.\d+\.mlp\.fc1_") else None
 
 
-def _aimv2(names: Names) -> Family:
+def _aimv2(names: Names) -> EvaFamily:
     """AIMv2, arXiv 2411.14402: 128 features a head, of which no tensor tells."""
     fields = {
         "norm_kind": "rms", "norm_eps": 1e-5, "proj_bias": False, "class_token": False, "pool": "gap",
         "heads": max(_sizes(names)[1] // 128, 1),
     }  # fmt: skip
-    return Family("AIMv2", fields, _CROP | {"mean": CLIP_MEAN, "std": CLIP_STD}, needs=("patch_embed.norm.weight",))
+    return EvaFamily("AIMv2", fields, _CROP | {"mean": CLIP_MEAN, "std": CLIP_STD}, needs=("patch_embed.norm.weight",))
 
 
-def _eva(names: Names, architecture: str) -> Family:
+def _eva(names: Names, architecture: str) -> EvaFamily:
     needs = ("cls_token", "pos_embed")
     fields = {"pool": "gap" if has(names, r"fc_norm\.") else "token", "class_token": True}
     if _is_gated(names):
         says = "eva, of base 10000 on a grid of 16x16, because that is EVA-02's, at all of its sizes"
         turn = {"rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16)}
         assumed = {"rotary": f"{says}: no tensor tells; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
-        return Family("EVA-02", {**fields, **turn}, _CLIP, assumed, needs)
+        return EvaFamily("EVA-02", {**fields, **turn}, _CLIP, assumed, needs)
     sizes = _sizes(names)
     is_after = "enormous" in architecture or sizes == (64, 1792)
     assumed = {}
@@ -146,10 +146,10 @@ def _eva(names: Names, architecture: str) -> Family:
         )
     heads = _HEADS["EVA"].get(sizes[1])
     more = {"norm": "res-post" if is_after else "pre", **({} if heads is None else {"heads": heads})}
-    return Family("EVA", {**fields, **more}, _CLIP, assumed, needs)
+    return EvaFamily("EVA", {**fields, **more}, _CLIP, assumed, needs)
 
 
-def _perception_encoder(names: Names) -> Family:
+def _perception_encoder(names: Names) -> EvaFamily:
     is_core = has(names, r"attn_pool\.")
     fields: dict[str, Any] = {
         "rotary": "axial", "rotary_base": 10_000.0, "rotary_offset": int("cls_token" in names),
@@ -167,10 +167,10 @@ def _perception_encoder(names: Names) -> Family:
     if is_core:
         fields["pool_heads"] = 8
         assumed["pool_heads"] = "8, as all of Perception Encoder's have; pool_heads=... says otherwise"
-    return Family("Perception Encoder", fields, _HALF, assumed, ("pos_embed",))
+    return EvaFamily("Perception Encoder", fields, _HALF, assumed, ("pos_embed",))
 
 
-def _rope_vit(names: Names) -> Family:
+def _rope_vit(names: Names) -> EvaFamily:
     is_mixed, is_placed = "rope.freqs" in names, "pos_embed" in names
     base = 10.0 if is_mixed else 100.0
     fields = {
@@ -182,20 +182,20 @@ def _rope_vit(names: Names) -> Family:
         "rotary": f"{says}, because that is RoPE-ViT's; if wrong: rotary_base=...",
         "position": f"{fields['position']}, as pos_embed is {'there' if is_placed else 'not there'}: RoPE-ViT has both",
     }
-    return Family("RoPE-ViT", fields, {**_IMAGENET, "crop_pct": 0.9}, assumed, ("cls_token",), side=224)
+    return EvaFamily("RoPE-ViT", fields, {**_IMAGENET, "crop_pct": 0.9}, assumed, ("cls_token",), side=224)
 
 
-def _rope_gap() -> Family:
+def _rope_gap() -> EvaFamily:
     fields = {
         "rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16), "position": "none",
         "pool": "gap", "class_token": False,
     }  # fmt: skip
     says = "eva, of base 10000 on a grid of 16x16, because that is timm's vit_*_rope_reg*_gap_256: no tensor tells"
     assumed = {"rotary": f"{says}; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
-    return Family("rotary ViT", fields, {**_HALF, "crop_pct": 0.95}, assumed, ("reg_token",), side=256)
+    return EvaFamily("rotary ViT", fields, {**_HALF, "crop_pct": 0.95}, assumed, ("reg_token",), side=256)
 
 
-def _dinov3(names: Names, architecture: str) -> Family:
+def _dinov3(names: Names, architecture: str) -> EvaFamily:
     pool = "token" if "lingbot" in architecture else "gap"
     fields = {
         "rotary": "dinov3", "rotary_base": 100.0, "position": "none", "norm_eps": 1e-5,
@@ -210,7 +210,7 @@ def _dinov3(names: Names, architecture: str) -> Family:
     }
     if architecture:
         del assumed["pool"]
-    return Family("DINOv3", fields, _IMAGENET, assumed, ("cls_token", "reg_token"), side=256)
+    return EvaFamily("DINOv3", fields, _IMAGENET, assumed, ("cls_token", "reg_token"), side=256)
 
 
 # --- What the tensors say -------------------------------------------------------------------------------------
