@@ -1,4 +1,7 @@
-"""What training does to a picture so that the model never sees it twice alike. Random numbers come from torch."""
+"""Random changes of training pictures: crops, flips, colours, erased rectangles, and mixed images.
+
+Random numbers come from torch, so that a sample is a function of its seed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A table of images as a label file has it: classes of pictures changed, pictures left out, and others taken in.
+"""Apply a label file to a table of images: change classes, leave images out, and add others.
 
-Only rows that are named change, so that every other picture keeps its class and, trained again with `split_from`, its
-split. docs/decisions/0028-label-files.md.
+Only the images that the file names change. All others keep their class and, with `split_from`, their split
+(docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What was found out about image files, kept outside the data's folder and known again by content.
+"""A cache of facts about image files. It lies outside the data's folder.
 
-A file that has neither moved nor changed since (device, inode, size and both times, as git tells it) is not read again;
-any other is hashed. Where nothing can be kept, every file is simply looked at.
+A file whose device, inode, size and times are unchanged (the rule that git uses) is not read again; any other file is
+recognised by the hash of its content. If the cache cannot be written, every file is examined.
 """
 
 from __future__ import annotations

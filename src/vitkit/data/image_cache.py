@@ -1,7 +1,7 @@
-"""Decoded pictures kept between epochs, at the size that training needs: no photograph is decoded twice in a run.
+"""Keep decoded pictures between epochs, at the size that training needs.
 
-They are kept in memory that all of a run's processes share, or as files in vitkit's cache. A photograph that has
-changed on disk is decoded anew, and what is kept is what decoding gives, so no pixel depends on where it comes from.
+They are kept in memory that all processes of a run share, or as files in vitkit's cache. A photograph that has changed
+on disk is decoded again. The cache stores exactly what decoding gives, so it has no effect on any pixel.
 """
 
 from __future__ import annotations

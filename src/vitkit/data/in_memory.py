@@ -1,4 +1,4 @@
-"""Pictures that are no files: PIL images, numpy arrays and torch tensors, read as the one decoder reads files.
+"""Pictures in memory: PIL images, numpy arrays and torch tensors, prepared exactly as files are.
 
 | what | shape | numbers |
 |---|---|---|
@@ -6,7 +6,7 @@
 | numpy array | (height, width), or (height, width, C) | uint8 from 0 to 255, or floats from 0 to 1 |
 | torch tensor | (height, width), or (C, height, width) | the same |
 
-C is 1 (grey), 3 (RGB) or 4 (RGB and opacity). Floats are rounded to the nearest of 256 levels, which every file has.
+C is 1 (grey), 3 (RGB) or 4 (RGB and opacity). Floats are rounded to the nearest of 256 levels, as files have them.
 """
 
 from __future__ import annotations

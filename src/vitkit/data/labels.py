@@ -1,12 +1,11 @@
-"""Which of some images a path in a list means that people have made.
+"""Label files: what people say about images, stored apart from them.
 
-A label file: what people say of pictures, kept apart from the pictures. A CSV file with the columns path (as seen
-from the data's folder, or absolute), label (empty: leave the picture out; `;` alone, where pictures have several
-classes: none of them) and, if wanted, previous (the label until then), when, and proposed_by (the model that proposed
-the label; empty: a person gave it without a proposal). Later rows win, so the rows in their order are the history
-too. docs/decisions/0028-label-files.md.
+A label file is a CSV file with the columns path (relative to the data's folder, or absolute), label (empty to leave the
+image out; `;` alone for an image with none of several classes) and, optionally, previous (the label before), when, and
+proposed_by (the model that proposed the label; empty if a person gave it unasked). Later rows replace earlier ones, so
+the rows in their order are the history, too (docs/decisions/0028-label-files.md).
 
-A run's label_errors.csv, read again: labels that look wrong, and what they look like.
+The module also reads label_errors.csv of a run, and finds the image that a path in such a file means.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""What a folder of photographs means: which of its folders are classes, and which are splits.
+"""Understand a folder of photographs: which of its folders are classes, and which are splits.
 
-`class/image` and `split/class/image` are the usual layouts, and `class/split/image` occurs; folders may be wrapped in
-others of one's own, or doubled as archives leave them (`seg_train/seg_train/class`). A folder that could be read in
-several ways is refused with what to do: a split taken for a class would be learned as one, and score well.
-
-What a folder's name, or a cell of a CSV file, says of a split.
-
-The folders below a folder, and where images lie among them.
-
-Folders that are called as splits are, and where in them the classes lie.
+`class/image` and `split/class/image` are the usual layouts, and `class/split/image` occurs. Folders may lie within
+other folders, or twice within each other, as archives leave them (`seg_train/seg_train/class`). A folder that could be
+read in several ways is refused with advice: a split that is mistaken for a class would be learned as one, and score
+well.
 """
 
 from __future__ import annotations

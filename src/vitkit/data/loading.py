@@ -1,6 +1,7 @@
-"""Batches for training: every sample is a function of (seed, epoch, index), whatever process makes it.
+"""Batches for training and evaluation.
 
-Images in batches, for one of several processes, in an order that (seed, epoch) decides.
+Every training sample is a function of (seed, epoch, index), whichever process prepares it. `ImageData` prepares batches
+of the images of a table, in the order that (seed, epoch) decides, for one of several processes.
 """
 
 from __future__ import annotations

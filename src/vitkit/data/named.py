@@ -1,7 +1,4 @@
-"""Data sets that have a name (`named_sets`). Each is written once into the cache as class folders, and read from there.
-
-torchvision downloads, checks and understands what it knows.
-"""
+"""Write named data sets (`named_sets`) into the cache, once, as class folders. torchvision downloads and checks them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""The data sets that have a name, one row each. Nothing here loads torchvision or downloads.
+"""The named data sets, one row each, and how each is written as class folders.
 
-Official splits become folders: what was published for testing is never trained on.
-
-How published data sets become class folders: what writes each into an empty folder. What was photographs stays the
-files that were published; what was arrays becomes PNG.
+Official splits become folders, so that what was published for testing is never trained on. Photographs stay the files
+that were published; arrays become PNG files. Importing this module neither imports torchvision nor downloads anything.
 """
 
 from __future__ import annotations

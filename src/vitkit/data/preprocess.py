@@ -1,6 +1,6 @@
-"""From a picture to the numbers a model reads. A `Preprocess` belongs to the weights and travels with them.
+"""Turn a picture into the numbers that a model reads. A `Preprocess` belongs to the weights and is stored with them.
 
-Pillow and numpy only: prediction need not import torchvision. Sizes follow torchvision's rounding to the pixel.
+It uses Pillow and numpy only, so that prediction need not import torchvision. Sizes are rounded as torchvision does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Labels that a model proposed, and what each was before the first proposal.
+"""Keep track of labels that a model proposed, and of the label that each image had before the first proposal.
 
-A label that was changed because a model doubted it follows that model, and a test on such labels says how far models
-agree with one another. A run therefore keeps what the labels of its pictures were before (proposals.json), by their
-content, so that runs after it know it too: under other names, in other class folders, and without the label file.
-docs/decisions/0028-label-files.md.
+A label that was changed on a model's suggestion agrees with that model, so a test on such labels measures how far
+models agree with one another. A run therefore stores the earlier labels by the content of the images (proposals.json),
+so that later runs find them under other names, in other folders, and without the label file
+(docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations

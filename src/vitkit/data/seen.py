@@ -1,13 +1,12 @@
-"""Which images of a table are pictures that a record knows, and what follows from that for the split.
+"""The record of the pictures that weights have been trained on, and the search for them in other data.
 
-Known are the same file under any name, and the same picture resized, recompressed, altered (cropped, captioned,
-recoloured and the like) or mirrored (docs/decisions/0009-duplicates.md); a mirror image in another class is not.
+The record is made when a run begins, is stored with the weights (beside them in a model folder, inside a converted or
+exported file), and grows with every run that starts from them. For each picture it holds its role, its label, the hash
+of its file, a 16 x 16 thumbnail in about 300 bytes, and up to 96 keypoints of 12 bytes
+(docs/decisions/0013-what-weights-have-seen.md).
 
-The record of what weights have been trained on: every picture, known again by its content or by its looks. It is made
-when a run begins, travels with the weights (beside them in a model folder, inside a converted or exported file), and
-grows with every run that starts from them. For each picture it holds what became of it, its label, the hash of its
-file, a 16 x 16 thumbnail in about 300 bytes, and up to 96 keypoints of 12 bytes: docs/decisions/0013-what-weights-
-have-seen.md.
+A picture is recognised if it is the same file under any name, or the same picture resized, recompressed, altered or
+mirrored (docs/decisions/0009-duplicates.md). A mirror image in another class is not recognised.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Where images come from: a kind of source, one row each, or a named data set. Nothing here opens an image.
+"""Find the images of a source: a folder, a CSV file, an archive, or a named data set. No image is opened here.
 
-All become an `ImageTable`: key, label and, where given, split of each image. Adding a kind is a module and a row.
-Data sets that have a name are a table of their own (`named_sets`), and become folders.
-
-Images in class folders: what the folders of a folder mean is told by `layout`. Class order is Python's `sorted()` of
-the folder names, as torchvision's `ImageFolder` has it.
-
-Images in a list: a CSV file with the columns path (as seen from its own folder), label and, if wanted, split.
-
-Pictures whose class is not asked for: all that lie below a folder, whatever its folders mean.
+Every source becomes an `ImageTable` with the key, label and, if known, split of each image. A kind of source is a row
+of `SOURCE_KINDS`; named data sets have a table of their own (`named_sets`). Classes have the order of Python's
+`sorted()` of the folder names, as in torchvision's `ImageFolder`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a run writes down of its images: the split of each (split.json), and which belong together (groups.json).
+"""Read and write what a run stores about its images: the split of each (split.json) and which belong together
+(groups.json).
 
-The images of an earlier run, wherever they are now: under another root, or under other names.
+It also finds the images of an earlier run wherever they are now: under another root, or under other names.
 """
 
 from __future__ import annotations

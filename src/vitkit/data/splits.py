@@ -1,6 +1,6 @@
-"""Training, validation and test images: made once, stratified by class, and written into the run.
+"""Divide images into training, validation and test images, or into folds.
 
-Dealing images, and groups of them that stay together, to splits and folds: each class in its proportion.
+Each class is divided in the same proportion, and images of a group stay together. The result is stored in the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A labelled set of images: what each is called, its class or classes, and its split. Nothing here opens an image."""
+"""A table of labelled images: the key, the class or classes, and the split of each. No image is opened here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Datasets of the caller's own: any that give (image, label) by index, as torchvision's do.
+"""Datasets of the user: objects that return (image, label) by index, as torchvision's do.
 
-The preprocessing that torchvision's transforms of a dataset amount to, read from them and tried on its files. A
-dataset that gives tensors has prepared its pictures itself. Whoever asks the trained model about a file must prepare
-it alike, or gets another answer without a word, so what cannot be read here is never guessed.
+A dataset that returns tensors has prepared its pictures itself, and files must be prepared in the same way when the
+trained model is used. This module reads that preprocessing from the torchvision transforms of the dataset and tries it
+on the dataset's files. What cannot be read is never guessed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files and folders on disk: which are looked into, and which of the files are images by their names."""
+"""Walk through folders on disk, and decide by its name which file is an image."""
 
 from __future__ import annotations
 

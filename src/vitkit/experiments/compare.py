@@ -1,8 +1,7 @@
-"""`vitkit.compare`: which of several models is the better one for these photographs.
+"""`vitkit.compare`: decide which of several models is better for these photographs.
 
-A comparison as it is shown: in lines, in a notebook, and as a table for other programs.
-
-What the models of a comparison cost: size, products, and images a second in prediction, timed in turn.
+`Comparison` is the result: lines for the terminal, a table for other programs, and a page. The costs of the models
+(size, operations, and images per second in prediction) are measured here, too.
 """
 
 from __future__ import annotations

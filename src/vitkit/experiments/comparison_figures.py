@@ -1,6 +1,6 @@
-"""What a comparison says of its runs: figures of each and of each model, and how every two differ.
+"""The figures of a comparison: those of each run and each model, and the difference of every two models.
 
-All is read from the folders of the runs. A figure that was not measured is None.
+Everything is read from the folders of the runs. A figure that was not measured is None.
 """
 
 from __future__ import annotations

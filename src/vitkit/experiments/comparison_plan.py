@@ -1,6 +1,7 @@
-"""What a comparison will train: every model at every fraction of the data with every seed, settled before the first.
+"""Plan the trainings of a comparison: every model, on every fraction of the data, with every seed.
 
-Whether the weights of a compared model are those of its name.
+Everything is resolved before the first training starts, and weights that do not fit the model they are given to are
+refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a comparison is asked for in text: models, fractions of the data, a budget."""
+"""Read what a user asks of a comparison: models, fractions of the data, and a budget."""
 
 from __future__ import annotations
 

@@ -1,16 +1,10 @@
-"""The trainings of a comparison, one after the other or side by side. Each is an ordinary run.
+"""Carry out the trainings of a comparison, one after another or side by side. Each is an ordinary run.
 
-One training of a comparison, from its beginning or from where it was stopped, and whether its folder is still it.
-When a run is finished, the digests of the files that its figures come from are written beside it. A folder that was
-swapped with another, or whose files were edited, is not believed.
+A training starts from its beginning or from where it was stopped. When a run is finished, the digests of the files that
+its figures come from are written beside it, so that a folder that was swapped, or whose files were edited, is noticed.
 
-Trainings side by side: processes that take jobs, a line of JSON each, until there are no more. A worker lives on a
-pipe from who started it. When that process ends, however it ends, the pipe does too, and the worker stops its
-training in good order: nobody is left at work in a folder that another process wants to go on in.
-
-The folder of a comparison or of an experiment: a free one to begin in, or the one to go on in, by its plan.
-
-The most memory that some work takes: of the GPU where there is one, else of the whole process.
+Side by side, worker processes receive jobs as lines of JSON. A worker ends with the pipe from the process that started
+it, however that process ends, so that no worker stays behind in a folder that another process wants to use.
 """
 
 from __future__ import annotations

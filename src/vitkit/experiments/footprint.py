@@ -1,14 +1,9 @@
-"""One training step of a recipe, rehearsed: what it computes, and what it holds in memory.
+"""Simulate one training step: which operations it computes, and how much memory it needs.
 
-The loop's own step is taken with a model that has no numbers (`experiments.footprint`), so what autocast, autograd,
-checkpointing, patch dropout, a teacher, the clipping of gradients and the optimiser do is not described here a second
-time.
-
-Computing with tensors that have shapes and no numbers, while it is written down what they would take. PyTorch's fake
-tensors lie on the meta device and say that they lie on another: every operation is dispatched, autocast and autograd
-do what they always do, and nothing is allocated or multiplied. What autograd keeps, what is freed when, and every
-temporary that is a tensor are therefore those of the real computation. What a kernel allocates inside itself is not
-seen.
+The training loop's own step runs with PyTorch's fake tensors, which have shapes and no data. Autocast, autograd,
+checkpointing, patch dropout, a teacher, gradient clipping and the optimiser all behave as in a real step, and nothing
+is allocated or multiplied. What autograd keeps, when it is freed, and every temporary tensor are therefore those of the
+real step. Memory that a kernel allocates internally is not seen.
 """
 
 from __future__ import annotations

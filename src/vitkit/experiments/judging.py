@@ -1,8 +1,8 @@
-"""Which images judge the models of a comparison: the held-out ones that none of the compared weights had seen.
+"""Choose the images on which the models of a comparison are tested: held-out images that none of the weights has seen.
 
-Weights that start from a run may have been trained on some of the held-out images, and given splits may share pictures.
-Such images say nothing about the model that had seen them, and a difference between two models needs images that are
-fair to both, so they are left out for all.
+Weights that start from a run may have been trained on some of the held-out images, and predefined splits may share
+pictures. Such images would favour the model that has seen them. A difference between two models requires images that
+are fair to both, so these images are left out for all models.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Pictures made harder, step by step: what a model's accuracy holds out against.
+"""Make pictures harder, step by step, and measure how the accuracy of each model falls.
 
-The picture is changed, not a model's input: it is brought to one size for all models, changed there, and each model
-then prepares it as it prepares any picture. So all models are asked about the very same pictures, whatever size they
-look at. A grid is of the whole picture; what a model's own crop cuts off is cut off of the changed picture too.
+The picture is changed, not the input of a model: it is resized to one size for all models and changed there, and each
+model then prepares it as any picture. All models therefore see the same pictures, whatever their input size. A grid
+covers the whole picture, so a model's own crop may cut off some of its cells.
 
-Dropped and shuffled patches are those of Naseer et al. (arXiv 2105.10497, sections 3.1 and 3.3): patches of a grid
-turned black, and cells of a grid in another order.
-
-What the models of a comparison say of pictures made harder, asked run by run.
+Dropped and shuffled patches are those of Naseer et al. (arXiv 2105.10497, sec. 3.1 and 3.3): cells of a grid that are
+turned black, or put in another order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ways to make pictures harder, by name; what does it is in `stress`. Nothing here loads anything."""
+"""The names of the ways to make pictures harder; `stress` computes them. Importing this module imports nothing heavy."""
 
 from __future__ import annotations
 

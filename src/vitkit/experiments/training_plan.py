@@ -1,10 +1,7 @@
-"""From what one device would hold by itself to what each of several does, whole models or parts of them.
+"""`vitkit.plan`: predict the time and memory of a training before anything is allocated.
 
-What a plan says, and how it is told.
-
-`vitkit.plan`: what a training will take, before anything is allocated.
-
-What a plan is asked for, settled as a training would settle it, of data of which only the size is known.
+The request is resolved as a training would resolve it, for data of which only the size is known. `footprint` gives what
+one device would hold; this module divides it among several devices, which hold whole models or parts of them.
 """
 
 from __future__ import annotations

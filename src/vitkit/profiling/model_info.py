@@ -1,11 +1,9 @@
-"""What a model costs: parameters, multiply-accumulates, memory, and the walk of an image through it.
+"""Count what a model costs: parameters, multiply-accumulates and memory, and follow an image through it.
 
-Everything is measured on the meta device, where tensors have no storage, so H/14 costs nothing to ask about.
-
-Counting what a forward pass computes and keeps, on the meta device. PyTorch's own flop counter, and its meta kernels
-for normalisation and GELU, import the compiler: a second that nobody who asks for a number wants to wait. So the few
-operations that cost something are met here, before they reach a kernel. Tests compare with the flop counter, and with
-the tensors that real models keep, to the byte.
+Everything is measured on the meta device, where tensors have no storage, so even H/14 takes no memory. PyTorch's own
+flop counter, and its meta kernels for normalisation and GELU, import the compiler, which takes a second. The few
+operations that matter are therefore counted here before they reach a kernel. Tests compare the result with the flop
+counter, and with the tensors that real models keep, to the byte.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""One self-contained HTML page about a run: it opens offline, years later, on any machine, and answers to clicks.
+"""Write the page about a run: one self-contained HTML file with interactive views.
 
-What is read without a script, tables and pictures, stands in the page; the views (`views.py`) take its place.
-
-The interactive views of an evaluation: plain JavaScript modules in `static/`, put into a page as one script. Each
-module imports nothing but names of its neighbours, in lines of their own, and exports by `export class` or `export
-function`. A server hands them out as they are; a page that must need nothing else holds them joined, in the order in
-which they need one another. What each view is given is told at its head, and written by `report_data`.
-
-An evaluation as a folder: the report, the figures, and what was said of each image.
+Tables and pictures that need no script are in the page itself; the interactive views take their place. The views are
+plain JavaScript modules in `static/`, joined into one script in the order of their imports: each module imports only
+names of its neighbours, on lines of their own, and exports with `export class` or `export function`. Each states the
+format of its data at its head, which `report_data` writes. `write_evaluation` writes a folder with the page, the
+figures, and the prediction for each image.
 """
 
 from __future__ import annotations

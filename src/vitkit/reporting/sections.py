@@ -1,7 +1,4 @@
-"""What a report says without a script, section by section, as HTML.
-
-Tables of an evaluation, as HTML.
-"""
+"""The sections of a report that need no script, as HTML."""
 
 from __future__ import annotations
 

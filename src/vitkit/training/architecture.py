@@ -1,6 +1,6 @@
-"""Which model a recipe asks for: the one of a name with its changes, or the one that weights are of.
+"""Find the model that a recipe asks for: a named model with changes, or the model of the weights.
 
-What training a network of another library needs beside the loop: which fields of a recipe mean nothing to it.
+For a network of another library, this module also says which fields of a recipe have no meaning.
 """
 
 from __future__ import annotations

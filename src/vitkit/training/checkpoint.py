@@ -1,12 +1,9 @@
-"""last.ckpt, from which a run goes on: what tells that it is whole, and that it is of this run.
+"""The state of a training, its checkpoint (last.ckpt), and what remains of each epoch.
 
-It ends in a checksum of all that stands before, where every reader of zip files passes it over.
-
-The time that a training has taken, and what of it a budget leaves.
-
-Where a training is: what callbacks are given, and what a run goes on from.
-
-What is left of each epoch: its row, the best model, and what a resumed run goes on from.
+`TrainingState` is what callbacks receive and what a run resumes from. `RunWriter` keeps the row of each epoch, the best
+model and the last checkpoint. A checkpoint ends in a checksum, which readers of zip files ignore, and contains the
+identity of its run, so that a damaged file or one of another run is refused. `Clock` and budgets of time belong to the
+state, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the user leaves open: the weights to start from, what of the model is trained, and how long.
+"""Choose what the user leaves open: the weights to start from, what is trained, and for how long.
 
-Which field of a recipe acts where, in one table: a choice that would change nothing is refused, not ignored. A field
-that is not in the table acts in every training.
+One table says which fields of a recipe have an effect in which training. A field that would have none is refused. A
+field that is not in the table has an effect in every training.
 """
 
 from __future__ import annotations

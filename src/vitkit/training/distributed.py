@@ -1,9 +1,8 @@
-"""Several processes that train one model: how they find each other, and what one does alone.
+"""Several processes that train one model.
 
-Under torchrun or SLURM the processes are there already; otherwise Lightning Fabric starts the others of this machine,
-which run the same command.
-
-Weights in parts, each process having its own: FSDP2 (Zhao et al., arXiv 2304.11277). And the whole of them again.
+Under torchrun or SLURM the processes exist already; otherwise Lightning Fabric starts the others on this machine, with
+the same command. `ProcessGroup` says what one process does alone and what all exchange. Weights can be divided among
+the processes (FSDP2, arXiv 2304.11277) and put together again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The studio as an application: the page, its files, and the routes of each tab.
+"""The web application of the studio: the page, its files, the tabs, and the routes of each tab.
 
-The tabs of the studio, a row each.
-
-`vitkit.studio`: opens a workspace, serves it on this machine, and shows it in the browser.
+`create_app` makes it for a workspace; `webapp.studio` serves it.
 """
 
 from __future__ import annotations

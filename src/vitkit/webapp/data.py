@@ -1,7 +1,4 @@
-"""The Data tab: photographs, their classes, what is wrong with them, and what is like what.
-
-What the doctor finds in the photographs, and the labels that a run doubts, by the numbers of photographs.
-"""
+"""The Data tab: photographs and their classes, the doctor's findings, label errors of a run, and similar photographs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a model sees in the photographs, as `vitkit embed` makes it: what is alike, and what to label next.
+"""What a model sees in the photographs: which are alike, and which to label next.
 
-Work that takes longer than a page waits: one at a time of each kind, with how far it is.
-
-Which photographs to label next: the choice is `evaluation.label_choice`'s, by what a frozen model sees in them.
+Features are computed by `vitkit embed` in a process of its own. `Background` runs work that takes longer than a page
+can wait, one piece at a time, and knows its progress. `evaluation.label_choice` chooses the photographs to label next.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The Look tab: what a model says of any picture, where it looks, and which photographs it finds alike.
-
-What a run's model says of a picture that was just brought, and where it looks.
-"""
+"""The Look tab: what a model predicts for any picture, where it looks, and which photographs are similar."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The photographs of a workspace and what is said of them. Every edit is in the label file before it is answered.
-
-What changes whenever a file does, without reading it.
-"""
+"""The photographs of a workspace and their labels. Every edit is in the label file before the request is answered."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a run folder tells of its model: the data of its report, doubtful labels, and how it stands beside others.
-
-The Results tab: runs side by side, the views of a run's report, and its doubtful labels.
-"""
+"""The Results tab: runs side by side, the views of a run's report, and its label errors."""
 
 from __future__ import annotations
 

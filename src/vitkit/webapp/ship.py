@@ -1,6 +1,5 @@
-"""The Ship tab: a model's card, its exports with what their check found, and the command that serves it.
-
-A run's model on its way to others: its card, its exported files, and the command that serves it.
+"""The Ship tab: the card of a run's model, its exported files with the result of their check, and the command to serve
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`vitkit studio`: the whole way in a browser; the application itself is in `webapp.app`."""
+"""`vitkit studio`: open a workspace, serve its web application (`webapp.app`) on this machine, and open the browser."""
 
 from __future__ import annotations
 

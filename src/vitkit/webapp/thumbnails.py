@@ -1,4 +1,4 @@
-"""Small pictures of photographs, made once, kept in vitkit's cache; a photograph that changes gets another."""
+"""Thumbnails of photographs. Each is made once and kept in vitkit's cache; a photograph that changes gets a new one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The Train tab: what is begun from, the queue, and how each training goes, read from its run folder.
+"""The Train tab: the models to start from, the queue of trainings, and the progress of each, read from its run folder.
 
-Models to begin from that can be had here: those of runs, local files, and published weights.
+Models to start from are those of runs, local files, and published weights that can be downloaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Which pictures show one, though it was cropped, captioned, recoloured, framed, turned a little or put into a collage.
+"""Find altered copies: pictures that were cropped, captioned, recoloured, framed, slightly rotated or put into a
+collage.
 
-Keypoints that look alike are found by a hash of the signs of their descriptions. Where three or more of two pictures
-lie in the same arrangement, all of both are matched, and counted are those that one movement of the plane explains. As
-in `likeness`, whether two pictures are altered copies depends on the two alone: docs/decisions/0009-duplicates.md.
+Keypoints that may correspond are found by a hash of the signs of their descriptors. If three or more of two pictures
+lie in the same arrangement, all keypoints of both are matched, and those that one movement of the plane explains are
+counted. As in `likeness`, whether two pictures are altered copies depends on these two alone
+(docs/decisions/0009-duplicates.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Photographs that are there more than once: the same file, the same picture resized or recompressed, or altered.
+"""Find photographs that occur more than once: the same file, a resized or recompressed picture, or an altered copy.
 
-Two pictures are taken for one when their 16 x 16 thumbnails agree in structure (correlation of the greys) and in
-colour, or when their keypoints lie in the same arrangement. The limits were measured:
-docs/decisions/0009-duplicates.md.
+Two pictures count as copies if their 16 x 16 thumbnails agree in structure (correlation of the greys) and in colour, or
+if their keypoints lie in the same arrangement. The limits were measured (docs/decisions/0009-duplicates.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What would spoil a training run, found before it starts."""
+"""Look for problems that would spoil a training, before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a data set's doctor says, in words: each sentence names the thing, how many, and what to do."""
+"""The doctor's findings in words. Each sentence names the problem, how many images it concerns, and what to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which thumbnails show one picture: every pair of some, or of some with others, found without looking at each in full.
+"""Find pairs of thumbnails that show the same picture, without comparing every pair in full.
 
-Whether two agree depends on the two alone: it is decided in whole numbers, so that no order, block or neighbour plays
-a part, and what was found of some pictures holds when others come (docs/decisions/0009-duplicates.md).
+The comparison uses whole numbers and depends on the two pictures alone. The order of the pictures and their neighbours
+have no effect, so earlier results stay valid when pictures are added (docs/decisions/0009-duplicates.md).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""What each image file holds, found by decoding it once, in full.
+"""Examine image files: read each once, decode it in full, and compute its digest, thumbnail and keypoints.
 
-What is in an image file: read once, decoded in full, unless its content is known from before.
-
-Other processes that look at image files: what Python itself does for a small picture takes turns among threads. They
-are started as programs of their own, since a process with threads cannot be forked safely and a user's script cannot
-be imported twice. Where that fails, or one of them dies, the files are looked at here.
+Python decodes small pictures in one thread at a time, so many files are shared among processes. They are separate
+programs: a process with threads cannot be forked safely, and a user's script cannot be imported twice. If one cannot
+start, or dies, its files are examined in this process.
 """
 
 from __future__ import annotations

@@ -1,28 +1,9 @@
-"""The experiments, one row each: adding one is a module and a row. Nothing here loads torch.
+"""The experiments of the lab, one row each, and how each varies or measures. Importing this module does not import
+torch.
 
-The command line, its help and the documentation derive from this table.
-
-Position embeddings: none, 1-D, 2-D, relative, and fixed sines and cosines (app. D.4, Table 8).
-
-The class token against the mean of the patches (app. D.3, Figure 9).
-
-Depth, width, and the size of a patch (app. D.2, Figure 8).
-
-LayerNorm before each sub-layer (eqs. 2 and 3), or after it as in the original Transformer.
-
-Dropout (app. B.1) against stochastic depth (arXiv 2106.10270).
-
-One Linear as head, or Linear, tanh, Linear as in the paper's pre-training (sec. 3.1).
-
-A ResNet's feature map in the place of patches (sec. 3.1; Figure 5).
-
-Fine-tuning at a higher resolution than that of the training before, with interpolated positions (sec. 3.2).
-
-Masked patch prediction and masked autoencoding, then fine-tuning, against no pre-training (sec. 4.6).
-
-Few-shot accuracy by closed-form least squares on frozen features (sec. 4.1).
-
-How far each head looks (sec. 4.5, Figure 7 right; app. D.7).
+To add an experiment, add a function and a row: the command line, its help and the documentation follow the table. The
+experiments are from the paper (app. B.1, D.2, D.3, D.4, D.7; sec. 3.1, 3.2, 4.1, 4.5, 4.6) and from later articles;
+each row names its source.
 """
 
 from __future__ import annotations

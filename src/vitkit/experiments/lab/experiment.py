@@ -1,4 +1,6 @@
-"""What an experiment is: a question, what is varied or measured, and what the paper says. Nothing here loads torch."""
+"""What an experiment consists of: a question, what is varied or measured, and the paper's result. Does not import
+torch.
+"""
 
 from __future__ import annotations
 

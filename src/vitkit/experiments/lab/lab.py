@@ -1,8 +1,7 @@
-"""What an ablation would take at the published size: models are built and steps counted. Nothing is trained.
+"""`vitkit.lab`: repeat an experiment of the paper, or of a later article, on your own images.
 
-`vitkit.lab`: an experiment of the paper's, or of those after it, done again on one's own images.
-
-An ablation from its plan to its table: variants trained alike, with paired seeds, judged by the same images.
+An ablation trains its variants alike, with paired seeds, and tests them on the same images. With `--preset paper`,
+nothing is trained: the models are built at their published size, and the steps are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a measurement is given, and what it gives: a model, images that are split as for training, and a table."""
+"""The input and output of a measurement: a model with images that are split as for training, and a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large an experiment is: `small`, minutes on two cores; `paper`, as published."""
+"""The sizes of an experiment: `small` takes minutes on two cores, and `paper` is the published size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The outcome of an experiment: its table beside the paper's, what it says, and in what it is another experiment."""
+"""The result of an experiment: its table beside the paper's, its remarks, and how it differs from the paper's
+experiment.
+"""
 
 from __future__ import annotations
 
