@@ -1,18 +1,14 @@
-"""What each token attends to: the attention matrices of eq. 6, recomputed exactly.
+"""Attention maps: the matrices of eq. 6, recomputed exactly, and rollout through the layers.
 
-The model runs as it always does, on its fused kernel; beside it softmax(QK^T) is computed from the layer's own q and k,
-in float32. All is done by a twin of the model, which shares its weights: the model itself is never touched.
+The model runs as usual, on its fused kernel. Beside it, softmax(QK^T) is computed in float32 from the q and k of each
+layer, by a twin of the model that shares its weights, so the model itself is never changed. Rollout (arXiv 2005.00928;
+the paper's Figure 6, app. D.8) follows attention from layer to layer to the patches.
+
+Some large models store information in patches with very long vectors, which has nothing to do with their place (arXiv
+2309.16588). Such patches light up in attention maps where the picture shows nothing; they can be found and masked.
+Register tokens prevent them.
 
 Shapes: B batch, H heads, N tokens, h x w patch grid.
-
-What one patch attends to, in every layer and head.
-
-Attention followed from layer to layer to the patches: rollout (arXiv 2005.00928; the paper's Figure 6, app. D.8).
-Shapes: B batch, H heads, N tokens, h x w patch grid.
-
-Patches of very great length: the model keeps notes there that have nothing to do with the place (arXiv 2309.16588).
-They light up in attention maps, mostly of large models, where the picture shows nothing. Register tokens prevent
-them. Shapes: B batch, h x w patch grid.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Maps into pictures: upon photographs, alone, and in sheets of heads. Nothing here computes a model.
+"""Draw maps on photographs, alone, and in sheets of heads. Nothing here computes a model.
 
-Their colours are magma: even steps look even, to colour-blind readers and in grey print too.
+The colour map is magma, which is perceptually uniform and readable in grey print and for colour-blind readers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""One image explained: what the model says of it, and where in the photograph that comes from.
+"""Explain one image: the prediction, and where in the photograph it comes from.
+
+The photograph is shown with exactly the pixels that predictions are made of. `can_explain` says which methods suit a
+model.
 
 Shapes: h x w patch grid.
-
-Which methods explain a model, and what each of them is to be asked with.
-
-The photograph that is explained, beside the very pixels that predictions are made of.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Attention weighed by what it does for one class (arXiv 2012.09838 and 2103.15679, sec. 3.1).
+"""Methods that use the gradient of a class: attention weighed by it, and Grad-CAM for convolutional networks.
 
-A layer's relevance is the mean over the heads of the positive part of A times the gradient of the class's logit with
-respect to A. The forward pass keeps each layer's input alone; on the way back one layer at a time is computed again
-with its attention written out, so that there are never more than one layer's matrices.
+The relevance of a layer is the mean over heads of the positive part of A times the gradient of the class's logit with
+respect to A (arXiv 2012.09838 and 2103.15679, sec. 3.1). The forward pass stores only the input of each layer; on the
+way back, one layer at a time is computed again with explicit attention, so there are never more than one layer's
+matrices.
 
-Shapes: B batch, H heads, N tokens, D hidden size, K classes, h x w patch grid.
+Grad-CAM (arXiv 1610.02391, sec. 3) weighs each channel of the last map of features by the mean gradient of the class's
+logit (eq. 1) and keeps the positive part of their sum (eq. 2).
 
-Gradient class maps of convolutional networks: Grad-CAM (arXiv 1610.02391, sec. 3). alpha_k = 1/Z sum_ij dy / dA^k_ij
-eq. 1: how much the class's logit y grows with map k, on average L = ReLU(sum_k alpha_k A^k) eq. 2 Shapes: B batch, C
-channels, h x w the last map of features.
+Shapes: B batch, H heads, N tokens, D hidden size, K classes, C channels, h x w patch grid or last map of features.
 """
 
 from __future__ import annotations

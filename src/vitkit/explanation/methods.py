@@ -1,6 +1,6 @@
-"""The ways to make a map, one row each: adding one is a module and a row. Nothing here loads torch.
+"""The explanation methods, one row each. Importing this module does not import torch.
 
-The command line derives its choices from this table, and explanations what they say of each map.
+To add a method, add a function and a row. The command line derives its choices from this table, and pages their texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A page of mistakes: each image, where its wrong class comes from, and where its true one."""
+"""Write a page of mistakes: each image with the regions that speak for its wrong class and for its true one."""
 
 from __future__ import annotations
 

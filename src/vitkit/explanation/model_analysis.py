@@ -1,9 +1,9 @@
-"""What a checkpoint has learned, whatever image it looks at: the paper's Figure 7 and app. D.7, in numbers.
+"""Measure what a checkpoint has learned, independently of a picture: the paper's Figure 7 and app. D.7.
 
-Shapes: B images, C channels, L layers, H heads, N tokens, h x w patch grid. Everything returned is a numpy array.
+`draw_anatomy` makes a page of these measurements. Its colour maps, viridis and cividis, are perceptually uniform and
+readable in grey print and for colour-blind readers.
 
-A checkpoint's anatomy in pictures: the paper's Figure 7, how layers and tokens are. Nothing here computes a model.
-Colours are viridis and cividis: even steps look even, to colour-blind readers and in grey print too.
+Shapes: B images, C channels, L layers, H heads, N tokens, h x w patch grid. All results are numpy arrays.
 """
 
 from __future__ import annotations

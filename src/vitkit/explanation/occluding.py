@@ -1,6 +1,7 @@
-"""The referee: what happens to a class's probability when a part of the image is covered (arXiv 1311.2901, sec. 4.2).
+"""Occlusion: how the probability of a class changes when a part of the image is covered (arXiv 1311.2901, sec. 4.2).
 
-It knows nothing of attention and needs no gradient; it takes as many passes as there are places for the square.
+It uses neither attention nor gradients, so it can serve as a referee for the methods that do. It takes one forward pass
+for each place of the square.
 
 Shapes: B batch, C channels, S places, h x w patch grid, K classes.
 """

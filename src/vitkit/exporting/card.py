@@ -1,8 +1,8 @@
-"""What a classifier is beside its weights, as the text that travels inside an exported file.
+"""The card of an exported file: what a classifier consists of beside its weights, as text inside the file.
 
-The checksum of an exported file: over its weights, its graph and what it says of itself. The card has a field for it,
-which counts as zeros while the checksum is taken. It tells damage and mixed-up files from what was written; against a
-forger, who can compute it too, stand the readers of each format, which let nothing else through.
+The card contains a checksum over the weights, the graph and the card itself, computed with the checksum's field set to
+zeros. It detects damaged and mixed-up files. It is no protection against forgery; for that, the reader of each format
+refuses everything that vitkit does not write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Whether an exported file answers as the model does that it was made from.
-
-The images that an exported file is compared on.
-"""
+"""Compare an exported file with its model, and choose the images for the comparison."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The formats of exported files, one row each: adding one is a module and a row. Nothing here loads torch or a runtime.
+"""The formats of exported files, one row each. Importing this module imports neither torch nor a runtime.
 
-The command line derives its choices and suffixes from this table.
+To add a format, add a module and a row. The command line derives its choices and suffixes from this table.
 """
 
 from __future__ import annotations

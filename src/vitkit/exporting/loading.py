@@ -1,4 +1,4 @@
-"""An exported file as a classifier. Predicting with an ONNX or OpenVINO file loads no PyTorch."""
+"""Open an exported file as a classifier. Prediction with an ONNX or OpenVINO file does not import PyTorch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""An ONNX file: written with its card, and opened by ONNX Runtime without PyTorch.
+"""Write an ONNX file with its card, and open it with ONNX Runtime, without PyTorch.
 
-What an ONNX file holds, read from its bytes before any runtime sees it: it must be what vitkit's own writer makes. An
-ONNX file can name other files to read as weights, hold graphs within graphs, and ask for operations of other makers.
-Ours do none of that. A protocol buffer is a row of fields, each with a number and a value, and values can be such
-rows again: every field that our writer does not use is refused by its number.
+A file is examined before a runtime sees it, and must be what vitkit writes. An ONNX file can refer to other files for
+its weights, contain graphs within graphs, and use operations of other makers; vitkit's files do none of this. A
+protocol buffer is a sequence of numbered fields whose values may be such sequences again, and every field that vitkit
+does not write is refused by its number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An OpenVINO model (.xml beside its .bin): written with its card, and opened by OpenVINO without PyTorch.
+"""Write an OpenVINO model (.xml and .bin) with its card, and open it with OpenVINO, without PyTorch.
 
-What an OpenVINO model holds, read from its files before the runtime sees them: it must be what vitkit itself writes.
-The .xml names operations, how they hang together and where in the .bin their constants lie. Ours has no graphs within
-graphs, no operations of other makers, no document type and nothing outside of the .bin.
+The files are examined before the runtime sees them, and must be what vitkit writes. The .xml names the operations,
+their connections, and where their constants are in the .bin. vitkit's files have no graphs within graphs, no operations
+of other makers, no document type, and refer to nothing outside the .bin.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""PyTorch's own format: the program that `torch.export` traces, with its weights and without our classes (.pt2).
+"""Write and read the program that `torch.export` traces, with its weights and without classes of vitkit (.pt2).
 
-The archive of a `.pt2` file: which entries it may have, and their checksum.
-
-A `.pt2` file read without torch's own reader, which unpickles, imports and evaluates what a file asks it to. The file
-is a zip archive: tensors as raw bytes, and JSON texts that say their shapes and which operations are done with them
-in turn. Here the archive may hold the entries of vitkit's own writer alone, and the operations come from a list; no
-text of the file is evaluated. Computing then does these operations one after the other, as torch would.
+PyTorch's own reader unpickles, imports and evaluates what a file asks for. This reader does not: a .pt2 file is a zip
+archive of raw tensors and JSON descriptions, which may only contain the entries and the operations that vitkit writes.
+The operations are then computed one after another, as torch would compute them. The archive has a checksum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing an exported file: under its own name only when it has been read back and found to answer alike."""
+"""Write an exported file. It receives its name only after it was read back and predicts as the model does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model sees in images, as vectors."""
+"""Compute features of images: what a model sees in them, as vectors."""
 
 from __future__ import annotations
 

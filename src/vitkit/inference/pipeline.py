@@ -1,9 +1,8 @@
-"""Many images through reading and computing at once, in order, in bounded memory.
+"""Read and compute many images at once, in order and in bounded memory.
 
-Where a backend computes for several threads at once (PyTorch's own on a CPU, OpenVINO), each core reads and computes
-batches of its own from end to end, in one thread: no core waits for another, neither within a matrix product nor
-between reading and computing. Any other backend keeps the cores busy by itself, so its batches are computed one at a
-time while the next are read.
+If a backend can compute in several threads (PyTorch on a CPU, OpenVINO), each core reads and computes batches of its
+own from end to end, so that no core waits for another. Any other backend uses the cores by itself; its batches are
+computed one at a time while the next ones are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a model says of one image: its classes by their probability, sorted as far as anyone asks.
-
-Of 21,843 classes few images need more than the first.
-"""
+"""The prediction for one image: its classes by their probability, sorted as far as they are requested."""
 
 from __future__ import annotations
 

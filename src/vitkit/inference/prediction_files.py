@@ -1,10 +1,7 @@
-"""Predictions as rows of a CSV or JSON lines file: how they are written, and read again.
+"""Write predictions as rows of a CSV or JSON Lines file, and read them again.
 
-File names may hold anything, line ends too, and need not be UTF-8.
-
-A file of rows that is long in the making and survives being killed. Rows gather in `NAME.partial` beside the final
-file. A record that was cut short at its end does not count, so that a later run can go on from wherever this one
-broke off.
+File names may contain anything, including line ends, and need not be UTF-8. Rows gather in `NAME.partial` beside the
+final file. A record that was cut short at its end is ignored, so that a later run can continue after an interruption.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Training by gradient: every method but that of fitting a head to frozen features.
+"""Train by gradient descent: every method except fitting a head to frozen features (`probe`).
 
-`--find-lr`: short runs from the same start, one for each learning rate, judged on images of all classes. Each takes
-the steps of the run itself (`loop`), with its teacher, mixing, weights and precision; only the schedule is another,
-of a short warm-up and then the same rate. One process does it, with whole batches.
+With `--find-lr`, short runs from the same start try one learning rate each, tested on images of all classes. They take
+the same steps as the run itself (`loop`), with its teacher, mixing, weights and precision; only their schedule is a
+short warm-up and then a constant rate. One process does this, with whole batches.
 """
 
 from __future__ import annotations

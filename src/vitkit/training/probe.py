@@ -1,7 +1,7 @@
-"""`--method probe`: the backbone is frozen, so each image goes through it once, and a head is fitted to what comes out.
+"""`--method probe`: fit a head to the features of a frozen backbone, which each image passes once.
 
 The head is a regularised multinomial logistic regression on the class token and the mean of the patches, which together
-say more than either (docs/log.md). Its penalty is chosen on the validation images.
+say more than either of them (docs/log.md). Its penalty is chosen on the validation images.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""Every choice of a training run in one dataclass. TOML files hold recipes; the flags of `vitkit train` are its fields.
+"""Every choice of a training run in one dataclass. Recipe files are TOML, and the flags of `vitkit train` are its
+fields.
 
-Precedence: the defaults here, what is chosen from the data, the recipe file, the flags given. The resolved recipe is
-written into the run.
+A field has the value of, in this order: the flags, the recipe file, what was chosen for the data, the default. The
+resolved recipe is stored in the run.
 
-Changes to the model of a name, as recipes, flags and callers say them: fields of `ViTConfig` by name and type.
-
-The `[model]` table of a recipe and `--set model.FIELD=VALUE`: which fields of a named model are changed. What the
-recipe has a field of its own for (`dropout`, `image_size`, ...) is moved there, so that each stands in one place;
-docs/decisions/0023-the-model-of-a-recipe.md.
-
-What a field of a recipe may be: read from TOML and flags, and checked, alone and beside the others.
-
-What a recipe is called where others read it: without where its data, weights and teacher lie.
+The `[model]` table of a recipe, and `--set model.FIELD=VALUE`, change fields of a named model's `ViTConfig`. A field
+that the recipe has itself (`dropout`, `image_size`, ...) is moved there, so that each choice is in one place
+(docs/decisions/0023-the-model-of-a-recipe.md). Values are checked alone and together.
 """
 
 from __future__ import annotations

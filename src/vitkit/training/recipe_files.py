@@ -1,4 +1,4 @@
-"""Recipes as files, and those that vitkit brings along; what a command asks for over them."""
+"""Read recipe files, including those that vitkit contains, and combine them with the flags of a command."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Which labels of a run's images are likely wrong, as the weights that the run began from see them.
+"""Evaluate a finished run, look for label errors, and write its report.
 
-The model that a run has kept, its confidences settled and told, asked as `vitkit eval RUN` asks it. Figures of the
-run and of the command are the same to the last digit: one backend, one precision. The temperature and the thresholds
-are fitted on answers of the same kind.
-
-What a run tells about itself: pictures of its data, what was found, and the report at the end.
+The saved model is opened as `vitkit eval RUN` opens it, in the same backend and precision, so that the figures of the
+run and of the command are equal to the last digit. Temperature and thresholds are fitted on predictions of the same
+kind. Label errors are found with the weights that the run began from.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""A run from beginning to end: read the data, look for what spoils it, split it, train, report.
+"""A run from beginning to end: resolve it, train, evaluate and report.
 
-From a run's folder, where recipe and split are settled, to the best model and its report.
+`drive` starts the processes, writes the run folder, and lets all of them work; it serves folders, datasets of the user
+and pre-training. `cross_validate` tests each part of the data once, by a model that was trained on the other parts.
 
-Cross-validation: each part of the data is tested once, by a model that was trained on the others.
-
-Training on datasets of the caller's own: any that give (image, label) by index, as torchvision's do. There are no
-files to look through, so there is no doctor, no split to draw and no page of mistakes; what can be held is held:
-labels are read once, validation pictures that are training pictures too, or that the weights had seen before, do not
-count, and the figures say that validation images chose the model.
+Datasets of the user return (image, label) by index and have no files, so there is no doctor, no split and no page of
+mistakes. Their labels are read once, validation pictures that are training pictures too are not counted, and the
+figures say that validation images chose the model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""A run's folder: its files, whose name it may take, and how its story is told there.
-
-metrics.csv: a row for each epoch of a run.
+"""The folder of a run: which folder may become one, the files in it, its log, and metrics.csv with a row for each
+epoch.
 """
 
 from __future__ import annotations

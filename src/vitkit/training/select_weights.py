@@ -1,13 +1,9 @@
-"""A run that is to begin from one of several weights: which one is settled before anything else of it is.
+"""Choose among several weights the ones that suit these photographs best.
 
-How several weights fared on the same training images, and which of them a run begins from.
-
-The training images that several weights are tried on before one of them is chosen.
-
-Which of several weights suit these photographs: a linear probe on frozen features, cross-validated. Only training
-images are looked at, so that validation and test images judge what was chosen as if it had been named. Of each
-candidate the same images are taken, as many as fit into the time for all. The penalty of each probe is chosen on a
-part that it is not tested on; copies of a picture, and images of one scene, are in one part.
+Each candidate is tested by a linear probe on frozen features, with cross-validation on training images only. Validation
+and test images therefore judge the chosen weights as if they had been named. All candidates see the same images, as
+many as the time allows. The penalty of each probe is chosen on a part that it is not tested on, and copies of a picture
+and images of one scene stay in one part.
 """
 
 from __future__ import annotations

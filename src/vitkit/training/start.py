@@ -1,14 +1,12 @@
-"""What a run starts from, resolved once before anything is written: `resolve` makes a `Start`.
+"""Everything that a run starts from, resolved once before anything is written: `resolve` makes a `Start`.
 
-What a new head begins as: zeros, or the text encoder's vectors of the class names. The second is a classifier before
-any training: its figures on validation images are the run's epoch 0, and training goes on from there, through the
-layer that images share with texts (WiSE-FT, arXiv 2109.01903, sec. 3).
+A start holds the recipe with all fields chosen, the configuration of the model, the plan for its weights, and the
+divided images. A new head begins with zeros or with the text encoder's vectors of the class names; in the second case
+the model is a classifier before any training, and its validation figures are epoch 0 (WiSE-FT, arXiv 2109.01903, sec.
+3).
 
-From a recipe and its data to the parts of a run: the model to train, its pixels, its precision, its workers.
-
-Test images whose labels were changed, or that were left out, because a model proposed it. What is left out would be
-in the test if nobody had doubted it: it stays there with the label that it had, and nothing learns from it
-(docs/decisions/0028-label-files.md).
+Test images whose label was changed, or which were left out, because a model proposed it, stay in the test with the
+label that they had before, and nothing is learned from them (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations

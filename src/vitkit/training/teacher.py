@@ -1,7 +1,7 @@
-"""Who is imitated: a classifier of vitkit's, or a CNN of torchvision's.
+"""The teacher of a distillation: a classifier of vitkit, or a CNN of torchvision.
 
-A teacher sees the very pictures that the student sees, in its own pixels: the student's normalisation is undone, the
-picture brought to the teacher's size, and the teacher's normalisation applied. It answers in the student's classes.
+A teacher sees the pictures that the student sees: the student's normalisation is undone, the picture is resized for the
+teacher, and the teacher's normalisation is applied. Its logits are in the student's order of classes.
 """
 
 from __future__ import annotations

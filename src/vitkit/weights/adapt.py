@@ -1,10 +1,8 @@
-"""Fitting a checkpoint's tensors to another image size, patch size or set of classes.
+"""Fit the tensors of a checkpoint to another image size, patch size or set of classes.
 
-Fitting positions to another grid as each publisher does, and patch kernels to another patch size (FlexiViT). Fine-
-tuning at a higher resolution interpolates the learned positions in 2-D (paper, sec. 3.2). Everybody interpolates in
-another way, and weights were evaluated with the way of their source.
-
-Fitting the tensors of another library's network to another set of classes, or to another image size.
+Learned positions are interpolated in 2-D to another grid (paper, sec. 3.2). Publishers interpolate in different ways,
+and weights are resized as their publisher does it. Patch kernels are resized as in FlexiViT (arXiv 2212.08013).
+Networks of other libraries receive a new head, and some of them another image size.
 """
 
 from __future__ import annotations

@@ -1,22 +1,12 @@
-"""Published weights: where they are, the pixels and classes they were trained for, licence, paper, accuracy. Data only.
+"""The catalog of published weights: where they are, their pixels and classes, licence, paper and accuracy.
 
-Names are timm's, MODEL.TAG, and where timm has the same name it means the same weights: `augreg_in21k` and
-`augreg_in21k_ft_in1k` are the AugReg runs that timm picked, `augreg_best_in21k` and `augreg_best_in21k_ft_in1k` those
-that AugReg's authors recommend (arXiv 2106.10270), `orig_*` the first paper's own files, `jx_in21k` their
-conversion with the representation layer, `tv_*` torchvision's. Repositories on the Hugging Face hub go by their id.
-Whatever else timm publishes for Vision Transformers is in `published.py`, by its tags.
+Names are those of timm, MODEL.TAG, wherever timm has the same weights. `augreg_in21k` and `augreg_in21k_ft_in1k` are
+the AugReg runs that timm chose; `augreg_best_in21k` and `augreg_best_in21k_ft_in1k` are those that AugReg's authors
+recommend (arXiv 2106.10270). `orig_*` are the files of the first paper, `jx_in21k` is their conversion with the
+representation layer, and `tv_*` are torchvision's. Repositories on the Hugging Face hub are named by their id.
 
-One set of published weights: where it is, and what is known of it.
-
-Google's weights: its own files (arXiv 2010.11929, 2106.10270 (AugReg), 2106.01548 (SAM)), and on the hub.
-
-Weights by others: DeiT (arXiv 2012.12877), DINO (2104.14294), MAE (2111.06377), DINOv2 (2304.07193; registers
-2309.16588), and torchvision's.
-
-What is known of published weights beside where they lie; and those of timm that vitkit's own catalog has not. The
-table is written by `benchmarks/catalog.py` from the sources that it names. An empty cell: no source is at hand.
-
-Class names of heads that come without any.
+The facts are data files beside this module: published.csv is written by `benchmarks/catalog.py` from the sources that
+it names, and an empty cell means that no source is known.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""What a checkpoint holds: names and shapes first, numbers when they are asked for.
+"""Read checkpoints: names and shapes first, numbers on demand, and never code.
 
-Bytes tucked into a zip file where every reader of zip files passes over them: before its central directory. An entry
-of its own would be one array too many for those who load all that a `.npz` file holds; the file's comment has room
-for 64 KiB. The Android package format keeps its signatures in this place for the same reason.
+The kind of a file is recognised by its content: safetensors, PyTorch (read with `weights_only`), or numpy's `.npz`. An
+`.npz` file whose arrays are larger than it declares is refused before it is unpacked.
 
-Checkpoints in numpy's `.npz` files: a zip whose arrays are not as large as they say is refused before unpacking.
-
-Checkpoints in safetensors files.
-
-Checkpoints that PyTorch saved, read with `weights_only`: never their code.
-
-Reading a checkpoint's names and shapes first, its numbers when they are asked for, and never its code. The kind of a
-file is told by its content.
+vitkit's notes in a zip file lie before its central directory, where readers of zip files skip them. An entry would be
+an additional array for whoever loads all arrays of an `.npz` file, and the file's comment has room for 64 KiB only.
+Android packages store their signatures in the same place for the same reason.
 """
 
 from __future__ import annotations

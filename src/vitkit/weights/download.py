@@ -1,11 +1,8 @@
-"""Published weights into the cache: whole and checked, or not at all.
+"""Download published weights into the cache: complete and checked, or not at all.
 
-A file is written to `NAME.part` and takes its name when its length and checksum are right. What an interruption leaves
-is gone on with next time, if the server still has the same file. Nothing here runs when the file is in the cache.
-
-An unfinished download: its bytes, and beside them which file they are of.
-
-A folder of the Hugging Face hub, by its own library.
+A file is written to `NAME.part` and renamed when its length and checksum are right. An interrupted download is
+continued next time if the server still has the same file. Repositories of the Hugging Face hub are downloaded with its
+own library. Files in the cache are used without a request.
 """
 
 from __future__ import annotations

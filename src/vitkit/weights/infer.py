@@ -1,9 +1,8 @@
-"""The configuration that a checkpoint's shapes tell.
+"""Infer the configuration of a model from the shapes of its tensors.
 
-Most sizes are told by many tensors; the majority is believed, so that one damaged tensor is found by its name instead
-of misleading the rest. A missing tensor is never read as another configuration where that can be known.
-
-Architectures that share names and shapes of tensors, so that a bare file cannot tell which of them it is.
+Most sizes follow from many tensors, and the majority decides, so that one damaged tensor is named instead of misleading
+the rest. A missing tensor is never taken for another configuration where the two can be distinguished. Architectures
+that share names and shapes cannot be told apart without a description; the report says which was assumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a name that a user types means: a bare model name, for an answer or for training; `MODEL.TAG`; `timm:NAME`."""
+"""Resolve the names of weights: a bare model name, for prediction or for training; `MODEL.TAG`; `timm:NAME`."""
 
 from __future__ import annotations
 

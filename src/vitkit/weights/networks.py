@@ -1,4 +1,4 @@
-"""Weights of another library's network: published by it, or in a file with the names that it gives its tensors."""
+"""Load the weights of a network of another library: published by it, or from a file with its names of tensors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Read the weights of a source as they are: their configuration, and their tensors under our names.
+"""Recognise the layout of a checkpoint, and read its configuration and its tensors under vitkit's names.
 
-A checkpoint that cannot be loaded is identified by names that no other published family has, for the error message.
+A checkpoint that cannot be loaded is identified by names that only its family has, so that the error can say what it
+is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The preprocessing that somebody names for weights that do not say their own: in words, as a mapping or in a file."""
+"""The preprocessing that a user states for weights without one: a name, a mapping, or a file."""
 
 from __future__ import annotations
 

@@ -1,17 +1,11 @@
-"""The model written out operation by operation, once for every runtime that takes a graph.
+"""Write a model operation by operation, once for every runtime that takes a graph.
 
-`emit` walks the model in the order of eqs. 1-4 and hands each operation to a `GraphWriter`, which writes it in the
-language of its runtime. What prediction does not need is left out on the way, with the same logits: the last layer
-computes the tokens that the head reads, patches are cut by a reshape, and what is linear is folded into the next matrix
-in float64: the affine part of LayerNorm, LayerScale, and the scale of the attention's logits.
+`emit` walks through the model in the order of eqs. 1-4 and gives each operation to a `GraphWriter`, which writes it for
+its runtime. What prediction does not need is left out, with the same logits: the last layer computes only the tokens
+that the head reads, patches are cut by a reshape, and linear parts (the affine part of LayerNorm, LayerScale, and the
+scale of the attention logits) are folded into the next matrix in float64.
 
-Shapes: B batch, C channels, N tokens, n of them asked for, D hidden size, H heads, D_h head size, h x w patch grid.
-
-The operations that a model is written in: what a runtime's graph must be able to say.
-
-Positions that act inside attention, written out for a graph.
-
-The ResNet in front of a hybrid's patches, operation by operation (`graph_builder`).
+Shapes: B batch, C channels, N tokens, n of them computed, D hidden size, H heads, D_h head size, h x w patch grid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A runner whose graph takes any number of images, or one number alone. Numpy in, numpy out: nothing loads PyTorch."""
+"""The base of runners whose graph takes any number of images, or one number only. Nothing here imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime, without PyTorch: a file's graph needs none, and a model's is written in `onnx_graph`."""
+"""The ONNX Runtime backend. It needs no PyTorch for a file; `onnx_graph` writes the graph of a model."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The graph of a model written in ONNX's operations.
+"""Write the graph of a model in ONNX's operations.
 
-The graph of another library's network, traced by PyTorch's exporter and written down again in what vitkit writes. The
-exporter's file holds more than the graph: where each operation comes from, shapes of what lies between. Only
-operations, constants, the images and the logits are kept, so that a file says nothing of the machine it was made on,
-and the reader of files need let through no more.
+The graph of another library's network is traced by PyTorch's exporter and written again. The exporter's file contains
+more than the graph, such as the place in the source of each operation. Only operations, constants, images and logits
+are kept, so that a file says nothing about the machine it was made on, and readers need not accept more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenVINO, without PyTorch: a graph compiled for the processor's cores; a model's is written in `openvino_graph`."""
+"""The OpenVINO backend, without PyTorch: a graph compiled for the cores of the processor. `openvino_graph` writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of a model written in OpenVINO's operations, in memory."""
+"""Write the graph of a model in OpenVINO's operations, in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How OpenVINO is imported."""
+"""Import OpenVINO."""
 
 from __future__ import annotations
 

@@ -1,18 +1,12 @@
-"""An optimised copy of a model for prediction: the same answers from fewer and larger steps.
+"""An optimised copy of a model for prediction: the same results from fewer and larger steps.
 
-Done in advance, as it is exact: the affine part of a LayerNorm, a LayerScale and the attention's scale become part of
-the linear layer beside them. Then patches are projected by a matrix product instead of a convolution, weights are kept
-in the layout that the CPU's matrix product reads (oneDNN), GELU and the residual sum are computed while their operand
-is at hand.
+In advance, and exactly: the affine part of LayerNorm, LayerScale and the scale of attention are folded into the linear
+layers beside them, in float64. Patches are then projected by a matrix product instead of a convolution, weights are
+stored in the layout that the CPU's matrix product reads (oneDNN), and GELU and the residual sum are computed while
+their operand is in the cache.
 
-In bfloat16 the layers' attention and MLP are rounded. The sum that runs through the layers, the making of tokens and
-what the head reads stay float32: that costs a few hundredths of the time, and takes a seventh off the logits' error.
-
-What stands beside a linear layer and is linear itself becomes part of its matrix, exactly; computed in float64.
-
-The layers of the optimised model: each part of a block with what is linear beside it folded in. Weights may be kept in
-the layout that the CPU's matrix product reads (oneDNN); GELU and the residual sum are then computed while their
-operand is at hand.
+In bfloat16, attention and MLP are rounded. The residual stream, the tokens and what the head reads stay float32, which
+costs a few hundredths of the time and reduces the error of the logits by a seventh.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The backends, one row each: adding one is a module and a row. Nothing here loads torch or any runtime.
+"""The backends, one row each. Importing this module imports neither torch nor a runtime.
 
-The command line derives its choices from these tables, as does everything that goes through all backends.
-
-What the hardware computes fastest in.
-
-What computes logits: the plain model, or one of its faster doubles.
+To add a backend, add a module and a row. The command line derives its choices from these tables. The module also
+chooses the backend and precision that are fastest on this hardware.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Token merging: patches that say alike become one, a few in every layer (Bolya et al., arXiv 2210.09461).
+"""Token merging: similar patches become one, a few in every layer (Bolya et al., arXiv 2210.09461).
 
-Between attention and MLP the patches are dealt alternately into two sets. Each patch of the first is matched with the
-one of the second whose key is most like its own, and the r best matches are merged into their mean (sec. 3). A merged
-token counts in attention as often as it has patches in it: the logarithm of its size is added to the logits (eq. 1).
-The answers change a little; how much, `benchmarks/merging.py` measures.
+Between attention and MLP the patches are dealt alternately into two sets. Each patch of the first set is matched with
+the patch of the second whose key is most similar, and the r best matches are merged into their mean (sec. 3). A merged
+token counts in attention as often as it contains patches: the logarithm of its size is added to the logits (eq. 1).
+Predictions change slightly; `benchmarks/merging.py` measures by how much.
 """
 
 from __future__ import annotations

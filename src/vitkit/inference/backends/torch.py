@@ -1,10 +1,8 @@
-"""PyTorch's own runners: the model itself, its optimised copy, or that compiled.
+"""PyTorch's runners: the model itself, its optimised copy, or a compiled one.
 
-Which way of computing is the fastest on this processor: measured where it runs, once, and kept. There is no telling
-in advance. The folded and packed copy beats the model itself on some processors and loses to it on others, as their
-matrix products leave more or less of the time to everything else. So when many images stream, the ways take turns for
-about a second, A B C ... A B C ..., each core for itself with whole batches, as the stream will have it. The model
-itself is taken, unless another's median is faster by a twentieth.
+Which of them is fastest depends on the processor, so it is measured once, where it runs, and kept. When many images are
+predicted, the candidates take turns for about a second (A B C ... A B C ...), each core with whole batches. The model
+itself is used unless the median of another is faster by at least five percent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files of the authors of DINOv3 (arXiv 2508.10104), EVA-02 (2303.11331) and Perception Encoder (2504.13181).
+"""Checkpoints in the layouts of their authors: DINOv2, DINOv3, EVA-02 and Perception Encoder.
 
-The authors' own files of DINOv2 (arXiv 2304.07193) and of its register models (arXiv 2309.16588). timm's names but
-for registers, gated MLP and mask token. The class token has a position, the registers have none.
+(arXiv 2304.07193 and 2309.16588; 2508.10104; 2303.11331; 2504.13181.) DINOv2's names are timm's but for registers,
+gated MLP and mask token; its class token has a position, and its registers have none.
 """
 
 from __future__ import annotations

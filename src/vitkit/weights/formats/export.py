@@ -1,8 +1,7 @@
-"""Writing a classifier in the layouts of others, so that they load what was trained here.
+"""What writers of other layouts share: refusals, renamed tensors, notes and folders.
 
-What the layouts of others have in common: what none can say, tensors under other names, notes and folders. What a
-layout cannot say is refused by name, never left out: a model that others would compute differently is not the same
-model.
+A choice that a layout cannot express is refused by its name and never left out, because a model that others would
+compute differently is another model.
 """
 
 from __future__ import annotations

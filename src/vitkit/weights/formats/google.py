@@ -1,8 +1,7 @@
-"""Writing the layout of the reference implementation, one `.npz` file.
+"""The layout of the reference implementation (Flax, `.npz`) and of its successor big_vision.
 
-The layout of the reference implementation (Flax, `.npz`) and of its successor big_vision. Published files number the
-sublayers of a block 0, 1, 2, 3; a fresh save counts each kind apart. Kernels are (in, out), convolutions HWIO; q, k
-and v keep heads apart, (D, H, D_h), and so tell how many there are.
+Published files number the sublayers of a block 0, 1, 2, 3; newly saved files count each kind separately. Kernels are
+(in, out), and convolutions HWIO. The tensors of q, k and v keep the heads apart, (D, H, D_h), so their number is known.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Hugging Face's ViT, DeiT, Dinov2 and Dinov2WithRegisters, and what is a ViT trained otherwise: ViTMAE, ViTMSN, IJepa.
-`config.json` and `preprocessor_config.json` count.
+"""Hugging Face's ViT, DeiT, Dinov2 and Dinov2WithRegisters, and the ViTs of ViTMAE, ViTMSN and IJepa.
 
-Published files have q, k and v under `attention.attention.query`; version 5 of transformers has `attention.q_proj` in
-memory, so state dictionaries saved by hand may have it too.
-
-Writing the layout of Hugging Face's transformers: a folder as on the hub.
+config.json and preprocessor_config.json are read, too. Published files have q, k and v under
+`attention.attention.query`; version 5 of transformers has `attention.q_proj` in memory, so that state dictionaries may
+have either. Models are written as a folder, as on the hub.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What config.json and preprocessor_config.json of a Hugging Face folder say, in our words; and ours in theirs."""
+"""Translate config.json and preprocessor_config.json of Hugging Face into vitkit's fields, and back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Hugging Face's DINOv3 (arXiv 2508.10104): rotary positions, which have no tensors; keys without a bias.
+"""Hugging Face's BEiT, Data2VecVision and DINOv3.
 
-Hugging Face's BEiT (arXiv 2106.08254) and Data2VecVision (2202.03555), whose attention has a bias for each offset.
-BEiT's layers have other names in the memory of transformers 5 than in files; both are read.
+BEiT (arXiv 2106.08254) and Data2VecVision (2202.03555) add a bias for each offset to their attention. The names of
+BEiT's layers differ between files and the memory of transformers 5; both are read. DINOv3 (2508.10104) has rotary
+positions, which have no tensors, and keys without a bias.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Hugging Face's CLIP (arXiv 2103.00020) and SigLIP (arXiv 2303.15343; SigLIP 2's at a fixed size, arXiv 2502.14786).
+"""The image encoders of Hugging Face's CLIP (arXiv 2103.00020) and SigLIP (2303.15343; SigLIP 2 at a fixed size,
+2502.14786).
 
-The image encoder, alone or out of a file that holds the text encoder too, which `vitkit.language` reads.
-
-Writing CLIP's and SigLIP's image encoders in the layout of Hugging Face's transformers.
+An image encoder is read alone or from a file that contains the text encoder as well, which `vitkit.language` reads.
+Image encoders of both kinds can be written.
 """
 
 from __future__ import annotations

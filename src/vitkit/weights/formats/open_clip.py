@@ -1,7 +1,7 @@
-"""OpenCLIP's own files: `visual.*`, with the text encoder beside it, which `vitkit.language` reads.
+"""OpenCLIP's files: `visual.*`, beside a text encoder that `vitkit.language` reads.
 
-The image encoder is OpenAI's ViT (arXiv 2103.00020, under names of its code), or timm's as `visual.trunk`.
-`open_clip_config.json` beside the weights counts. OpenAI's own files have these names too.
+The image encoder is OpenAI's ViT (arXiv 2103.00020, with the names of its code) or, as `visual.trunk`, timm's. The file
+open_clip_config.json beside the weights is read. OpenAI's own files have the same names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The layouts of published checkpoints, one row each: adding one is a module and a row. Nothing here loads torch.
+"""The layouts of published checkpoints, one row each. Importing this module does not import torch.
 
-Loading asks the rows in turn whether a checkpoint is theirs; the command line derives its choices from them.
+To add a layout, add a module and a row. Loading tries the rows in turn, and the command line derives its choices from
+them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""timm's names, which are ours. DeiT, DeiT III, MAE and DINO (and the files derived from them) share them.
+"""timm's layout, whose names are also vitkit's. DeiT, DeiT III, MAE, DINO and files derived from them share it.
 
-Writing timm's layout: a folder as on the hub, or a state dictionary. Of files, .safetensors alone has room for a note
-of what tensors cannot say.
+Models are written as a folder, as on the hub, or as a state dictionary. Among files, only .safetensors has room for a
+note of what the tensors do not say.
 """
 
 from __future__ import annotations

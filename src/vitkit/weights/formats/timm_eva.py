@@ -1,12 +1,14 @@
-"""timm's BEiT, BEiTv2 and ViTs with relative positions, whose attention's logits have a bias for each offset.
+"""timm's `Eva`, BEiT and NaFlexViT families.
 
-timm's class `Eva`: EVA, EVA-02, Perception Encoder, DINOv3 and the rotary ViTs, which share names of tensors. AIMv2
-has some of these names, too. Rotary positions have no tensors (but for "mixed"), so that what they are is taken from
-the family, and said.
+The class `Eva` contains EVA, EVA-02, Perception Encoder, DINOv3 and the rotary ViTs, which share names of tensors;
+AIMv2 has some of these names, too. Rotary positions have no tensors (except "mixed"), so their kind follows from the
+family, and the load report says so.
 
-timm's NaFlexViT, whose grid follows each image: loaded at one size, where it is a ViT with a square of positions.
-Among them SigLIP 2's NaFlex (arXiv 2502.14786) and NVIDIA's C-RADIO (arXiv 2412.07679). A linear layer takes the
-numbers of a patch, pixel by pixel, which is a convolution whose kernel has another order.
+BEiT, BEiTv2 and the ViTs with relative positions add a bias for each offset to the logits of their attention.
+
+NaFlexViT, whose grid follows each image, is loaded at one size, where it is a ViT with a square of positions: SigLIP
+2's NaFlex (arXiv 2502.14786) and NVIDIA's C-RADIO (2412.07679), among others. Its linear layer on the pixels of a patch
+is a convolution with a reordered kernel.
 """
 
 from __future__ import annotations
