@@ -1,4 +1,4 @@
-"""Write named data sets (`named_sets`) into the cache, once, as class folders. torchvision downloads and checks them."""
+"""Write named data sets (`named_sets`) into the cache, as class folders. torchvision downloads and checks them."""
 
 from __future__ import annotations
 

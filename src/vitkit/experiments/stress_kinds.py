@@ -1,4 +1,4 @@
-"""The names of the ways to make pictures harder; `stress` computes them. Importing this module imports nothing heavy."""
+"""The names of the ways to make pictures harder; `stress` computes them. Nothing here imports torch."""
 
 from __future__ import annotations
 

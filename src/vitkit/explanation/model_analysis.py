@@ -1,6 +1,6 @@
 """Measure what a checkpoint has learned, independently of a picture: the paper's Figure 7 and app. D.7.
 
-`draw_anatomy` makes a page of these measurements. Its colour maps, viridis and cividis, are perceptually uniform and
+The colour maps of its figures, viridis and cividis, are perceptually uniform and
 readable in grey print and for colour-blind readers.
 
 Shapes: B images, C channels, L layers, H heads, N tokens, h x w patch grid. All results are numpy arrays.

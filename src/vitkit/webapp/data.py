@@ -1,4 +1,4 @@
-"""The Data tab: photographs and their classes, the doctor's findings, label errors of a run, and similar photographs."""
+"""The Data tab: photographs and their classes, the doctor's findings, label errors, and similar photographs."""
 
 from __future__ import annotations
 
