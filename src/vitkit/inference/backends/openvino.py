@@ -1,4 +1,4 @@
-"""The OpenVINO backend, without PyTorch: a graph compiled for the cores of the processor. `openvino_graph` writes it."""
+"""The OpenVINO backend, without PyTorch: a graph compiled for the processor. `openvino_graph` writes it."""
 
 from __future__ import annotations
 
