@@ -858,10 +858,10 @@ import resource, signal, sys
 from dataclasses import replace
 from vitkit.data.named import materialise
 from vitkit.data.named_sets import DATASETS
-from vitkit.data.named_sets import Archive
+from vitkit.data.named_sets import TarDownload
 from vitkit.errors import VitkitError
 url, sha256, limit = sys.argv[1:]
-entry = replace(DATASETS["flower_photos"], images=6, classes=2, write=Archive(url, sha256))
+entry = replace(DATASETS["flower_photos"], images=6, classes=2, write=TarDownload(url, sha256))
 DATASETS["flower_photos"] = entry
 if limit != "0":
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
