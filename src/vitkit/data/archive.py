@@ -40,7 +40,7 @@ _LOCATOR_64 = struct.Struct("<4s4xQ4x")
 
 @dataclass(frozen=True)
 class _Member:
-    """Where the bytes of a member are, and how they are packed.
+    """The place of a member in the archive, and how it is compressed.
 
     Attributes:
         offset: of the member's local header in a zip, and of its bytes in a tar.
@@ -111,7 +111,7 @@ class Archive:
         return self.index().members.keys()
 
     def index(self) -> _MemberIndex:
-        """The members.
+        """Return the members.
 
         Raises:
             VitkitError: it is no archive, it is damaged, or it is refused.
@@ -120,7 +120,7 @@ class Archive:
         return _index_of(self.path, self._stamp())
 
     def stamp(self, key: str) -> bytes | None:
-        """The times and size of the archive, and the place and checksum of the member."""
+        """Return the times and size of the archive with the place and checksum of the member."""
         try:
             member = self.index().members.get(key)
         except (OSError, VitkitError):
@@ -254,7 +254,7 @@ def _index_of_tar(path: Path) -> _MemberIndex:
 
 
 class _Tree:
-    """The folders in an archive, as if they lay on disk.
+    """The folders in an archive, as if they were on disk.
 
     Args:
         path: of the archive.
@@ -291,7 +291,7 @@ class _Tree:
             self._folders[above].add(name)
 
     def survey(self, key: str = "") -> Folder:
-        """The folders, and where images lie among them."""
+        """Return the folders and where they contain images."""
         folders = []
         for name in sorted(self._folders[key]):
             if is_passed_over(name):
@@ -302,7 +302,7 @@ class _Tree:
         return Folder(self._root / key, has_images, tuple(folders))
 
     def images_below(self, folder: Path) -> list[str]:
-        """The images below a folder, as `walk.images_below` gives them of one on disk."""
+        """Return the images below a folder, as `walk.images_below` does on disk."""
         return list(self._images(folder.relative_to(self._root).as_posix().removeprefix("."), ""))
 
     def _images(self, key: str, before: str) -> Iterator[str]:
@@ -320,7 +320,7 @@ class _Tree:
                 yield from self._images(_join(key, name), f"{before}{name}/")
 
     def entries(self, folder: Path) -> list[tuple[str, bool]]:
-        """The names in a folder, and whether each is a file's."""
+        """Return the names in a folder, and whether each is a file."""
         key = folder.relative_to(self._root).as_posix().removeprefix(".")
         return [(name, True) for name in self._files[key]] + [(name, False) for name in self._folders[key]]
 
@@ -335,7 +335,7 @@ class _Tree:
             self._overlooked.hidden.append(place)
 
     def lines(self) -> tuple[str, ...]:
-        """What the user should know of members that are passed over."""
+        """Describe the members that are passed over."""
         lines = self._overlooked.lines(self._root)
         if unsafe := self.index.unsafe:
             members = plural(len(unsafe), "member is", "members are")
@@ -349,7 +349,7 @@ def _join(key: str, name: str) -> str:
 
 
 def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> ImageTable:
-    """The images of an archive, whose folders mean what those of a folder do."""
+    """Find the images of an archive. Its folders have the same meaning as on disk."""
     path = path.resolve()
     overlooked = Overlooked()
     tree = _Tree(path, overlooked)
@@ -362,7 +362,7 @@ def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> Ima
 
 
 def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
-    """All images of an archive, whatever its folders mean, as a table of one class without splits.
+    """Return all images of an archive as a table of one class without splits.
 
     Raises:
         VitkitError: there is none in it.

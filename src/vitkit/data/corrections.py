@@ -24,7 +24,7 @@ from vitkit.text.names import bare, look
 
 
 def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutName = "auto") -> ImageTable:
-    """As `read_source`, with the labels of a label file; None: with those that the data have.
+    """Read a source as `read_source` does, and apply a label file if there is one.
 
     Pictures that lie in a folder without class folders, or in a class folder called `unlabelled`, have no class but
     what the label file gives them; the others of them are left out.
@@ -48,12 +48,12 @@ def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutNa
 
 
 def labels_of(table: ImageTable) -> list[tuple[str, str]]:
-    """Path and label of each image, as a label file has them."""
+    """Return path and label of each image, as in a label file."""
     return [(path, table.cell_of(i)) for i, path in enumerate(table.paths)]
 
 
 def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> ImageTable:
-    """The table with what a label file says, and in words what that changed.
+    """Apply a label file to a table, and describe in words what that changed.
 
     Args:
         table: images, split or not.
@@ -101,7 +101,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
 
 @dataclass
 class _EditTally:
-    """What is to be told.
+    """Counts of the effects of a label file.
 
     Attributes:
         lost: paths that no picture has.
@@ -118,7 +118,7 @@ class _EditTally:
     last: dict[int, str] = field(default_factory=dict)
 
     def take(self, image: int, edit: Edit, now: str, label: str, table: ImageTable) -> None:
-        """Note an edit of an image whose label is `now` until then."""
+        """Record an edit of an image whose current label is `now`."""
         self.known.setdefault(image, {edit.previous}).add(label)
         if edit.proposed_by:
             before = edit.previous if edit.previous in table.classes else now
@@ -127,11 +127,11 @@ class _EditTally:
             self.last[image] = now
 
     def stale(self, before: Sequence[str]) -> list[int]:
-        """The images whose label in the data is none that the label file knows of."""
+        """Return the images whose label in the data is none that the label file mentions."""
         return [i for i, names in self.known.items() if not names & {"", UNLABELLED, before[i]}]
 
     def left_out(self, table: ImageTable, after: Sequence[str]) -> list[Row]:
-        """The images that are left out, with their last labels."""
+        """Return the images that are left out, with their last labels."""
         return [(table.paths[i], label, table.splits[i]) for i, label in self.last.items() if after[i] == EXCLUDED]
 
 
@@ -142,7 +142,7 @@ def _proposals(
     added: dict[str, str],
     tally: _EditTally,
 ) -> tuple[Proposal, ...]:
-    """The images whose labels follow a model's proposal, those of before among them, which know older labels."""
+    """Return the images whose labels follow a model's proposal, with earlier proposals for older labels."""
     older = {earlier.path: earlier for earlier in table.proposals}
     before, after = texts
     rename = Renaming.of(
@@ -167,7 +167,7 @@ def _proposals(
 
 
 def _task_with(table: ImageTable, labels: LabelFile) -> Task:
-    """The task of the data; of data without classes, the one that the label file shows."""
+    """Return the task of the data, or the one that the label file implies if the data has no classes."""
     if table.classes == (UNLABELLED,) and any(SINGLE_LABEL.refuses(edit.label) for edit in labels.edits):
         return MULTI_LABEL
     return table.task
@@ -176,14 +176,14 @@ def _task_with(table: ImageTable, labels: LabelFile) -> Task:
 def _settled_edits(
     table: ImageTable, labels: LabelFile, finder: PathFinder, spelt: dict[str, str], task: Task
 ) -> Iterator[tuple[Edit, str, Sequence[int]]]:
-    """Each row of a label file with its label as it is to stand in the table, and the images that it names."""
+    """Return each row of a label file with its final label and the images that it names."""
     for line, edit in zip(labels.lines, labels.edits, strict=True):
         label = _settled(labels.name, line, edit.label, table, spelt, task)
         yield edit, label, finder.find(edit.path)
 
 
 def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[str, str], task: Task) -> str:
-    """A label as it stands in the table, or is to.
+    """Return a label as the table writes it.
 
     Accents may be written otherwise than in the table, as folders made on a Mac have them, or a space of no width may
     have come along from a web page: nobody sees two classes.
@@ -211,7 +211,7 @@ def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, st
 
 
 def _split_of_folder(table: ImageTable) -> dict[str, str]:
-    """The split of each folder in the data's folder that holds images of one split alone."""
+    """Return the split of each folder whose images all belong to one split."""
     splits_of: dict[str, set[str | None]] = {}
     for path, split in zip(table.paths, table.splits, strict=True):
         if "/" in path:
@@ -224,7 +224,7 @@ def _split_of_folder(table: ImageTable) -> dict[str, str]:
 
 
 def _built(table: ImageTable, after: Sequence[str], added: dict[str, str], task: Task) -> ImageTable:
-    """The table of the rows that are left, and of those that were added."""
+    """Build the table from the remaining and the added rows."""
     kept = [i for i, label in enumerate(after) if label not in (EXCLUDED, UNLABELLED)]
     labels = [*(after[i] for i in kept), *added.values()]
     if not labels:
@@ -258,7 +258,7 @@ def _in_words(
     tally: _EditTally,
     homeless: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-    """What a label file changed, and what of it changed nothing."""
+    """Describe the changes, and the rows that changed nothing."""
     name, (before, after) = without_place(labels.name), texts
     proposed = len({proposal.path for proposal in changed.proposals} - {proposal.path for proposal in table.proposals})
     by = f" ({proposed} proposed by a model)" if proposed else ""
@@ -314,7 +314,7 @@ def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
 
 
 class Followed:
-    """The label of each image of a table, which follows a label file as rows are added to it.
+    """The labels of a table's images, updated as rows are added to a label file.
 
     Attributes:
         labels: of each image, as a label file has it; `EXCLUDED` of those that are left out.
@@ -333,7 +333,7 @@ class Followed:
         self.lost: dict[str, None] = {}
 
     def take(self, file: LabelFile) -> None:
-        """Follow the rows of a file, of which only those are looked at that were added.
+        """Apply the rows of a file that were added since the last call.
 
         Raises:
             VitkitError: a label names several classes where pictures have one.
@@ -354,5 +354,5 @@ class Followed:
         self._edits = file.edits
 
     def lines(self, name: str) -> list[str]:
-        """What of the label file matches no picture, in words."""
+        """Describe the rows of the label file that match no picture."""
         return list(_of_lost(name, self._table, _EditTally(lost=self.lost)))

@@ -49,7 +49,7 @@ _SETTLED = 2 * 10**9  # nanoseconds after which a file that changes again has an
 
 @dataclass(frozen=True)
 class Facts:
-    """What one file holds.
+    """The facts about one image file.
 
     Attributes:
         digest: SHA-256 of its bytes; empty where it could not be opened.
@@ -77,7 +77,7 @@ row_of = attrgetter(*_FACTS.split(", "))
 
 
 class Memory:
-    """Facts by file and by content, and which contents were compared with one another. Threads may share it."""
+    """A database of facts by file and by content, and of past comparisons. Threads may share it."""
 
     def __init__(self) -> None:
         self._path = cache_folder() / f"doctor-{_VERSION}-{decoders()}.sqlite3"
@@ -104,16 +104,16 @@ class Memory:
         self._give_up()
 
     def of_files(self, stamps: Sequence[bytes | None]) -> dict[bytes, Facts]:
-        """The facts of files by their stamps; those that are not known are left out."""
+        """Return the facts of files by their stamps. Unknown files are left out."""
         known = [stamp for stamp in stamps if stamp is not None]
         return {row[0]: Facts(*row[1:]) for part in _parts(known) for row in self._ask(_BY_STAMP, part)}
 
     def of_contents(self, digests: Sequence[bytes]) -> dict[bytes, Facts]:
-        """The facts of contents by their digests; those that are not known are left out."""
+        """Return the facts of contents by their digests. Unknown contents are left out."""
         return {row[0]: Facts(*row) for part in _parts(digests) for row in self._ask(_BY_DIGEST, part)}
 
     def learn(self, facts: Facts, stamp: bytes | None) -> None:
-        """Remember a file, if it is one that can be known again."""
+        """Store the facts of a file if it can be recognised again."""
         with self._lock:
             self._facts.append(facts)
             if stamp is not None:
@@ -121,7 +121,7 @@ class Memory:
         self.write(least=_WRITTEN)
 
     def compared(self, digests: Sequence[bytes]) -> tuple[tuple[bytes, ...], Any] | None:
-        """Contents that were compared with one another, these or else the most of these, and what came of it.
+        """Return contents that were compared with one another, and the result of the comparison.
 
         Args:
             digests: of contents, each once, in order.
@@ -143,7 +143,7 @@ class Memory:
         return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][0]))
 
     def learn_compared(self, digests: Sequence[bytes], outcome: Any) -> None:
-        """Remember that these contents were compared with one another, and what came of it; plain JSON types."""
+        """Store the result of comparing these contents with one another, as plain JSON types."""
         row = (_name_of(digests), b"".join(digests), to_json(outcome))
         self._run("INSERT OR REPLACE INTO compared (name, contents, pairs) VALUES (?, ?, ?)", [row])
         self._run(_FORGET, [(_MOST_COMPARED,)])
@@ -176,7 +176,7 @@ class Memory:
                     self._give_up(error)
 
     def _give_up(self, reason: Exception | None = None) -> None:
-        """Without a memory the work goes on. A full disk or a lock may pass; a damaged file is removed."""
+        """Continue without the database. A damaged one is removed."""
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
@@ -191,7 +191,7 @@ def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def stamp_of(file: Place) -> bytes | None:
-    """What changes whenever a file does; None where it cannot be seen, or changed so lately that it might again."""
+    """Return bytes that change whenever a file does; None if it cannot be seen or has only just changed."""
     if isinstance(file, Stored):
         return file.storage.stamp(file.key)
     try:

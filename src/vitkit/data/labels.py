@@ -52,7 +52,7 @@ _RECENT = 2**16  # bytes at the end of a file, which hold its last rows
 
 
 class Edit(NamedTuple):
-    """What was said of one picture.
+    """A row of a label file: what was said of one picture.
 
     Attributes:
         path: as seen from the data's folder, with `/`, or absolute.
@@ -70,7 +70,7 @@ class Edit(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A picture whose label was changed, or that was left out, because a model proposed it.
+    """An image whose label was changed, or that was left out, because a model proposed it.
 
     Attributes:
         path: of the picture.
@@ -110,7 +110,7 @@ class LabelFile:
 
 
 def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
-    """The rows of a label file, or of a run's label_errors.csv.
+    """Read the rows of a label file, or of label_errors.csv of a run.
 
     Args:
         file: the file.
@@ -151,7 +151,7 @@ def _is_cut_from(known: LabelFile, content: bytes) -> bool:
 
 
 def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile:
-    """The same; a file that is not there yet has no rows.
+    """Read a label file as `read_labels` does. A file that does not exist yet has no rows.
 
     Raises:
         VitkitError: it is no label file.
@@ -247,7 +247,7 @@ def _takes_rows(content: bytes) -> bool:
 
 
 def _now(recent: bytes) -> str:
-    """The moment, another than those of the last rows: rows of one moment are undone together."""
+    """Return the current time, different from that of the last rows: rows of one time are undone together."""
     now = datetime.now(UTC)
     while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in recent:
         now += timedelta(microseconds=1)
@@ -282,7 +282,7 @@ def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
 
 
 def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
-    """The rows in the bytes of a file, of which so many lines between header and rows were left out."""
+    """Parse the rows in the bytes of a file."""
     refuse_encoding(name, content)
     # Names of files need not be UTF-8 on Linux, and keep their bytes; what else is not is refused below.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -347,7 +347,7 @@ def _list_that_proposed(name: str, label: str, cells: dict[str, str]) -> str:
 
 
 def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]:
-    """A class under another name, or merged into another: a row for each of its pictures.
+    """Return the rows that rename a class or merge it into another, one for each of its pictures.
 
     Args:
         edits: path and label of every picture, as they are now (`corrected.labels_of`).
@@ -376,7 +376,7 @@ _SMALL = 2**16  # bytes of a header, at most
 
 
 class Suspect(NamedTuple):
-    """A row of the list.
+    """A row of a list of label errors.
 
     Attributes:
         path: as seen from the folder of the run's images.
@@ -405,7 +405,7 @@ def is_list_of_suspects(file: str | Path) -> bool:
 
 
 def read_suspects(file: str | Path) -> list[Suspect]:
-    """The rows, in their order: as a run writes them, the most doubtful first.
+    """Read the rows of a list of label errors, the most doubtful first, as a run writes them.
 
     Raises:
         VitkitError: it is no such list; the message has the line.
@@ -436,19 +436,19 @@ def _number(file: str | Path, line: int, cell: str | None) -> float | None:
 
 
 def expected_by_chance(suspects: Sequence[Suspect]) -> float | None:
-    """How many of these labels are expected to be right; None where the list does not say."""
+    """Return how many of these labels are expected to be right; None if the list does not say."""
     known = [suspect.chance for suspect in suspects if suspect.chance is not None]
     return sum(known) if len(known) == len(suspects) else None
 
 
 def chance_in_words(suspects: Sequence[Suspect]) -> str:
-    """The same with a semicolon before it; empty where nothing is known, or there is none."""
+    """Return that number in words after a semicolon; empty if it is unknown or zero."""
     expected = expected_by_chance(suspects)
     return f"; {by_chance(len(suspects), expected)}" if suspects and expected is not None else ""
 
 
 class PathFinder:
-    """Finds images by their paths, as seen from a folder, or absolute.
+    """Find images by their paths, which are relative to a folder or absolute.
 
     Args:
         root: the folder.
@@ -476,7 +476,7 @@ class PathFinder:
         return self._real.get(self._followed(self._place(path.strip())), [])
 
     def beside(self, path: str) -> str | None:
-        """The path from the folder of a picture that is in it; None: there is no such file, or it is no picture."""
+        """Return the path of an image that exists in the folder but is not in the table; None if there is none."""
         for spelling in dict.fromkeys((path, path.strip())):
             place = Path(self._followed(self._place(spelling), normal=False))
             if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and is_there(place):

@@ -38,13 +38,13 @@ _FILLERS = {  # words that say nothing, as in train_set or "Test Images"
 
 
 def split_of_word(word: str) -> str | None:
-    """The split that a word alone names, in any case: train, val or test; None where it names none."""
+    """Return the split that a word names, in any case: train, val or test; None if it names none."""
     split = _WORDS.get(word.strip().lower())
     return "test" if split == "eval" else split
 
 
 def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Which split (train, val, test or eval) a folder's name speaks of, and the other words in it.
+    """Return the split that a folder's name contains (train, val, test or eval), and its other words.
 
     `seg_train`, `Training`, `train_set` and `FlowersTest2017` do; a name with no such word, or several, does not.
     Folders that belong together have the same other words.
@@ -65,7 +65,7 @@ def _without_filler(word: str) -> str:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder, whether images lie in it directly, and the folders in it."""
+    """A folder, whether it contains images directly, and the folders in it."""
 
     path: Path
     has_images: bool
@@ -73,7 +73,7 @@ class Folder:
 
     @property
     def name(self) -> str:
-        """Without what is above it."""
+        """Return the last part of the path."""
         return self.path.name
 
     @cached_property
@@ -83,7 +83,7 @@ class Folder:
 
     @cached_property
     def full(self) -> tuple[Folder, ...]:
-        """The folders in it that hold images at any depth."""
+        """Return the folders in it that contain images at any depth."""
         return tuple(folder for folder in self.folders if folder.holds_images)
 
     @property
@@ -93,7 +93,7 @@ class Folder:
 
 
 def survey(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Folder:
-    """The folders below, links followed but for those that lead back up; `overlooked` is told of the others."""
+    """List the folders below a folder, following links except those that lead back up."""
     real = os.path.realpath(path)
     has_images, folders = False, []
     if real not in above:
@@ -126,26 +126,26 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def inside(folder: Folder) -> Iterator[Folder]:
-    """The folders in it, at any depth, that hold images."""
+    """Yield the folders in it, at any depth, that contain images."""
     for child in folder.full:
         yield child
         yield from inside(child)
 
 
 def between(top: Folder, folder: Folder) -> tuple[Path, ...]:
-    """The folders from one down to another, both included."""
+    """List the folders from one down to another, including both."""
     steps = folder.path.relative_to(top.path).parts
     return tuple(top.path.joinpath(*steps[:i]) for i in range(len(steps) + 1))
 
 
 def below(top: Folder, folder: Folder) -> str:
-    """How a folder is named as seen from another."""
+    """Return the path of a folder relative to another."""
     return f"{folder.path.relative_to(top.path).as_posix()}/"
 
 
 @dataclass(frozen=True)
 class SplitFolder:
-    """A folder that its name calls a split, and the one within it that its classes lie in."""
+    """A folder whose name is that of a split, and the folder within it that contains the classes."""
 
     outer: Folder
     inner: Folder
@@ -158,7 +158,7 @@ class SplitFolder:
 
 
 def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
-    """The folders that are called as splits are, by the other words in their names."""
+    """Group the folders that are named like splits by the other words in their names."""
     groups: dict[tuple[str, ...], list[SplitFolder]] = defaultdict(list)
     for child in folder.full:
         split_name = split_of_folder(child.name)
@@ -172,7 +172,7 @@ def is_pair(splits: Sequence[SplitFolder]) -> bool:
 
 
 def undouble(folder: Folder) -> Folder:
-    """seg_train/seg_train: archives are unpacked into a folder of their own name."""
+    """Skip a folder that contains only a folder of its own name, as archives leave it (seg_train/seg_train)."""
     inner = folder
     while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
         inner = inner.full[0]
@@ -180,7 +180,7 @@ def undouble(folder: Folder) -> Folder:
 
 
 def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """Where each holds nothing but one folder of the same name (train/images, test/images), the classes are in that."""
+    """Descend into folders of the same name that each split contains alone (train/images, test/images)."""
     splits = list(splits)
     while all(part.inner.is_made_of_folders and len(part.inner.folders) == 1 for part in splits):
         within = [part.inner.folders[0] for part in splits]
@@ -191,7 +191,7 @@ def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
 
 
 def settle_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """`eval` is the test split, unless there is one beside it."""
+    """Take `eval` for the test split, unless there is one beside it."""
     instead = "val" if any(part.split == "test" for part in splits) else "test"
     return [replace(part, split=instead) if part.split == "eval" else part for part in splits]
 
@@ -203,7 +203,7 @@ _OVERRIDE = "say which with --layout splits or --layout classes"
 
 @dataclass(frozen=True)
 class ClassFolder:
-    """A folder whose images are of one class, and of one split where the layout says so."""
+    """A folder whose images belong to one class, and to one split if the layout says so."""
 
     path: Path
     name: str
@@ -212,7 +212,7 @@ class ClassFolder:
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """How a folder is read.
+    """The meaning of a folder's structure.
 
     Attributes:
         classes: every folder that holds the images of a class.
@@ -228,7 +228,7 @@ class FolderLayout:
 
 
 def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
-    """Tell classes from splits among the folders below `top`, by their names and by where images lie.
+    """Distinguish classes from splits among the folders below `top`, by their names and contents.
 
     Args:
         name: what the user called it.
@@ -252,7 +252,7 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
 
 
 def _unwrap(folder: Folder) -> Folder:
-    """Into folders that hold nothing but one other, unless that is a class with its images, or a split."""
+    """Descend into folders that contain nothing but one other folder, unless it is a class or a split."""
     while not folder.has_images and len(folder.folders) == 1:
         (only,) = folder.folders
         if only.has_images or not only.full or split_of_folder(only.name) is not None:
@@ -303,7 +303,7 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
 
 
 def _agreeing(folder: Folder) -> tuple[list[Folder], list[str]] | None:
-    """Folders that would be classes, made of folders that are mostly called the same: folds, or splits, or sites."""
+    """Find folders that would be classes and contain folders of mostly the same names: folds, splits or sites."""
     made = [child for child in folder.full if child.is_made_of_folders]
     for names_of in (_names_in, _names_of_leaves):
         names = [names_of(child) for child in made]
@@ -326,7 +326,7 @@ def _names_of_leaves(folder: Folder) -> set[str]:
 
 
 def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) -> FolderLayout | None:
-    """The layout split/class/image; None where there is none."""
+    """Return the layout split/class/image; None if it does not apply."""
     groups = {words: [item for item in splits if item.has_classes] for words, splits in grouped(folder).items()}
     groups = {words: splits for words, splits in groups.items() if splits}
     if not groups:
@@ -411,12 +411,12 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -
 
 
 def _alike(name: str) -> str:
-    """The same for names that people take for one: macOS writes accents in another way than all others."""
+    """Normalise a name so that equal-looking names are equal: macOS writes accents differently."""
     return unicodedata.normalize("NFKC", look(name)).casefold().strip()
 
 
 def _as_splits_of_classes(top: Folder, folder: Folder) -> FolderLayout | None:
-    """The layout class/split/image; None where there is none."""
+    """Return the layout class/split/image; None if it does not apply."""
     parts: list[ClassFolder] = []
     for child in folder.full:
         groups = list(grouped(child).values())
@@ -446,7 +446,7 @@ def table_of_layout(
     images_below: Callable[[Path], list[str]],
     entries: Callable[[Path], list[tuple[str, bool]]],
 ) -> ImageTable:
-    """The images of folders that were understood.
+    """Build the table of the images in folders that were understood.
 
     Args:
         name: what the user called them.

@@ -37,7 +37,7 @@ Batch = tuple[Tensor, Tensor]  # images (B, C, height, width), labels (B,)
 
 
 class EpochSampler(Sampler[tuple[int, ...]]):
-    """Yields (epoch, index), shuffled anew each epoch by (seed, epoch).
+    """Yield (epoch, index) in an order that is shuffled in each epoch by (seed, epoch).
 
     With `labels`, an epoch of the same length has as many images of every class: some of a large class, and each of a
     small one several times, the n-th time more as (epoch, index, n).
@@ -63,7 +63,7 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         return iter([drawn[i] for i in shuffled])
 
     def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
-        """The classes in turn, each going through its images again and again, both in a random order."""
+        """Take the classes in turn, each in a random order that starts again when it ends."""
         by_label: dict[
             int, list[int]
         ] = {}  # the first class is the most often drawn, by one: which that is, chance decides
@@ -104,24 +104,24 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Images by their keys, and what is known of each without looking at it."""
+    """A dataset of images with their keys and labels, which are known without decoding."""
 
     @property
     @abstractmethod
     def labels(self) -> Sequence[int]:
-        """The class of each."""
+        """Return the class of each image."""
 
     @property
     @abstractmethod
     def paths(self) -> Sequence[str]:
-        """What each is called."""
+        """Return the key of each image."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
 
 class BatchedImages:
-    """Training and validation images, batched.
+    """Training and validation images in batches.
 
     Args:
         train: asked for by (epoch, index), or (epoch, index, n) where an epoch shows one n times more.
@@ -160,11 +160,11 @@ class BatchedImages:
 
     @property
     def batches(self) -> int:
-        """Training batches in an epoch."""
+        """Return the number of training batches in an epoch."""
         return math.ceil(len(self.train) / self.batch_size)
 
     def train_batches(self, epoch: int) -> Iterator[Batch]:
-        """This process's shares of an epoch's batches, in order."""
+        """Yield this process's shares of the batches of an epoch, in order."""
         sampler, loader = self._train_loader
         sampler.set_epoch(epoch)
         return self._begin(loader)
@@ -175,12 +175,12 @@ class BatchedImages:
         return batches.sampler, self._loader(self.train, batch_sampler=batches)
 
     def paths_of_batch(self, epoch: int, batch: int) -> list[str]:
-        """The images of this process's share of a training batch, below the data's folder."""
+        """Return the keys of this process's share of a training batch."""
         paths = self.train.paths
         return [paths[key[1]] for key in self._keys(epoch, batch)]
 
     def batch_again(self, epoch: int, batch: int) -> Batch:
-        """This process's share of a training batch, made anew: images (B, C, height, width) and labels (B,)."""
+        """Prepare this process's share of a training batch again: images (B, C, height, width) and labels (B,)."""
         images, labels = zip(*(self.train[key] for key in self._keys(epoch, batch)), strict=True)
         return torch.stack(images), torch.tensor(labels)
 
@@ -200,7 +200,7 @@ class BatchedImages:
         return sum(len(range(rank, images, size)) for images in sizes), end - start
 
     def places(self, images: int) -> range:
-        """Which images of a whole training batch those are that this process computes of it."""
+        """Return the positions, within a whole training batch, of the images of this process."""
         rank, size = self.process
         return range(rank, rank + images * size, size)
 
@@ -216,7 +216,7 @@ class BatchedImages:
         return len(self.val) > 0
 
     def val_batches(self) -> Iterator[Batch]:
-        """This process's share of the validation images."""
+        """Yield this process's share of the validation images."""
         return self._begin(self._val_loader)
 
     @cached_property
@@ -236,7 +236,7 @@ class BatchedImages:
     # --- Both ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let the processes end that prepare images; they start again where they are needed."""
+        """Stop the worker processes. They start again when they are needed."""
         for name in ("_train_loader", "_val_loader"):
             self.__dict__.pop(name, None)
 
@@ -258,7 +258,7 @@ class BatchedImages:
 
 
 class TellOnce:
-    """A handler of SIGCHLD that breaks into the program only once when processes that prepare images die together.
+    """A handler of SIGCHLD that interrupts the program only once when several workers die together.
 
     PyTorch's own raises for each of them, wherever the program just is: of the second in the midst of what is told of
     the first. Those lost later are noticed where their images are awaited.
@@ -298,13 +298,13 @@ def is_worker_lost(error: BaseException) -> bool:
 
 
 def worker_lost(workers: int) -> str:
-    """What became of a process that prepares images, as a sentence without its cure."""
+    """Describe in a sentence what happened to a worker process."""
     return f"a process that prepares images ended: memory, or /dev/shm, is too small for --workers {workers}"
 
 
 @contextmanager
 def quiet_workers() -> Iterator[None]:
-    """Without torch's advice on how many processes prepare images, which was chosen on purpose."""
+    """Silence PyTorch's advice on the number of worker processes, which was chosen on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield
@@ -346,7 +346,7 @@ class _TableImages(Images):
         return len(self.table)
 
     def _picture(self, index: int) -> Image.Image:
-        """The reduced picture of a row."""
+        """Return the reduced picture of a row."""
         file = self._place / self.table.paths[index]
 
         def make() -> Image.Image:
@@ -356,7 +356,7 @@ class _TableImages(Images):
 
 
 class EvaluationImages(_TableImages):
-    """Images as every command but training sees them: (C, height, width) float32 and the label."""
+    """Images as every command except training sees them: (C, height, width) float32 and the label."""
 
     def __init__(self, table: ImageTable, preprocess: Preprocess, cache: PictureCache | None = None) -> None:
         super().__init__(table, preprocess, preprocess.short_side, preprocess.resize, cache)
@@ -404,13 +404,13 @@ def _decode(path: Place, short_side: int) -> Image.Image:
 
 
 def _spread(labels: Sequence[int], images: int, seed: int) -> list[int]:
-    """At most so many places, drawn at random so that the labels there have their proportions."""
+    """Draw at most so many indices at random, with the labels in their proportions."""
     drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix_seeds(seed))).tolist()
     return sorted(in_proportion(drawn, labels)[:images])
 
 
 class ImageData(BatchedImages):
-    """The train and val splits of a table, batched.
+    """The train and val splits of a table in batches.
 
     Args:
         table: already split.
@@ -441,7 +441,7 @@ class ImageData(BatchedImages):
             self.cache, self.kept_bytes = self._keep(cache, self.workers, self.process[1])
 
     def _keep(self, cache: str, workers: int, processes: int) -> tuple[str, int]:
-        """Let decoded pictures be kept where they fit: where that is, and how many bytes they take."""
+        """Open a cache for decoded pictures if there is room; return its kind and size in bytes."""
         train, val, preprocess = self.train, self.val, self.train.preprocess
         short_side = train.augment.short_side(preprocess)
         needs = [
@@ -456,7 +456,7 @@ class ImageData(BatchedImages):
         return cache, sum(needs)
 
     def sample(self, images: int) -> ImageData:
-        """The same training images for one process, and for validation at most so many, classes in their proportions.
+        """Return the same training images for one process, with at most so many validation images.
 
         Without validation images they are training images, seen as in evaluation.
         """

@@ -39,7 +39,7 @@ def _on_stderr(line: str) -> None:
 
 
 def materialise(name: str, say: Say = _on_stderr) -> Path:
-    """The folder of a named data set, downloaded and written on first use; of two processes one waits.
+    """Return the folder of a named data set, downloading and writing it on first use. Other processes wait.
 
     What is interrupted or fails leaves nothing behind.
 
@@ -171,7 +171,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _watched(what: str) -> Iterator[None]:
-    """While torchvision downloads: its bar reports to `progress`, and its silence has an end."""
+    """Report torchvision's download to `progress`, and end it with a timeout if the server is silent."""
     from torchvision.datasets import utils
 
     bar, timeout = utils.tqdm, socket.getdefaulttimeout()
@@ -185,7 +185,7 @@ def _watched(what: str) -> Iterator[None]:
 
 
 class _ProgressBar:
-    """Takes the place of a progress bar and draws nothing."""
+    """A progress bar that draws nothing and reports to `progress`."""
 
     def __init__(self, what: str, total: int | None = None, **_: Any) -> None:
         self._tell, self._done, self._total = partial(progress, what), 0, total or 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TarDownload:
-    """Writes the `class/name.jpg` and the licence that are in the one folder of a published tar file."""
+    """Write the `class/name.jpg` files and the licence from the folder in a published tar file."""
 
     url: str
     sha256: str
@@ -43,7 +43,7 @@ class TarDownload:
 
 @dataclass(frozen=True)
 class Torchvision:
-    """Writes what a class of torchvision.datasets downloads.
+    """Write what a class of torchvision.datasets downloads.
 
     Attributes:
         kind: the class's name.
@@ -70,7 +70,7 @@ class Torchvision:
 
 
 def folder_names(classes: Iterable[str]) -> list[str]:
-    """The classes as names that every file system takes and tells apart."""
+    """Return class names that every file system accepts and distinguishes."""
     names: list[str] = []
     for name in classes:
         safe = re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") or "_"
@@ -83,7 +83,7 @@ def folder_names(classes: Iterable[str]) -> list[str]:
 
 
 def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> None:
-    """A published file is moved as it is; what comes as pixels is written as `name`."""
+    """Move a published file as it is, or write pixels as a file called `name`."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(image, (str, Path)):
         Path(image).rename(folder / Path(image).name)
@@ -92,14 +92,14 @@ def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> Non
 
 
 def opened(data: Any) -> Iterator[tuple[str, int]]:
-    """The samples of a class that opens every file itself."""
+    """Yield the samples of a class that opens every file itself."""
     for image, label in (data[i] for i in range(len(data))):
         image.close()
         yield image.filename, label
 
 
 def write_digits(_: Path, folder: Path) -> None:
-    """scikit-learn's handwritten digits (8x8, 16 greys), which it ships."""
+    """Write scikit-learn's handwritten digits (8x8, 16 greys), which it contains."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_digits
@@ -111,7 +111,7 @@ def write_digits(_: Path, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is known of a data set before it is here.
+    """The facts about a data set that are known before it is downloaded.
 
     Attributes:
         name: as users say it; its folder in the cache.
@@ -208,7 +208,7 @@ _ENTRIES = (
 
 
 class _Table(UserDict[str, DataSet]):
-    """By name; capitals, hyphens and underscores make no difference to who asks."""
+    """A table by name that ignores capitals, hyphens and underscores."""
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._spelt(name) in self.data

@@ -27,7 +27,7 @@ _SAME = 0.75  # part of the labels that nobody doubted, from which on two runs a
 
 
 class Renaming:
-    """What classes that are gone are called now: what most of their pictures are, of those that no model touched.
+    """The current names of classes that were renamed, by the labels of pictures that no model has changed.
 
     Args:
         names: of each old class that is gone, the new one.
@@ -39,7 +39,7 @@ class Renaming:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], table: ImageTable) -> Renaming:
-        """Learn it from old and new labels of pictures that no model touched; `table` has the new classes."""
+        """Learn the renaming from old and new labels of pictures that no model has changed."""
         votes: dict[str, Counter[str]] = {}
         kept = set(table.classes)
         for (old, new), count in Counter(pairs).items():
@@ -50,7 +50,7 @@ class Renaming:
         return cls(names, table.task)
 
     def __call__(self, label: str) -> str:
-        """A label as it is called now; one whose class is gone for good stays as it is."""
+        """Return the current name of a label. A label whose class is gone stays as it is."""
         if not self._names:
             return label
         return self._task.label_of(self._names.get(name, name) for name in self._task.names_in(label))
@@ -61,7 +61,7 @@ class Renaming:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an earlier run tells of labels, by the beginning of each file's SHA-256.
+    """The labels of an earlier run, by the beginning of each file's SHA-256.
 
     Attributes:
         folder: of the run.
@@ -81,11 +81,11 @@ class Earlier:
 
     @property
     def name(self) -> str:
-        """What to call the run."""
+        """Return the name of the run."""
         return self.folder.name
 
     def gone(self, digests: Iterable[str], split: str) -> int:
-        """How many of its images of a split are no longer there, of those whose label it doubted.
+        """Count the images of a split whose label the run doubted and that no longer exist.
 
         Of other images than its own, which have less than half of these, there is nothing to say.
         """
@@ -96,7 +96,7 @@ class Earlier:
 
 
 def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
-    """What a run tells; None where it is damaged, or proposed nothing and is no ancestor."""
+    """Read the labels of a run; None if it is damaged, or proposed nothing and is no ancestor."""
     try:
         suspects = read_suspects(run / LABEL_ERRORS) if (run / LABEL_ERRORS).is_file() else []
         proposals = read_proposals(run)
@@ -118,7 +118,7 @@ def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
 
 
 def earlier_runs(ancestors: Iterable[str | Path], places: Iterable[Path]) -> list[Earlier]:
-    """Runs that may have proposed labels: those that a new one goes on from first, then the newest of some folders."""
+    """List runs that may have proposed labels: first those that a run starts from, then the newest ones."""
     runs: dict[Path, Earlier] = {}
     for run in ancestors:
         if Path(run).is_dir():
@@ -144,7 +144,7 @@ def _age(run: Path) -> float:
 
 
 def read_proposals(run: Path) -> tuple[Proposal, ...]:
-    """What a run keeps of labels that models proposed; nothing where there were none.
+    """Read the proposals that a run stored; none if it has none.
 
     Raises:
         VitkitError: the file is damaged.
@@ -168,7 +168,7 @@ def read_proposals(run: Path) -> tuple[Proposal, ...]:
 
 
 def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
-    """The same by the paths that a run's images have in a table of `images_of_run`.
+    """Read the proposals by the paths that the images have in a table of `images_of_run`.
 
     An image that was left out, and that is not where it was, is looked for by its content.
     """
@@ -193,7 +193,7 @@ def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
 
 
 def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
-    """The beginning of the SHA-256 of each image by its path in a table of `images_of_run`."""
+    """Return the beginning of the SHA-256 of each image, by its path in a table of `images_of_run`."""
     contents = read_contents(run / SPLIT)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
     return {new: contents[old] for old, new in known if old in contents}
@@ -203,7 +203,7 @@ def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
 
 
 def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Sequence[Earlier]) -> tuple[Proposal, ...]:
-    """The images of a table, and those that are left out of it, whose label follows a model's proposal.
+    """Find the images, included or left out, whose label follows a proposal of a model.
 
     A label counts as proposed where the label file marks it, where it is what an earlier run suggests instead of the
     label that it had, whoever wrote it, or where it was proposed before that run. An image that is left out counts
@@ -235,7 +235,7 @@ def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Seque
 def _notes_about(
     label: str | None, digest: str, mark: Proposal | None, runs: Sequence[tuple[Earlier, Renaming]]
 ) -> Iterator[tuple[str, str]]:
-    """The label that a picture had before a proposal, and by whom: what tells of the earliest first."""
+    """Return the label that a picture had before the earliest known proposal, and who proposed."""
     for entry, rename in runs:
         if entry.is_ancestor and digest in entry.proposals:
             yield rename(entry.proposals[digest].before), entry.proposals[digest].by
@@ -252,7 +252,7 @@ def _notes_about(
 
 
 def _renaming(run: Earlier, table: ImageTable, digests: Mapping[str, str], now: Mapping[str, str]) -> Renaming | None:
-    """What a run's classes are called now; None where its pictures are labelled by quite another rule."""
+    """Learn how classes of a run were renamed; None if its pictures are labelled by another rule."""
     pairs = [
         (now[path] if now[path] in run.labels[digest] else min(run.labels[digest]), now[path])
         for path, digest in digests.items()

@@ -45,7 +45,7 @@ _MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in i
 
 @dataclass(frozen=True)
 class PictureRecord:
-    """What is known of n pictures. One that was there with several labels is in it with each.
+    """Record of n pictures. A picture that occurred with several labels has an entry for each.
 
     Attributes:
         digests: the beginning of each file's SHA-256, (n, 16).
@@ -87,18 +87,18 @@ class PictureRecord:
 
     @property
     def seen(self) -> int:
-        """How many pictures the weights were trained on or chosen by."""
+        """Return how many pictures the weights were trained on or selected with."""
         return int((self.roles > 0).sum())
 
     def role_of(self) -> dict[bytes, str]:
-        """What became of each content."""
+        """Return the role of each content."""
         return {digest.tobytes(): ROLES[role] for digest, role in zip(self.digests, self.roles.tolist(), strict=True)}
 
     def label_of(self, index: int) -> str:
         return self.names[self.labels[index]]
 
     def thumbnails(self) -> npt.NDArray[np.uint8]:
-        """(n, 16, 16, 3) RGB, as exact as telling copies apart needs."""
+        """Return thumbnails (n, 16, 16, 3) in RGB, exact enough to recognise copies."""
         means, steps = self.scales[:, :3].astype(np.float32), self.scales[:, 3:].astype(np.float32)
         spectrum = self.codes.reshape(-1, 3, THUMBNAIL, THUMBNAIL) * steps[:, :, None, None]
         basis = cosines()
@@ -107,12 +107,12 @@ class PictureRecord:
         return np.round(pixels).clip(0, 255).astype(np.uint8)
 
     def described(self) -> Described:
-        """What there is to compare other pictures with."""
+        """Return the descriptions that other pictures are compared with."""
         aspects = np.where(self.aspects > 0, self.aspects, 1).astype(np.float64)
         return Described(self.words, self.places, ends_of(self.counts), aspects, self.thumbnails())
 
     def without_looks(self) -> PictureRecord:
-        """The hashes, roles and labels alone."""
+        """Return the record with hashes, roles and labels alone."""
         return replace(
             self.without_keypoints(),
             scales=self.scales[:0],
@@ -122,13 +122,13 @@ class PictureRecord:
         )
 
     def without_keypoints(self) -> PictureRecord:
-        """As an earlier vitkit would have written it."""
+        """Return the record as earlier versions of vitkit wrote it."""
         return replace(
             self, counts=0 * self.counts, words=self.words[:0], places=self.places[:0], aspects=0 * self.aspects
         )
 
     def merge(self, later: PictureRecord) -> PictureRecord:
-        """Both records as one; a picture in both was at least as much used as either says."""
+        """Combine two records. A picture in both keeps the role in which it was used most."""
         places: dict[bytes, list[int]] = {}
         for i, digest in enumerate(later.digests):
             places.setdefault(digest.tobytes(), []).append(i)
@@ -159,7 +159,7 @@ class PictureRecord:
         )
 
     def to_bytes(self) -> bytes:
-        """As a compressed .npz file, whose parts have checksums."""
+        """Return the record as a compressed .npz file whose parts have checksums."""
         about = to_json({"format": _FORMAT, "names": self.names, "is_whole": self.is_whole})
         arrays: dict[str, Any] = {
             "about": np.frombuffer(about.encode(), np.uint8),
@@ -179,7 +179,7 @@ class PictureRecord:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: object) -> PictureRecord:
-        """The record in the bytes of `to_bytes`.
+        """Read a record from the bytes that `to_bytes` returned.
 
         Raises:
             VitkitError: they are damaged, or a later vitkit wrote them; `source` is named.
@@ -258,7 +258,7 @@ def _check_size(data: bytes) -> None:
 def make_record(
     facts: Sequence[Facts], labels: Sequence[str], roles: Sequence[str], *, is_whole: bool
 ) -> PictureRecord:
-    """The record of a run's own pictures.
+    """Make the record of the pictures of a run.
 
     Args:
         facts: of readable images.
@@ -295,7 +295,7 @@ def make_record(
 
 
 def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
-    """A record's bytes as text, for the metadata of a file.
+    """Encode the bytes of a record as text, for the metadata of a file.
 
     Where that is too long, without keypoints; where that is too long still, without thumbnails.
     """
@@ -310,7 +310,7 @@ def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
 
 
 def from_text(text: str, source: object) -> bytes:
-    """The bytes that `to_text` was given.
+    """Decode the text that `to_text` returned.
 
     Raises:
         VitkitError: it is damaged; `source` is named.
@@ -322,7 +322,7 @@ def from_text(text: str, source: object) -> bytes:
 
 
 def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int8]]:
-    """Mean, step and cosine coefficients of each channel.
+    """Compute mean, step and cosine coefficients of each channel.
 
     A coefficient is at most the length of the channel without its mean, so steps of a hundredth of that make all of
     them fit into a byte. The greys then correlate with the original by 0.9985 or more, and the colours differ by 5 in
@@ -340,7 +340,7 @@ def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a record knows of the images of a table, an entry an image.
+    """The entries of a record that belong to the images of a table, one entry per image.
 
     Attributes:
         roles: what became of the picture, the most that any of its copies was used for; None: it is not known.
@@ -362,11 +362,11 @@ class Overlap:
         return sum(role is not None for role in self.roles)
 
     def seen(self) -> list[int]:
-        """The images that the weights were trained on or chosen by."""
+        """Return the images that the weights were trained on or selected with."""
         return [i for i, role in enumerate(self.roles) if role in ("train", "val")]
 
     def take(self, indices: Sequence[int]) -> Overlap:
-        """Of the images at these indices."""
+        """Return the entries of the images at these indices."""
         return Overlap(
             tuple(self.roles[i] for i in indices),
             tuple(self.kinds[i] for i in indices),
@@ -415,7 +415,7 @@ def find_overlap(
 
 
 def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]) -> frozenset[int]:
-    """The images whose very file the record knows, with other labels."""
+    """Find the images whose exact file is in the record with other labels."""
     labels: dict[bytes, set[str]] = {}
     for j, digest in enumerate(record.digests):
         labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
@@ -424,7 +424,7 @@ def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]
 
 
 def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
-    """The readable images of a table, and what a record says of each.
+    """Return the readable images of a table, and what a record says of each.
 
     Args:
         record: of what weights were trained on.
@@ -446,7 +446,7 @@ def read_digests(table: ImageTable) -> dict[str, str]:
 
 
 def highest(*roles: str | None) -> str | None:
-    """The role that says the most: train before val before test before none."""
+    """Return the role with the most use: train before val before test before none."""
     known = [role for role in roles if role is not None]
     return max(known, key=ROLES.index, default=None)
 

@@ -28,7 +28,7 @@ from vitkit.text.cells import restored
 
 @dataclass(frozen=True)
 class SourceKind:
-    """One way to keep labelled images.
+    """A kind of source: one way to store labelled images.
 
     Attributes:
         name: of the kind.
@@ -69,26 +69,26 @@ def register(kind: SourceKind) -> None:
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
-    """The kind that a file is of, by its suffix; None: of none."""
+    """Return the kind of a file by its suffix; None if there is none."""
     suffix = Path(path).suffix.lower()
     return next((kind for kind in SOURCE_KINDS.values() if suffix in kind.suffixes), None)
 
 
 def kind_of(path: Path) -> SourceKind | None:
-    """The kind that a folder or file is of; None: of none."""
+    """Return the kind of a folder or file; None if there is none."""
     if not path.is_dir():
         return kind_of_file(path)
     return next(kind for kind in SOURCE_KINDS.values() if not kind.suffixes)
 
 
 def storage_at(path: Path) -> Storage | None:
-    """What gives the bytes of the images in a file; None of a folder, and of a file that holds none itself."""
+    """Return the storage in a file; None for a folder, and for a file that contains no images itself."""
     opener = STORAGES.get(path.suffix.lower())
     return None if opener is None or not path.is_file() else opener(path)
 
 
 def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
-    """The images of a folder, a CSV file or a named set, as `read_table` finds them.
+    """Find the images of a folder, a CSV file, an archive or a named data set, as `read_table` does.
 
     Raises:
         VitkitError: there is nothing in it to learn from, or a single class.
@@ -141,7 +141,7 @@ def read_table(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
 
 
 def find_source(data: str | Path) -> SourceKind | None:
-    """The kind of source that a folder or file is, without a look into it; None: a named set.
+    """Return the kind of a folder or file without examining it; None for a named data set.
 
     Raises:
         VitkitError: there is no such folder or name, or the file is of no kind.
@@ -162,7 +162,7 @@ def find_source(data: str | Path) -> SourceKind | None:
 
 
 def _within(table: ImageTable) -> str:
-    """What else may have been meant, where the only class is made of folders."""
+    """Suggest the folders within the only class, if it consists of folders."""
     folder = table.root / table.classes[0]
     holds_folders = folder.is_dir() and any(
         child.is_dir() and not is_passed_over(child.name) for child in folder.iterdir()
@@ -171,7 +171,7 @@ def _within(table: ImageTable) -> str:
 
 
 def read_folders(name: str, root: Path, layout_name: LayoutName) -> ImageTable:
-    """The images of a folder (`class/image`, `train/class/image`, see `layout.understand`)."""
+    """Find the images of a folder (`class/image`, `train/class/image`, see `layout.understand`)."""
     overlooked = Overlooked()
     layout = understand(name, survey(root, overlooked), layout_name)
     return table_of_layout(
@@ -192,7 +192,7 @@ _COLUMNS = {  # of a CSV file, by what people call them
 
 
 def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
-    """The images of a list, whose delimiter is what its header has most of."""
+    """Read the images of a CSV file. Its delimiter is the one that is most frequent in the header."""
     with file.open("rb") as data:
         refuse_encoding(name, data.read(64))
     try:
@@ -245,7 +245,7 @@ def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool)
 
 
 def read_unlabelled(data: str | Path) -> ImageTable:
-    """The pictures below a folder, or of a named set, as a table of one class without splits.
+    """Return all pictures of a source as a table of one class without splits.
 
     Raises:
         VitkitError: there is no such folder, or no picture in it.
@@ -262,7 +262,7 @@ def read_unlabelled(data: str | Path) -> ImageTable:
 
 
 def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
-    """All pictures below a folder, as a table of one class without splits."""
+    """Return all pictures below a folder as a table of one class without splits."""
     overlooked = Overlooked()
     paths = tuple(images_below(root, overlooked))
     if not paths:

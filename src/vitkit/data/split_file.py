@@ -31,7 +31,7 @@ from vitkit.text.cells import JOINT, plural
 
 
 def split_to_dict(table: ImageTable) -> dict[str, Any]:
-    """Plain JSON types: root, classes, and the paths of each class of each split, with a hash over all of them.
+    """Return root, classes, and the paths of each class in each split, with a hash, as plain JSON types.
 
     In a multi-label table the paths are those of each set of classes, whose names are joined by `;`.
     """
@@ -52,7 +52,7 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
 
 
 def split_from_file(path: Path) -> ImageTable:
-    """The table that a run's split.json describes.
+    """Read the table that split.json of a run describes.
 
     Raises:
         VitkitError: the file is missing or damaged.
@@ -90,7 +90,7 @@ def split_from_file(path: Path) -> ImageTable:
 
 
 def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
-    """The paths of images that are copies of one picture, or of one scene: of each group of two or more.
+    """List the paths of each group of two or more images that show one picture or one scene.
 
     Args:
         table: n images.
@@ -121,7 +121,7 @@ def groups_from_file(path: Path) -> dict[str, int]:
 
 
 def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
-    """The keys of a multi-label split.json, and the set of classes that each stands for."""
+    """Return the keys of a multi-label split.json, and the set of classes of each."""
     number = {name: i for i, name in enumerate(stored["classes"])}
     names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
     return names, tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
@@ -132,7 +132,7 @@ _OTHER = " (another picture now)"  # behind the path of such an image, which is 
 
 @dataclass(frozen=True)
 class Changes:
-    """Which of a run's images are no longer what they were when it began.
+    """The images of a run that have changed since it began.
 
     Attributes:
         images: how many were looked at.
@@ -151,7 +151,7 @@ class Changes:
 
     @property
     def text(self) -> str:
-        """Such as `1 of the run's 18 test images is no longer what it was: 1 holds another picture (first: a.jpg)`."""
+        """Describe the changes, e.g. `1 of the run's 18 test images is no longer what it was`."""
         count, parts = len(self.changed) + len(self.missing), []
         if self.changed:
             hold = plural(len(self.changed), "holds another picture", "hold other pictures")
@@ -162,7 +162,7 @@ class Changes:
         return f"{count} of the run's {self.images} {self.what} {are}: {', '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For evaluation.json: `changed`, unless nothing has changed."""
+        """Return `changed` for evaluation.json, or nothing if nothing has changed."""
         if not self:
             return {}
         count = len(self.changed) + len(self.missing)
@@ -170,7 +170,7 @@ class Changes:
         return {"changed": {"images": count, **paths, "text": self.text}}
 
     def refuse(self, remedy: str = "say where they are now: --data-root DIR") -> None:
-        """Hold that nothing has changed.
+        """Raise an error if an image has changed.
 
         Args:
             remedy: what may be done but to put the images back.
@@ -221,7 +221,7 @@ def is_unchanged(file: Place, digest: str | None) -> bool:
 
 
 def refuse_changed(split_file: Path, remedy: str) -> None:
-    """Hold that all images of a run are what they were, before it goes on.
+    """Refuse to continue a run whose images have changed.
 
     Args:
         split_file: the run's split.json.
@@ -235,7 +235,7 @@ def refuse_changed(split_file: Path, remedy: str) -> None:
 
 
 def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
-    """The split images of a run, with their files where they are now.
+    """Read the split images of a run, with the places where their files are now.
 
     Under a root that is given anew, an image is the file that has its content, whatever it is called there; one that
     is nowhere keeps its path, and is unreadable.
@@ -254,7 +254,7 @@ def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
 
 
 def locate(table: ImageTable) -> ImageTable:
-    """The table of an earlier run, with its files where they were; a named data set is made again if need be.
+    """Read the table of an earlier run. A named data set is downloaded again if necessary.
 
     Raises:
         VitkitError: the folder is gone.
@@ -278,14 +278,14 @@ def read_contents(split_file: Path) -> dict[str, str]:
 
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
-    """The groups of a run's images (`groups_from_file`), by the paths that they have in a table of `images_of_run`."""
+    """Read the groups of a run's images, by the paths that they have in a table of `images_of_run`."""
     groups = groups_from_file(run / GROUPS)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True) if groups else ()
     return {new: groups[old] for old, new in known if old in groups}
 
 
 def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | None]:
-    """What a record says of each image of a run, by path."""
+    """Return what a record says of each image of a run, by path."""
     role_of = record.role_of()
     return {path: role_of.get(bytes.fromhex(digest)) for path, digest in read_contents(split_file).items()}
 
@@ -336,14 +336,14 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
 
 
 def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[str]) -> ImageTable:
-    """An image whose path now holds another picture, and that is found nowhere else, is not there."""
+    """Leave out images whose path now holds another picture, if theirs is nowhere else."""
     gone = {i for i in lost if table.paths[i] == before[i] and is_there(table.file(i))}
     paths = (f"{path}{_OTHER}" if i in gone else path for i, path in enumerate(table.paths))
     return replace(table, paths=tuple(paths))
 
 
 def by_content(table: ImageTable) -> dict[str, str]:
-    """The key of each content below a table's root, or in its storage."""
+    """Map the content of each image below a table's root, or in its storage, to its key."""
     if table.storage is None:
         keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
     else:
@@ -373,7 +373,7 @@ def _digests(files: Sequence[Place]) -> list[str | None]:
 
 
 def digest_of(file: Place) -> str | None:
-    """The beginning of a file's SHA-256, as runs keep it; None where it cannot be read."""
+    """Return the beginning of a file's SHA-256, as runs store it; None if it cannot be read."""
     try:
         with open_place(file) as opened:
             return hashlib.file_digest(opened, "sha256").digest()[:DIGEST].hex()  # type: ignore[arg-type]  # it has readinto

@@ -21,12 +21,12 @@ ALL, _NONE = -2, -1  # what is counted beside the classes: every image, and thos
 
 
 def classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
-    """How many of the images have each class; those of none count as a class of their own."""
+    """Count the images of each class. Images without a class count as a class of their own."""
     return Counter(label for i in images for label in (table.classes_of(i) or (_NONE,)))
 
 
 def total(counts: Sequence[Counter[int]]) -> Counter[int]:
-    """The counts, added up."""
+    """Add up counts."""
     summed = Counter[int]()
     for vector in counts:
         summed.update(vector)
@@ -67,7 +67,7 @@ def stratify(
     wants: Sequence[dict[int, float]],
     rng: np.random.Generator,
 ) -> list[int]:
-    """A part for each group: iterative stratification (Sechidis et al. 2011, algorithm 1).
+    """Assign a part to each group by iterative stratification (Sechidis et al. 2011, algorithm 1).
 
     The class with the fewest groups left is dealt first, each of its groups to the part that lacks most of it, since
     little can be made good for it later.
@@ -104,7 +104,7 @@ def stratify(
 
 
 def members_of(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
-    """The free images, group by group, in the order of their first ones."""
+    """Return the free images group by group, in the order of their first images."""
     members: dict[int, list[int]] = {}
     for i in free:
         members.setdefault(groups[i], []).append(i)
@@ -112,7 +112,7 @@ def members_of(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
 
 
 def by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[int]]]:
-    """The groups of each class, in their order; a group is of the class of its first image."""
+    """Return the groups of each class in order. The first image of a group decides its class."""
     groups_of: list[list[list[int]]] = [[] for _ in table.classes]
     for images in members:
         groups_of[table.labels[images[0]]].append(images)
@@ -120,7 +120,7 @@ def by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[
 
 
 def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:
-    """A split for each group of a class, so that test and val get their number of images or come close.
+    """Assign a split to each group of a class so that test and val have about their number of images.
 
     Beside them are `trained` images that are in train already; a number that is not above 0 wants none.
 
@@ -146,7 +146,7 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
 
 
 def sizes_of(images: int, shares: np.ndarray) -> tuple[int, int]:
-    """How many of a class's images go to val and to test: at least one each where the class can spare it.
+    """Return how many images of a class go to val and to test: at least one each if there are enough.
 
     The numbers are rounded, but where there is no test part that of val is cut, as in the common split into two.
     """
@@ -255,7 +255,7 @@ def _keep(
 
 
 def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | None]) -> list[Counter[int]]:
-    """How many images of each class, and in all, train, val and test have already."""
+    """Count the images of each class, and in all, that train, val and test have already."""
     have: list[Counter[int]] = [Counter() for _ in SPLITS]
     for i in held:
         have[SPLITS.index(str(splits[i]))].update([*classes_in(table, [i]), ALL])
@@ -263,7 +263,7 @@ def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | 
 
 
 def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None = None) -> list[int]:
-    """The fold of each image, 0 to folds - 1: each class in equal parts, groups together.
+    """Assign a fold from 0 to folds - 1 to each image: equal parts of each class, groups together.
 
     Raises:
         VitkitError: there are fewer than two folds, or no class has enough images (or groups) for as many.
@@ -296,7 +296,7 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
 
 
 def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
-    """Groups joined by what a regular expression finds in the images' paths: its first group, or all that it matches.
+    """Group images by what a regular expression finds in their paths: its first group, or its whole match.
 
     Args:
         table: the images.
@@ -321,7 +321,7 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
 
 
 def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
-    """The table with at most `limit` of its training images; validation and test images all stay.
+    """Keep at most `limit` training images of a table, and all validation and test images.
 
     The classes keep their proportions, and at least one image each. What a smaller limit keeps, a larger one with the
     same seed keeps too.
@@ -353,7 +353,7 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
 
 
 def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
-    """The images in an order of which every beginning has the labels (or sets of them) in about their proportions.
+    """Order the images so that every prefix has the labels in about their proportions.
 
     Args:
         images: indices, in the order in which images of one label are to come.

@@ -18,23 +18,23 @@ from vitkit.errors import VitkitError
 
 
 class UnreadableImageError(VitkitError):
-    """A file that does not hold a picture. The message is the reason, without the file's name."""
+    """A file that contains no readable picture. The message is the reason, without the file's name."""
 
 
 class Storage(Protocol):
-    """Images by key. Threads and forked processes share one, so it keeps no open file."""
+    """Images by key. Threads and forked processes share a storage, so it holds no open file."""
 
     @property
     def name(self) -> str:
-        """How messages call it; `name/key` is the name of an image."""
+        """Return the name for messages; `name/key` names an image."""
         ...
 
     def keys(self) -> Collection[str]:
-        """The key of every file, with `/` between folders."""
+        """Return the key of every file, with `/` between folders."""
         ...
 
     def open(self, key: str) -> BinaryIO:
-        """The bytes of an image, which can be sought.
+        """Open an image and return its bytes as a seekable stream.
 
         Raises:
             FileNotFoundError: there is none of this key.
@@ -44,27 +44,27 @@ class Storage(Protocol):
         ...
 
     def stamp(self, key: str) -> bytes | None:
-        """What changes whenever the bytes of an image do; None where that cannot be known."""
+        """Return bytes that change whenever the image does; None if that cannot be known."""
         ...
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An image of a storage."""
+    """An image in a storage."""
 
     storage: Storage
     key: str
 
     @property
     def name(self) -> str:
-        """Such as `flowers.zip/daisy/1.jpg`."""
+        """Return a name such as `flowers.zip/daisy/1.jpg`."""
         return f"{self.storage.name}/{self.key}"
 
     def __str__(self) -> str:
         return self.name
 
     def __truediv__(self, key: str) -> Stored:
-        """The image of a key below this one, as of a path."""
+        """Return the image whose key lies below this one, as with paths."""
         return Stored(self.storage, f"{self.key}/{key}" if self.key else key)
 
 
@@ -73,7 +73,7 @@ STORAGES: dict[str, Callable[[Path], Storage]] = {}  # by the suffix of their fi
 
 
 def open_place(place: str | Place) -> BinaryIO:
-    """The bytes of an image.
+    """Open an image and return its bytes as a stream.
 
     Raises:
         UnreadableImageError: it is a pipe or a device, whose reading might never end, or its storage refuses it.
@@ -84,13 +84,13 @@ def open_place(place: str | Place) -> BinaryIO:
 
 
 def read_place(place: str | Place) -> bytes:
-    """All bytes of an image; raises as `open_place`."""
+    """Return all bytes of an image. Raises the errors of `open_place`."""
     with open_place(place) as opened:
         return opened.read()
 
 
 def stored_at(place: str | Place) -> Stored | None:
-    """The image of a storage that is named; None for a regular file, and for a folder, which opening refuses.
+    """Return the image of a storage that is named; None for a regular file or a folder.
 
     Raises:
         UnreadableImageError: it is a pipe or a device.
@@ -110,7 +110,7 @@ def stored_at(place: str | Place) -> Stored | None:
 
 
 def below_storage(path: str | Path) -> Stored | None:
-    """The storage that a path leads into, and the rest of the path; None where no part of it is a storage.
+    """Return the storage that a path leads into, with the rest of the path as key; None if there is none.
 
     Raises:
         VitkitError: the storage cannot be read.
@@ -134,7 +134,7 @@ def is_there(place: Place) -> bool:
 
 
 def version_of(place: Place) -> tuple[int, int, int] | None:
-    """What changes when an image does, as far as one run goes; None where it cannot be seen."""
+    """Return numbers that change when an image does; None if it cannot be accessed."""
     if isinstance(place, Stored):
         stamp = place.storage.stamp(place.key)
         digest = None if stamp is None else hashlib.sha256(stamp).digest()

@@ -22,7 +22,7 @@ UNLABELLED = "unlabelled"  # the label of a picture whose class was not shown
 
 @dataclass(frozen=True)
 class ImageTable:
-    """A labelled set of images.
+    """A table of labelled images.
 
     Attributes:
         name: what the user called it.
@@ -65,20 +65,20 @@ class ImageTable:
         return len(self.paths)
 
     def file(self, index: int) -> Place:
-        """Where an image is: the path of its file, or its place in the storage."""
+        """Return the place of an image: the path of its file, or its place in the storage."""
         return self.at(self.paths[index])
 
     def at(self, key: str) -> Place:
-        """Where the image of this key is, or would be."""
+        """Return the place of the image with this key, whether it exists or not."""
         return self.place / key
 
     @property
     def place(self) -> Place:
-        """What `/` and a key make the place of an image of: the folder, or the storage."""
+        """Return the folder or storage that the keys belong to; `place / key` is the place of an image."""
         return self.root if self.storage is None else Stored(self.storage, "")
 
     def open(self, index: int) -> BinaryIO:
-        """The bytes of an image.
+        """Open an image and return its bytes as a stream.
 
         Raises:
             OSError: it cannot be read.
@@ -95,32 +95,32 @@ class ImageTable:
         return MULTI_LABEL if self.sets else SINGLE_LABEL
 
     def classes_of(self, index: int) -> tuple[int, ...]:
-        """The numbers of an image's classes: one, unless the table is multi-label."""
+        """Return the class numbers of an image: one, unless the table is multi-label."""
         return self.sets[self.labels[index]] if self.sets else (self.labels[index],)
 
     def name_of(self, index: int) -> str:
-        """The names of an image's classes, joined by `;`."""
+        """Return the class names of an image, joined by `;`."""
         return JOINT.join(self.classes[label] for label in self.classes_of(index))
 
     def cell_of(self, index: int) -> str:
-        """An image's label as a label file has it: of several classes, or none, `;` alone says none."""
+        """Return the label of an image as a label file writes it; `;` alone stands for no class."""
         return self.name_of(index) or self.task.no_class
 
     def target(self, index: int) -> list[float]:
-        """(K,) 1 for each class that an image has, else 0."""
+        """Return the target (K,) of an image: 1 for each of its classes, else 0."""
         return _indicator(self.classes_of(index), len(self.classes))
 
     def set_targets(self) -> list[list[float]]:
-        """(S, K) the target of each of `sets`, so that an image's is the row of its label."""
+        """Return the targets (S, K) of all `sets`. The label of an image is the row of its target."""
         return [_indicator(labels, len(self.classes)) for labels in self.sets]
 
     def counts(self) -> dict[str, int]:
-        """Images per class; one of several classes counts in each."""
+        """Count the images of each class. An image with several classes counts in each."""
         count = Counter(label for i in range(len(self)) for label in self.classes_of(i))
         return {name: count[label] for label, name in enumerate(self.classes)}
 
     def take(self, indices: list[int]) -> ImageTable:
-        """The rows at these indices, in their order; the classes stay."""
+        """Return the rows at these indices, in this order. The classes stay."""
         return replace(
             self,
             paths=tuple(self.paths[i] for i in indices),
@@ -129,7 +129,7 @@ class ImageTable:
         )
 
     def compact(self) -> ImageTable:
-        """The same rows, without the classes (and sets of them) that no row has."""
+        """Return the same rows without the classes (and sets of classes) that no row has."""
         present = sorted({label for i in range(len(self)) for label in self.classes_of(i)})
         new = {label: i for i, label in enumerate(present)}
         label_sets = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
@@ -137,7 +137,7 @@ class ImageTable:
         return replace(self, classes=tuple(self.classes[label] for label in present), labels=labels, sets=sets)
 
     def of_split(self, split: str) -> ImageTable:
-        """The rows of one split."""
+        """Return the rows of one split."""
         return self.take([i for i, split_name in enumerate(self.splits) if split_name == split])
 
 

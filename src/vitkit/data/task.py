@@ -22,7 +22,7 @@ NO_THRESHOLD = 0.5  # of a class that no validation image has
 
 
 class Task(Protocol):
-    """What a classifier says of an image, and how labels are written, learned and judged.
+    """A classification task: what a prediction is, and how labels are written, learned and evaluated.
 
     Attributes:
         name: as in split.json, model.json and evaluation.json.
@@ -54,22 +54,22 @@ class Task(Protocol):
     description: str
 
     def names_in(self, label: str) -> list[str]:
-        """The names of the classes in a label."""
+        """Return the names of the classes in a label."""
 
     def label_of(self, names: Iterable[str]) -> str:
-        """The label that has these classes."""
+        """Return the label for these classes."""
 
     def label_names(self, classes: Sequence[str], labels: Iterable[str]) -> list[str]:
-        """The labels to choose from where a table has these classes, and images with these labels."""
+        """Return the labels to choose from, for a table with these classes and labels."""
 
     def refuses(self, label: str) -> bool:
         """Whether a label joins several classes though an image can have but one."""
 
     def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
-        """The `sets` and the `labels` of a table whose images have classes of these numbers."""
+        """Return `sets` and `labels` of a table whose images have these class numbers."""
 
     def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:
-        """What is learned from labels (n,): the labels themselves, or of each image 0 or 1 for each class, (n, K).
+        """Return the training targets for labels (n,): the labels, or 0 and 1 for each class, (n, K).
 
         Args:
             labels: numbers of classes, or of sets of classes.
@@ -77,7 +77,7 @@ class Task(Protocol):
         """
 
     def thresholds(self, classes: int) -> tuple[float, ...] | None:
-        """The thresholds of a classifier that is not trained yet, (K,); None where it needs none."""
+        """Return the thresholds (K,) of an untrained classifier; None if it needs none."""
 
     def check_recipe(self, fields: Mapping[str, Any]) -> None:
         """Refuse fields of a recipe that have no meaning for this task.
@@ -90,7 +90,7 @@ class Task(Protocol):
         """Refuse the table with this message unless its images have one class each."""
 
     def summary(self, sizes: Sequence[int]) -> str | None:
-        """What the user should know of images with so many classes each, if anything."""
+        """Describe how many classes the images have, if that needs a remark."""
 
 
 class _SingleLabel:
@@ -212,5 +212,5 @@ TASKS: dict[TaskName, Task] = {task.name: task for task in (SINGLE_LABEL, MULTI_
 
 
 def task_of(thresholds: Sequence[float] | None) -> Task:
-    """The task of a classifier with these thresholds."""
+    """Return the task of a classifier with these thresholds."""
     return SINGLE_LABEL if thresholds is None else MULTI_LABEL

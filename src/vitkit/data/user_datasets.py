@@ -44,7 +44,7 @@ _LEVELS = 1.0  # of 255, by which these may differ in the mean
 
 @dataclass
 class _Steps:
-    """What a chain of transforms does, as far as it has been read.
+    """The steps of a chain of transforms, as far as they were understood.
 
     Attributes:
         resized: the short side, or (height, width), that pictures are brought to; None: not yet.
@@ -63,11 +63,11 @@ class _Steps:
 
 
 class _UnknownError(Exception):
-    """What a transform does cannot be said as a `Preprocess`."""
+    """A transform that cannot be expressed as a `Preprocess`."""
 
 
 def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[int], Any]) -> Preprocess:
-    """How a dataset of tensors prepares its pictures.
+    """Determine how a dataset of tensors prepares its pictures.
 
     Args:
         dataset: as torchvision's, with the transforms in `transform`; or a subset of such a dataset.
@@ -92,7 +92,7 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
 
 
 def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and standard deviation by which a dataset's transforms normalise; None where they do not, or hide it."""
+    """Return mean and standard deviation of a dataset's normalisation; None if they are unknown."""
     scales = [(step.mean, step.std) for step in _transforms_of(dataset) if _is(step, "Normalize")]
     try:
         (mean, std), *_ = [(_numbers_transforms(mean), _numbers_transforms(std)) for mean, std in scales]
@@ -105,7 +105,7 @@ def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | No
 
 
 def _transforms_of(dataset: Any) -> Iterator[Any]:
-    """The single transforms in the order in which they are applied, those of the dataset below a subset first."""
+    """List the transforms in the order of application, those of the dataset below a subset first."""
     below = getattr(dataset, "dataset", None)
     if below is not None and below is not dataset:
         yield from _transforms_of(below)
@@ -230,7 +230,7 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
 
 
 def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], Any]) -> None:
-    """Prepare the files of some images, where the dataset tells which they are, and compare with what it gives."""
+    """Prepare the files of some images, if the dataset names them, and compare with its tensors."""
     for index in np.linspace(0, len(dataset) - 1, _TRIED).astype(int).tolist() if len(dataset) else ():
         file = _file_of(dataset, index)
         pixels_of_item = None if file is None else item(index)
@@ -267,7 +267,7 @@ NAME = "datasets given from Python"
 
 
 class Labelled(Protocol):
-    """A map-style dataset: an image and its label for each index.
+    """A map-style dataset that returns an image and its label for each index.
 
     An image is a PIL image, which is augmented and preprocessed as the recipe says; or a float tensor (C, height,
     width), which is taken as it is. A label is the number of its class.
@@ -280,7 +280,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class Datasets:
-    """What a caller gives.
+    """The datasets that a user passes.
 
     Attributes:
         train: to learn from.
@@ -297,7 +297,7 @@ class Datasets:
     preprocess: Any = None
 
     def names(self) -> tuple[str, ...]:
-        """The classes.
+        """Return the class names.
 
         Raises:
             VitkitError: nobody names them, or one twice.
@@ -317,7 +317,7 @@ class Datasets:
 
 
 class _DatasetImages(Images):
-    """Images of a dataset of the caller's, and what is known of them without files."""
+    """Images of a user's dataset, which need not be files."""
 
     def __init__(self, images: Labelled, labels: Sequence[int], name: str, preprocess: Preprocess) -> None:
         self.images, self.name, self.preprocess = images, name, preprocess
@@ -335,7 +335,7 @@ class _DatasetImages(Images):
         return len(self._labels)
 
     def item(self, index: int) -> tuple[Image.Image | Tensor, int]:
-        """The image at this place, and its label, which must be the one that it had.
+        """Return the image at this index and its label, which must not have changed.
 
         Raises:
             VitkitError: it is not, or there is no such image any more.
@@ -350,7 +350,7 @@ class _DatasetImages(Images):
 
 
 class EvaluationOf(_DatasetImages):
-    """As every command but training sees them."""
+    """Images of a dataset as every command except training sees them."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.item(index)
@@ -358,7 +358,7 @@ class EvaluationOf(_DatasetImages):
 
 
 class TrainingOf(_DatasetImages):
-    """Augmented, asked for as `TrainingImages`; tensors are the caller's own affair."""
+    """Augmented images of a dataset, with the keys of `TrainingImages`; tensors are not augmented."""
 
     def __init__(
         self, images: Labelled, labels: Sequence[int], name: str, preprocess: Preprocess, augment: Augment, seed: int
@@ -379,7 +379,7 @@ class TrainingOf(_DatasetImages):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What tells an image apart from others.
+    """What distinguishes an image of a dataset from others.
 
     Attributes:
         digest: of its pixels.
@@ -397,7 +397,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Survey:
-    """What one pass over the datasets tells.
+    """The result of one pass over the datasets.
 
     Attributes:
         table: of stand-ins for files: `train/0` and so on, with labels and splits.
@@ -419,7 +419,7 @@ class Survey:
         return not self.shapes and bool(self.contents)
 
     def facts(self, preprocess: Preprocess) -> list[Facts]:
-        """What tells copies of a picture apart from others, as it is known of files.
+        """Return the facts that copies of a picture are recognised by, as for files.
 
         Args:
             preprocess: of the model, whose normalisation tensors are taken to have.
@@ -437,12 +437,12 @@ class Survey:
 
     @property
     def digest(self) -> str:
-        """Of labels and, as far as they are known, pictures."""
+        """Return a hash of the labels and, as far as they are known, of the pictures."""
         whole = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
         return hashlib.sha256(repr(whole).encode()).hexdigest()
 
     def preprocess_of(self, datasets: Datasets, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
-        """How files are to be prepared for the trained model, and what the caller should know of that, a line each.
+        """Determine how files are prepared for the trained model, with notes for the user.
 
         Tensors that are judged by decide: a file must become what the validation images are.
 
@@ -486,7 +486,7 @@ class Survey:
 
 
 def survey(datasets: Datasets) -> Survey:
-    """One pass over all images: a dataset need not say its labels in any other way.
+    """Go through all images once, since a dataset need not list its labels in any other way.
 
     Raises:
         VitkitError: something is no image, or no label.
@@ -520,7 +520,7 @@ def survey(datasets: Datasets) -> Survey:
 
 
 def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:
-    """An image, in RGB or as float32 (C, height, width), and the number of its class.
+    """Return an image, in RGB or as float32 (C, height, width), and the number of its class.
 
     Raises:
         VitkitError: the dataset fails, or gives something else.
@@ -580,7 +580,7 @@ def _look(image: Image.Image | Tensor, digest: str) -> Fingerprint:
 
 
 def _as_picture(image: Tensor) -> Image.Image:
-    """Greys of a tensor whose numbers nobody has explained yet: the least is black, the greatest white."""
+    """Convert a tensor of unknown scale into a grey picture: the minimum is black, the maximum white."""
     grey = image.mean(dim=0)
     low, high = grey.aminmax()
     return Image.fromarray(((grey - low) * (255 / (high - low).clamp(min=1e-6))).round().byte().numpy())
@@ -596,7 +596,7 @@ def _to_rgb(look: npt.NDArray[np.generic], preprocess: Preprocess) -> bytes:
 
 
 def _rgb_of(image: Image.Image) -> Image.Image:
-    """A picture in memory as `decode` gives one from a file: upright, in RGB, transparency on white.
+    """Convert a picture in memory as `decode` converts a file: upright, RGB, transparency on white.
 
     Raises:
         VitkitError: its numbers have more than 8 bits, and nobody says what they stand for.

@@ -28,7 +28,7 @@ _LOOKED_AT = 10_000  # files of a hidden folder, for one that is an image
 
 @dataclass
 class Overlooked:
-    """What a search for images passed over.
+    """Files and folders that a search for images passed over.
 
     Attributes:
         ignored: count of files and folders that are no images of the user's, by reason.
@@ -50,7 +50,7 @@ class Overlooked:
             self.hidden.append(str(folder))
 
     def lines(self, root: Path | None = None) -> list[str]:
-        """What the user should know of it, a sentence each, with folders as seen from `root`."""
+        """Describe what was passed over, one sentence each, with folders relative to `root`."""
         lines = []
         if self.closed:
             named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
@@ -68,12 +68,12 @@ def _from(root: Path | None, folder: str) -> str:
 
 
 def is_passed_over(folder: str) -> bool:
-    """Hidden folders, and the one that macOS adds to its archives."""
+    """Whether a folder is hidden, or is the one that macOS adds to its archives."""
     return folder.startswith(".") or folder == "__MACOSX"
 
 
 def why_ignored(file: str) -> str | None:
-    """Why a file of this name is no image of the user's; None where it is one."""
+    """Return the reason why a file of this name is not an image; None if it is one."""
     if file.lower() in _SYSTEM or file.startswith("._"):
         return "system file"
     if file.startswith("."):
@@ -88,7 +88,7 @@ def _has_images(folder: str | Path) -> bool:
 
 
 def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
-    """The image files below a folder, as seen from it, with `/`; the others are noted in `overlooked`."""
+    """Find the image files below a folder, relative to it, with `/`; others are noted in `overlooked`."""
     keys = []
     for parent, files in _walk(folder, overlooked):  # names: a Path takes as long as all the rest
         below = os.path.relpath(parent, folder).replace(os.sep, "/")
@@ -103,7 +103,7 @@ def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
 
 
 def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
-    """Every file below a folder, sorted, links followed; none is entered twice.
+    """List every file below a folder, sorted. Links are followed, and no folder is entered twice.
 
     Hidden folders and __MACOSX are passed over, as are folders that cannot be read; `overlooked` tells of both.
     """
@@ -112,7 +112,7 @@ def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
 
 
 def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, list[str]]]:
-    """Each folder that is entered, and the names of the files in it, sorted."""
+    """Yield each folder that is entered, with the names of its files, sorted."""
     seen: set[str] = set()
     for parent, folders, files in os.walk(
         folder, onerror=None if overlooked is None else overlooked.close, followlinks=True
@@ -131,7 +131,7 @@ def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, li
 
 
 def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) -> list[str]:
-    """The images that files, folders and archives (walked, in natural order) and patterns name, as they were named.
+    """Find the images that files, folders, archives and patterns name, in natural order within a folder.
 
     Args:
         sources: what the user named.
@@ -164,7 +164,7 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
 
 
 def _below(source: str, stored: Stored) -> list[str]:
-    """The images of a storage, of a folder in it, or the one that is named."""
+    """Return the images of a storage, of a folder in it, or the one that is named."""
     keys = stored.storage.keys()
     if stored.key in keys:
         return [source]
@@ -181,7 +181,7 @@ def _is_image(key: str) -> bool:
 
 
 def _note_closed(pattern: str, overlooked: Overlooked) -> None:
-    """Folders that a pattern leads into and that cannot be read, which `glob` passes over without a word."""
+    """Note unreadable folders that a pattern leads into, which `glob` passes over silently."""
     parts = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern)
     for i in range(1, len(parts)):
         if glob.has_magic(parts[i]):
@@ -193,7 +193,7 @@ def _note_closed(pattern: str, overlooked: Overlooked) -> None:
 
 
 def _as_named(source: str, overlooked: Overlooked) -> list[str]:
-    """The images of a folder, an archive or a folder in one; a file is itself."""
+    """Return the images of a folder, an archive or a folder in one; a file is itself."""
     if not Path(source).is_dir():
         stored = below_storage(source)
         return [source] if stored is None else _below(source, stored)
@@ -202,5 +202,5 @@ def _as_named(source: str, overlooked: Overlooked) -> list[str]:
 
 
 def natural(text: str) -> list[tuple[int, str]]:
-    """A key that sorts img2 before img10."""
+    """Return a sort key that puts img2 before img10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text)]
