@@ -46,7 +46,7 @@ _TABLE_KEYS = (  # of a run, as comparison.csv has them
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
-    """Several models trained alike and judged by the same images.
+    """Several models that were trained alike and tested on the same images.
 
     Attributes:
         folder: with comparison.html, comparison.json, comparison.csv and the runs.
@@ -58,7 +58,7 @@ class Comparison(Result):
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """Each model with its figures and its runs, in the order asked for."""
+        """Return each model with its figures and its runs, in the requested order."""
         return list(self.figures["models"])
 
     @property
@@ -68,12 +68,12 @@ class Comparison(Result):
 
     @property
     def report(self) -> Path:
-        """The page that tells of it."""
+        """Return the path of the page."""
         return self.folder / PAGE
 
     @property
     def verdicts(self) -> list[str]:
-        """Of every two models, in words."""
+        """Return the verdict on every two models, in words."""
         return [pair["verdict"] for pair in self.pairs]
 
     @property
@@ -83,11 +83,11 @@ class Comparison(Result):
         return [self.figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, as comparison.json has them."""
+        """Return all figures, as in comparison.json."""
         return self.figures
 
     def lines(self) -> list[str]:
-        """The table, the verdicts, and where the rest is."""
+        """Return the table, the verdicts, and the paths of the files."""
         rows = [list(HEADINGS.values()), *map(cells, self.models)]
         images = images_in_words(self.figures["test_images"], self.figures["split"])
         judged = f"{images}, {len(self.figures['seeds'])} seeds"
@@ -130,7 +130,7 @@ HEADINGS = {
 
 
 def cells(model: dict[str, Any]) -> list[str]:
-    """A row of the table for people; a dash for what was not measured."""
+    """Return a row of the table for readers, with a dash for what was not measured."""
     return [_cell(key, model) for key in HEADINGS]
 
 
@@ -160,7 +160,7 @@ def _cell(key: str, model: dict[str, Any]) -> str:
 
 
 def to_csv(models: Sequence[dict[str, Any]]) -> str:
-    """A row for each run of each model; empty where something was not measured."""
+    """Return a row for each run of each model; cells that were not measured are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("model", *_TABLE_KEYS))
@@ -259,7 +259,7 @@ def _arguments(
     fractions: str | float | Sequence[float],
     budget: str | None,
 ) -> dict[str, Any]:
-    """In plain JSON types."""
+    """Return the arguments in plain JSON types."""
     from vitkit.experiments.comparison_request import fractions_of, names_of
 
     return {
@@ -398,7 +398,7 @@ BATCH, ROUNDS = 32, 5  # images at a time, and how often each model is timed
 
 
 def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
-    """The costs of each model, by name: of its first run on all the data.
+    """Measure the costs of each model on its first run on all the data.
 
     Speeds are measured once for a comparison, all models in one process, in turn.
 
@@ -432,7 +432,7 @@ def _gmacs(model: Any) -> float:
 
 
 def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> dict[str, float]:
-    """Images a second of each, as measured before or now."""
+    """Return the images per second of each model, measured before or now."""
     with suppress(OSError, VitkitError):  # they are measured again
         known = read_json(file)
         if known.keys() == classifiers.keys() and all(map(is_number, known.values())):

@@ -38,7 +38,7 @@ Answers = dict[tuple[str, int], npt.NDArray[np.bool_]]  # which images each (mod
 
 @dataclass(frozen=True)
 class Judged:
-    """What the runs of one fraction said of the images that judge them.
+    """What the runs of one fraction predicted for the test images.
 
     Attributes:
         fraction: of the training images.
@@ -58,16 +58,16 @@ class Judged:
 
     @property
     def described(self) -> str:
-        """How many images judge, of which split: `359 test images`."""
+        """Describe the number of test images and their split: `359 test images`."""
         return images_in_words(len(self.paths), self.split)
 
     def of(self, model: str) -> npt.NDArray[np.bool_]:
-        """Which images each seed's training has right, (S, n)."""
+        """Return which images each seed's training classified correctly, (S, n)."""
         return np.stack([answers for (name, _), answers in sorted(self.answers.items()) if name == model])
 
     @cached_property
     def chance(self) -> float:
-        """The accuracy of who always says the most frequent class."""
+        """Return the accuracy of always predicting the most frequent class."""
         return max(map(self.labels.count, set(self.labels))) / len(self.labels)
 
 
@@ -108,7 +108,7 @@ def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[
 
 @dataclass(frozen=True)
 class JudgedFamily:
-    """The models at one fraction, for statistics of all of them together.
+    """The models at one fraction, for statistics over all of them.
 
     Attributes:
         judged: what their runs said.
@@ -147,7 +147,7 @@ def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
 
 
 def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -> dict[str, Any]:
-    """The figures of one run of a model of so many multiply-accumulates (10^9) an image.
+    """Return the figures of one run.
 
     The accuracy is computed from the answers to the images that judge. Log loss and calibration error are those of the
     run's own evaluation, and None where that counted other images.
@@ -208,7 +208,7 @@ _MEANS = ("accuracy", "loss", "ece")
 def of_model(
     name: str, plan: Plan, out: Path, families: Sequence[JudgedFamily], costs: dict[str, Any]
 ) -> dict[str, Any]:
-    """The figures of a model: of its runs on all the data, unless they say another fraction.
+    """Return the figures of a model over its runs on all the data, or on another fraction.
 
     Args:
         name: of the model.
@@ -280,7 +280,7 @@ def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
 
 
 def numbers_of(difference: Difference) -> dict[str, Any]:
-    """What is stored of a difference, but for its mean."""
+    """Return what is stored of a difference, without its mean."""
     return {
         "interval": list(difference.interval),
         "p": difference.p,
@@ -290,7 +290,7 @@ def numbers_of(difference: Difference) -> dict[str, Any]:
 
 
 def better_of(a: str, b: str, difference: Difference) -> str | None:
-    """The better one of two models; None where they cannot be told apart."""
+    """Return the better of two models; None if they cannot be distinguished."""
     return (a if difference.mean > 0 else b) if difference.is_distinguished else None
 
 
@@ -341,7 +341,7 @@ def _gain(difference: Difference) -> str:
 
 
 def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
-    """The model with the highest accuracy, and the accuracy to expect of it.
+    """Return the model with the highest accuracy, and the accuracy to expect of it.
 
     Its measured accuracy flatters it, because the images and seeds that measured it also picked it.
     """
@@ -388,7 +388,7 @@ def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) 
 
 
 def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
-    """What the reader of the table should not miss."""
+    """Return what readers of the table should know."""
     return [*judging.findings(), *_no_better_than_chance(models, judged)]
 
 

@@ -54,7 +54,7 @@ _WHOLE = 1.0
 
 @dataclass(frozen=True)
 class ComparisonJob:
-    """One training.
+    """One training of a comparison.
 
     Attributes:
         model: its name in the comparison.
@@ -80,14 +80,14 @@ class ComparisonJob:
 
     @property
     def described(self) -> str:
-        """In a few words."""
+        """Describe the training in a few words."""
         part = "" if self.fraction == _WHOLE else f", {self.fraction:.3g} of the images"
         return f"{self.model}, seed {self.seed}{part}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All trainings of a comparison, and what they are judged by.
+    """All trainings of a comparison, and the images that they are tested on.
 
     Attributes:
         arguments: data, models, recipe, seeds, fractions, budget and stress, in plain JSON types.
@@ -108,7 +108,7 @@ class Plan:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         stored = asdict(self)
         return {"asked": stored.pop("arguments"), **stored}
 
@@ -121,7 +121,7 @@ class Plan:
         return cls(arguments, **{**rest, **{name: tuple(stored[name]) for name in names}, "jobs": jobs})
 
     def runs(self) -> list[ComparisonJob]:
-        """One job for each folder: what is to be trained."""
+        """Return one job for each folder that has to be trained."""
         first: dict[str, ComparisonJob] = {}
         for job in self.jobs:
             first.setdefault(job.folder, job)
@@ -129,7 +129,7 @@ class Plan:
 
 
 def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
-    """Settle every model before anything is trained.
+    """Resolve every model before anything is trained.
 
     Args:
         arguments: data, models, recipe, seeds, fractions, budget and stress, as `compare` takes them.
@@ -203,7 +203,7 @@ def _of_idle(labels: Sequence[str], idle: Sequence[Mapping[str, str]], shared: C
 
 
 def _label(name: str) -> str:
-    """What a model is called in the comparison: as it was asked for, without where its file lies."""
+    """Return the name of a model in the comparison, without the path of its file."""
     if name.endswith(RECIPES):
         return Path(name).stem
     model, at, weights = name.partition("@")
@@ -212,7 +212,7 @@ def _label(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A model, with what is settled of its training on all images."""
+    """A model with its resolved training on all images."""
 
     label: str
     fields: dict[str, Any]
@@ -234,7 +234,7 @@ class _Candidate:
 
     @property
     def images(self) -> int:
-        """Training images of the whole."""
+        """Return the number of training images."""
         return self.split_images.images.table.splits.count("train")
 
     @property

@@ -187,7 +187,7 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -
 
 
 class _Watch:
-    """Counts the runs, and reckons how long the rest will take: by images, as the finished ones took."""
+    """Count the runs and estimate the remaining time from the images of the finished ones."""
 
     def __init__(
         self, runs: int, left: Sequence[ComparisonJob], out: Path, say: Say, now: Callable[[], float] = time.monotonic
@@ -213,7 +213,7 @@ class _Watch:
 
 
 def in_words(seconds: float) -> str:
-    """`40 s`, `12 min` or `3.5 h`."""
+    """Return a duration as `40 s`, `12 min` or `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
@@ -370,7 +370,7 @@ _RESET_PEAK = "5"  # as proc(5) has it
 
 
 class PeakMemory:
-    """Measures while its block runs.
+    """Measure the peak memory of a `with` block.
 
     On a GPU it is what torch's allocator has given out there. Elsewhere it is the largest resident memory of the
     process, libraries and all, as Linux counts it once its mark is set back; `malloc` is asked to hand back what is

@@ -39,7 +39,7 @@ from vitkit.training.stability import FiniteCheck, StabilityGuard
 
 @dataclass
 class Ledger:
-    """What a computation takes, as it goes on.
+    """The memory and operations of a computation, as it proceeds.
 
     Attributes:
         now: bytes of the tensors that are alive.
@@ -103,7 +103,7 @@ def materialise(module: nn.Module) -> None:
 
 
 class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation below autograd and autocast."""
+    """Dispatch mode that sees every operation below autograd and autocast."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -145,13 +145,13 @@ def _of_fused_attention() -> dict[Any, Callable[..., int]]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Of all of them together."""
+    """Return the bytes of all tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """One step on one device that computes all of it. Sizes are in bytes.
+    """The cost of one step on one device. Sizes are in bytes.
 
     Attributes:
         images: of the step, on this device.
@@ -209,7 +209,7 @@ def rehearse_step(
 
 
 def without_numbers(config: Config) -> Model:
-    """The model on the meta device."""
+    """Return the model on the meta device."""
     try:
         with torch.device("meta"):
             return build(config)
@@ -219,7 +219,7 @@ def without_numbers(config: Config) -> Model:
 
 
 def _prepared(model: Model, recipe: Recipe, *, on_gpu: bool) -> Model:
-    """The model as `training.fine_tune` prepares it."""
+    """Prepare the model as `training.fine_tune` does."""
     materialise(model)
     if isinstance(model, VisionTransformer):
         model.fused_attention = on_gpu
@@ -380,7 +380,7 @@ class _Unasked(FiniteCheck):
 
 @dataclass(frozen=True)
 class _Batches:
-    """What the loop asks of its data in a step."""
+    """Data with the interface that the loop needs for one step."""
 
     images: int
     batches: int = 1

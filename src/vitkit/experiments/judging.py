@@ -32,7 +32,7 @@ FEWEST = 20  # images that are left to judge by, or half of all, where others ha
 
 @dataclass(frozen=True)
 class JudgingImages:
-    """The images that judge the models of a comparison.
+    """The test images of a comparison.
 
     Attributes:
         split: the held-out split: test, else val.
@@ -48,17 +48,17 @@ class JudgingImages:
 
     @property
     def left_out(self) -> frozenset[str]:
-        """The paths of the images that do not judge: some of the weights had seen them."""
+        """Return the paths of images that are left out because some of the weights had seen them."""
         return frozenset[str]().union(*self.seen.values())
 
     @property
     def left(self) -> int:
-        """How many images judge."""
+        """Return the number of images that remain."""
         return self.held_out - len(self.left_out)
 
     @property
     def described(self) -> str:
-        """Such as `359 test images`."""
+        """Describe the images, e.g. `359 test images`."""
         return images_in_words(self.left, self.split)
 
     def findings(self) -> list[str]:
@@ -95,7 +95,7 @@ class JudgingImages:
 
 
 def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages:
-    """The images that will judge models which are not trained yet.
+    """Choose the test images for models that are not trained yet.
 
     Args:
         entries: the name of each model, and its images, split in the same way for all.
@@ -112,7 +112,7 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages
 
 
 def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingImages:
-    """The images that judge the finished runs of a comparison, by the records of what their weights have seen.
+    """Choose the test images for finished runs, by the records of what their weights have seen.
 
     Args:
         runs: the model and the folder of each.
@@ -136,7 +136,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
 
 
 def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]:
-    """Which of the images of a split the weights of a run had seen; none where there is no record of that."""
+    """Return which images of a split the weights of a run had seen; none if there is no record."""
     pictures = read_record(run, read_description(run))
     if pictures is None:
         return frozenset()

@@ -49,7 +49,7 @@ _WEIGHTS = np.exp(-(_NODES**2) / 2)
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """How far the accuracies of several configurations vary between seeds.
+    """The variation of accuracies between seeds, over several configurations.
 
     Attributes:
         variance: the sample variance of each configuration's accuracies between seeds, (M,).
@@ -67,7 +67,7 @@ class SeedSpread:
 
     @classmethod
     def of(cls, right: Bools, units: Units, *, is_shared: bool = False) -> SeedSpread:
-        """The spread of M configurations, each trained with the same S seeds.
+        """Estimate the spread of M configurations, each trained with the same S seeds.
 
         Args:
             right: which images each training of each configuration has right, (M, S, n).
@@ -91,7 +91,7 @@ class SeedSpread:
 
     @property
     def p_alike(self) -> float | None:
-        """How probable variances as unlike as these are if all configurations are alike (Bartlett 1937)."""
+        """Return the p-value for equal variances of all configurations (Bartlett 1937)."""
         M, relative = len(self.variance), self.variance / self.scale
         if not self.freedom or M == 1:
             return None
@@ -99,7 +99,7 @@ class SeedSpread:
         return float(chdtrc(M - 1, ratio / (1 + (M + 1) / (3 * M * self.freedom))))
 
     def pooled(self, others: Sequence[SeedSpread], rng: np.random.Generator) -> Floats:
-        """What the variance that comes of each configuration's seed may be, (draws, M).
+        """Draw plausible values of the variance between seeds of each configuration, (draws, M).
 
         They are drawn from the posterior of a hierarchical model: the logarithms of the variances, relative to their
         scale, are normal around a common value, of which nothing is assumed, and how far they lie around it is weighed
@@ -150,7 +150,7 @@ def _likelihood(sampled: float, freedom: float, true: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better the first of two models is than the second.
+    """The difference in accuracy between two models.
 
     Attributes:
         mean: accuracy of the first less that of the second.
@@ -167,7 +167,7 @@ class Difference:
     needed: float
 
     def reversed(self) -> Difference:
-        """The second compared with the first."""
+        """Return the difference of the second model to the first."""
         return replace(self, mean=-self.mean, interval=(-self.interval[1], -self.interval[0]))
 
     @property
@@ -178,7 +178,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Winner:
-    """The best of several models, without what it is flattered by because these images and seeds picked it.
+    """The best of several models, corrected for having been selected on these images and seeds.
 
     Attributes:
         index: which it is.
@@ -194,7 +194,7 @@ class Winner:
 
 
 class Family:
-    """Several models that the same images judge, each trained with the same seeds.
+    """Several models that were tested on the same images, each trained with the same seeds.
 
     Args:
         right: which images each training of each model has right, (M, S, n).
@@ -222,7 +222,7 @@ class Family:
 
     @cached_property
     def _covariance(self) -> Floats:
-        """Of the accuracies of these trained models, over such images, (M, M)."""
+        """Return the covariance of the accuracies of these trained models over such images, (M, M)."""
         n, count = self.images, self.units.count
         rest = self._of_image - self.accuracy[:, None]
         sums = np.stack([np.bincount(self.units.group, row) for row in rest])  # (M, units)
@@ -241,7 +241,7 @@ class Family:
         return freedom / np.random.default_rng(1).chisquare(freedom, DRAWS)
 
     def _errors(self, *, of_recipes: bool) -> Floats:
-        """How far each model's accuracy may be from the true one, drawn jointly, (draws, M)."""
+        """Draw the errors of all accuracies from their joint distribution, (draws, M)."""
         rng = np.random.default_rng(2)
         values, vectors = np.linalg.eigh(self._covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
@@ -251,7 +251,7 @@ class Family:
         return drawn
 
     def differences(self, pairs: Sequence[tuple[int, int]], *, of_recipes: bool = True) -> list[Difference]:
-        """How the models of each pair differ, judged jointly.
+        """Compare the models of each pair, adjusted for testing several pairs.
 
         Args:
             pairs: of models.
@@ -286,7 +286,7 @@ class Family:
         ]
 
     def interval(self, model: int, *, of_recipe: bool = True) -> Interval:
-        """95 % interval of the accuracy of trainings like these, on images like these.
+        """Return the 95 % interval of the accuracy of such trainings on such images.
 
         With one seed it is that of the images alone, by Clopper and Pearson. With more its ends are moved out by what
         the seeds add to the variance, as much as they would if the accuracy were at that end (`SeedSpread.scale`): a
@@ -305,7 +305,7 @@ class Family:
         return float(bounds[0]), float(bounds[1])
 
     def winner(self) -> Winner:
-        """The best model, corrected for having been picked as the best.
+        """Return the best model, corrected for having been selected as the best.
 
         The truth is imagined where the models lie closer together than they were measured, since chance drives them
         apart: every gap to the best loses what chance alone would make of it. Around it evaluations are drawn, and it

@@ -41,7 +41,7 @@ Strategy = Literal["alone", "ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What a device holds in training, in bytes.
+    """The memory of one device in training, in bytes.
 
     `peak` is less than the sum of the parts, because activations go while gradients come. It is of tensors: what a
     GPU's driver, its libraries' workspaces and the gaps between its allocator's blocks take comes on top.
@@ -74,7 +74,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, repr=False)
 class TrainingPlan(Result):
-    """What a training will take. A multiply-accumulate is two FLOPs; attention's products count.
+    """What a training takes. A multiply-accumulate counts as two FLOPs, and attention's products are included.
 
     Attributes:
         name: the recipe or model, as it was asked for.
@@ -138,7 +138,7 @@ class TrainingPlan(Result):
 
     @property
     def days(self) -> float:
-        """Of `seconds`."""
+        """Return `seconds` as days."""
         return self.seconds / 86_400
 
     @property
@@ -154,12 +154,12 @@ class TrainingPlan(Result):
         return None if self.price is None else self.price * self.device_hours
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; what is computed from others is among them."""
+        """Return plain JSON types, including derived values."""
         computed = ("tokens", "flops", "images_per_second", "seconds", "days", "device_hours", "decoding_cores", "cost")
         return asdict(self) | {name: getattr(self, name) for name in computed}
 
     def lines(self) -> list[str]:
-        """Size, amount, time, and a table of memory."""
+        """Return size, amount, time, and a table of memory."""
         recipe = self.recipe
         learning = "all trained" if self.trained == self.parameters else f"{self.trained:,} trained"
         batch, accelerator = recipe.batch_size * recipe.grad_accum, self.accelerator
@@ -328,7 +328,7 @@ add_recipe_fields(plan, ("data", "select_time"))
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A training with everything settled.
+    """A training with every field resolved.
 
     Attributes:
         recipe: how.
@@ -344,7 +344,7 @@ class PlannedTraining:
 
 
 def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, classes: int | None) -> PlannedTraining:
-    """The training that a recipe asks for.
+    """Return the training that a recipe asks for.
 
     Args:
         recipe: a TOML file, the name of a bundled recipe, or a model's name.
@@ -429,7 +429,7 @@ def _config_of(recipe: Recipe, classes: int) -> Config:
 
 
 def _left_out(recipe: Recipe) -> list[str]:
-    """What a training does beside its steps, and a plan does not count."""
+    """List what a training does beside its steps and a plan does not count."""
     requested = {
         f"time {recipe.time}: the epochs are planned, not the budget": recipe.time is not None,
         f"folds {recipe.folds}: one of the runs is planned": recipe.folds is not None,
@@ -557,7 +557,7 @@ def most_that_fit(peak: Callable[[int], int], guess: int, too_many: int, above: 
 def memory_of(
     step: Footprint, checkpointing: str, strategy: Strategy, *, devices: int, images: int, room: int
 ) -> DeviceMemory:
-    """What each device holds.
+    """Return the memory of each device.
 
     FSDP2 (`training.distributed`) leaves each its part of weights, gradients and moments. Two blocks are whole at a
     time,

@@ -112,12 +112,12 @@ _AFTER = ("pool", "position_dropout")  # which need no other weights
 
 
 def weights_of(recipe: Recipe) -> str:
-    """What `vitkit.load` is asked for."""
+    """Return the weights that a recipe starts from, as `vitkit.load` takes them."""
     return str(recipe.model) if recipe.weights == "auto" else recipe.weights
 
 
 def config_of(recipe: Recipe, num_classes: int) -> Config:
-    """The configuration of a model that starts from no weights.
+    """Return the configuration of a model that starts from no weights.
 
     Raises:
         VitkitError: the recipe names none, or it cannot be built.
@@ -195,7 +195,7 @@ def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
 
 
 def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
-    """The configuration of a model that starts from weights of this one: what needs no other weights is changed."""
+    """Return the configuration of a model that starts from weights of another, with changes that fit them."""
     changes = recipe.model_fields or {}
     after = {name: changes[name] for name in _AFTER if name in changes}
     after["class_token"] = base.class_token  # which the mean of the patches need not read

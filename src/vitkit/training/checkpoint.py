@@ -42,7 +42,7 @@ from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 
 
 class Clock:
-    """Counts the seconds of a training over all processes that worked on it.
+    """Measure the time of a training over all processes that worked on it.
 
     Where a time budget rules, all processes go by the first one's clock: they must agree on learning rates.
 
@@ -61,21 +61,21 @@ class Clock:
         self._started = self._now = time.monotonic()
 
     def start(self) -> None:
-        """From now on this process's seconds count."""
+        """Start to count the seconds of this process."""
         self._started = self._now = self._team.broadcast_from_main(time.monotonic)
 
     def look(self) -> None:
-        """Between two looks no time goes by."""
+        """Fix the time until the next call, so that several readings agree."""
         self._now = self._team.broadcast_from_main(time.monotonic) if self._budget else time.monotonic()
 
     @property
     def elapsed(self) -> float:
-        """Seconds spent in training."""
+        """Return the seconds spent in training."""
         return self.spent + (self._now - self._started)  # nothing is lost to rounding
 
     @property
     def part(self) -> float:
-        """How much of the time that the budget leaves for steps is behind, in [0, 1]; 0 without a budget."""
+        """Return the fraction of the time budget for steps that has passed, in [0, 1]; 0 without a budget."""
         if not self._budget:
             return 0.0
         left = max(self._budget - self.ahead, 1e-9)  # a first step is taken even where nothing is left
@@ -92,7 +92,7 @@ Trained = Model | SelfSupervised  # what can be in training
 
 @dataclass(eq=False, repr=False)
 class TrainingState:
-    """A training between two of its steps.
+    """The state of a training between two steps.
 
     The learning rate is a function of how far the training is: steps of the total, or seconds of the time budget,
     whichever is further; what went by before the first step, as in fitting a head, is no part of it. Nothing of it
@@ -141,7 +141,7 @@ class TrainingState:
         guard: StabilityGuard | None = None,
         team: ProcessGroup = ALONE,
     ) -> TrainingState:
-        """Before the first step.
+        """Prepare the state for the first step.
 
         Args:
             model: to train, on its device; of frozen parts nothing is trained.
@@ -169,12 +169,12 @@ class TrainingState:
 
     @property
     def progress(self) -> float:
-        """How much of the training is behind, in [0, 1]."""
+        """Return the fraction of the training that is done, in [0, 1]."""
         return min(max(self.step / self.total_steps, self.clock.part), 1.0)
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
+        """Return the learning rate of the next step."""
         recipe, epochs = self.recipe, self.recipe.epochs
         factor = swa_factor(self.epoch, recipe)
         if factor is None and recipe.step_per == "epoch":
@@ -185,11 +185,11 @@ class TrainingState:
 
     @property
     def kept(self) -> Trained:
-        """The model that is validated and saved: the average, once there is one."""
+        """Return the model that is validated and saved: the average, once there is one."""
         return cast(Trained, self.average.model) if self.average is not None and self.average.has_begun else self.model
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs after this epoch; several processes call it together."""
+        """Return all that a resumed run needs after this epoch; all processes call it together."""
         model, optimizer = full_state(self.model, self.optimizer)
         return {
             "epoch": self.epoch + 1,
@@ -205,7 +205,7 @@ class TrainingState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Continue from the result of `state_dict`."""
         set_full_state(self.model, self.optimizer, state["model"], state["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -218,7 +218,7 @@ class TrainingState:
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Parts that are in training mode are so again afterwards."""
+    """Put a model into evaluation mode, and restore the mode of each part afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -263,7 +263,7 @@ MAY_CHANGE = {*_PLACES, *_SPLITTING, *_LENGTH_OF_IT, *_COMPUTING, *_BEFORE_AND_A
 def identity(
     recipe: Recipe, table: ImageTable, contents: Mapping[str, str], teacher: str | None = None
 ) -> dict[str, Any]:
-    """What a run cannot go on without: all that decides which weights it leads to.
+    """Return everything that determines which weights a run leads to; a checkpoint must agree with it.
 
     Args:
         recipe: of the run.
@@ -316,7 +316,7 @@ def seal(path: Path) -> None:
 
 
 def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The state that is in a sealed file.
+    """Read the state in a sealed file.
 
     Args:
         path: the file.
@@ -355,7 +355,7 @@ def _check(path: Path) -> None:
 
 
 class RunWriter:
-    """After each epoch: a row of metrics.csv, the model folder if this epoch's weights are to be kept, last.ckpt.
+    """After each epoch, write a row of metrics.csv, the model folder if it is the best so far, and last.ckpt.
 
     The order matters: whenever the process dies, `last.ckpt` is the last of the three to know of the epoch, so a
     resumed run does that epoch again, to the same result. It also knows whether the run was over early.
@@ -390,7 +390,7 @@ class RunWriter:
         self.limits = [recipe.time, recipe.patience]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know of the epochs before."""
+        """Return what a resumed run must know of earlier epochs."""
         return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -402,7 +402,7 @@ class RunWriter:
         self.limits = limits
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Forget rows of epochs that are done again."""
+        """Remove the rows of epochs that are repeated."""
         if self.team.is_main:
             truncate_metrics(self.folder / METRICS, state.epoch)
 
@@ -444,7 +444,7 @@ class RunWriter:
             self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")
 
     def _figures(self, state: TrainingState) -> dict[str, float]:
-        """What the loop has measured, without what callbacks have added."""
+        """Return what the loop measured, without the additions of callbacks."""
         columns = ("train_loss", "train_acc", "val_loss", "val_acc", "lr")
         names = (*columns, "val_map") if self.classifier.thresholds is not None else columns
         return {name: state.metrics[name] for name in names if name in state.metrics}
@@ -497,7 +497,7 @@ class RunWriter:
 
 
 def epoch_name(epoch: int, metrics: dict[str, float]) -> str:
-    """What an epoch's model folder is called: `epoch-0001-val_loss=0.5312-val_acc=0.9100`."""
+    """Return the name of an epoch's model folder: `epoch-0001-val_loss=0.5312-val_acc=0.9100`."""
     figures = [f"{name}={metrics[name]:.4f}" for name in ("val_loss", "val_acc") if name in metrics]
     return "-".join([f"epoch-{epoch:04d}", *figures])
 

@@ -54,7 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def complete(fields: Request | dict[str, Any], table: ImageTable) -> tuple[Recipe, list[str]]:
-    """The recipe with every unset field chosen, and the reasons, a line each.
+    """Return the recipe with every unset field chosen, and the reasons, one line each.
 
     Args:
         fields: what is asked for.
@@ -131,7 +131,7 @@ def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> 
 
 @dataclass(frozen=True)
 class Condition:
-    """What a field needs to act.
+    """A condition under which a field has an effect.
 
     Attributes:
         holds: whether a recipe with everything settled meets it.
@@ -161,7 +161,7 @@ _OFF: dict[str, Any] = {  # the value at which a field asks for nothing, so that
 
 
 def _table() -> dict[str, tuple[Condition, ...]]:
-    """The conditions of each field, all of which must hold; the first that does not is named."""
+    """Return the conditions of each field. All must hold, and the first that does not is reported."""
     steps = Condition(
         lambda recipe: recipe.method != "probe", "acts on training steps, and method probe fits a head without any"
     )

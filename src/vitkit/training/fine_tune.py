@@ -215,7 +215,7 @@ def learn(
 
 
 def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages) -> Fabric:
-    """Where and how the run computes, and its model as it is quickest there; what pictures take is told."""
+    """Prepare device, precision and model for a run, and report the memory that cached pictures take."""
     if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
         place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
         run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
@@ -251,7 +251,7 @@ def _start_head(
 def data_of(
     recipe: Recipe, table: ImageTable, classifier: Classifier, team: ProcessGroup, *, is_balanced: bool = False
 ) -> ImageData:
-    """The images of a split table as a recipe wants them, in batches."""
+    """Return the images of a split table in batches, as a recipe asks."""
     return ImageData(
         table,
         classifier.preprocess,
@@ -371,7 +371,7 @@ def _identity(
 
 
 def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -> None:
-    """Bring the model to where it is trained: the same weights in every process, or to each its part of them."""
+    """Move the model to its device: the same weights in every process, or to each its shard."""
     model.to(fabric.device)
     team.agree_on(model)
     if team.size > 1 and recipe.strategy == "fsdp":

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Interruption:
-    """A signal ends the run after the current step, with `Interrupted`, in all processes after the same one.
+    """A signal that ends the run after the current step with `Interrupted`, in all processes after the same step.
 
     Args:
         stop: notes the signal.
@@ -78,7 +78,7 @@ class Interruption:
 
 @dataclass
 class MicroBatch:
-    """A batch of a step as the model learns from it, on its device.
+    """The part of a batch that is computed at once, on its device.
 
     Attributes:
         images: (B, C, height, width), mixed if the recipe says so.
@@ -101,11 +101,11 @@ class MicroBatch:
     hits: list[Tensor] = field(default_factory=list)
 
     def size(self, rows: slice) -> int:
-        """How many images these rows hold."""
+        """Return the number of images in these rows."""
         return len(self.targets[rows])
 
     def counted(self, rows: slice) -> int:
-        """How many of the images of these rows count."""
+        """Return how many of the images in these rows count."""
         return self.size(rows) if self.training_images else 0
 
     def note(self, loss: Tensor, hits: Tensor) -> None:
@@ -118,7 +118,7 @@ HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # that a 
 
 
 class Loop:
-    """Trains a model on data towards an objective.
+    """Train a model on data towards an objective.
 
     Args:
         state: where the training is; the loop moves it on.
@@ -183,7 +183,7 @@ class Loop:
         self._tell("on_fit_end")
 
     def start(self) -> None:
-        """Before the first epoch: the clock runs, and there are weights to go back to."""
+        """Start the clock, and store the weights to go back to, before the first epoch."""
         self.state.clock.start()
         self._statistics.start()
         if not self.state.safe_point.is_doubtful:
@@ -206,7 +206,7 @@ class Loop:
         self.end_epoch()
 
     def begin_epoch(self) -> None:
-        """Nothing of the last epoch counts any more."""
+        """Reset what is counted in an epoch."""
         self._sums, self.state.went_back, self.state.metrics = EpochSums(), False, {}
         self.state.epoch_began = self.state.clock.part
         if self.state.recipe.method == "probe-sgd":  # what does not learn should not drop either
@@ -266,7 +266,7 @@ class Loop:
             state.average.update(model)
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss of some images, and which of them the model had right, (B,)."""
+        """Compute the mean loss of some images, and whether each was classified correctly, (B,)."""
         heads = self.objective.ask(self._forward, images, targets)
         return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
 
@@ -297,7 +297,7 @@ class Loop:
         self.check.note_loss(loss, micro.batch, micro.index)
 
     def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
-        """The images, mixed if the recipe says so, and their labels (B,) or weighted targets (B, K).
+        """Return the images, mixed if the recipe says so, and labels (B,) or weighted targets (B, K).
 
         Args:
             images: (B, C, height, width).

@@ -60,7 +60,7 @@ class Fit:
 
     @property
     def figures(self) -> dict[str, float]:
-        """By the names of metrics.csv, those that are known."""
+        """Return the known figures by their names in metrics.csv."""
         values = (self.train_loss, self.val_loss, self.val_accuracy, self.val_map)
         named = zip(("train_loss", "val_loss", "val_acc", "val_map"), values, strict=True)
         return {name: value for name, value in named if value is not None}

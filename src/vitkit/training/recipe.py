@@ -43,7 +43,7 @@ def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_change(name: str, text: str) -> dict[str, Any]:
-    """A change whose value is a text, such as a flag's: numbers of a tuple have commas between them.
+    """Parse a change whose value is text, such as a flag's. The numbers of a tuple are separated by commas.
 
     Raises:
         VitkitError: as `settle_changes`.
@@ -147,7 +147,7 @@ def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, An
 
 
 def check_model_fields(changes: Any) -> dict[str, Any] | None:
-    """The changes as a recipe keeps them; None where there are none.
+    """Check changes of a model and return them as a recipe stores them; None if there are none.
 
     Raises:
         VitkitError: they are no such changes, or the recipe or the data have a field for one.
@@ -166,13 +166,13 @@ def check_model_fields(changes: Any) -> dict[str, Any] | None:
 
 
 def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The `[model]` table of TOML, which has no word for None."""
+    """Convert changes to the `[model]` table of TOML, which cannot express None."""
     plain = {key: "none" if v is None else list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
     return plain if name is None else {"name": name, **plain}
 
 
 def in_words(changes: Mapping[str, Any]) -> str:
-    """`position none, layers 6`."""
+    """Describe changes, e.g. `position none, layers 6`."""
     return ", ".join(
         f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else str(value).lower()}"
         for name, value in changes.items()
@@ -198,7 +198,7 @@ METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
 
 
 def join_weights(weights: Any) -> Any:
-    """A list of weights as one text with commas between them; anything else as it is.
+    """Join a list of weights with commas; return anything else unchanged.
 
     Raises:
         VitkitError: the name of some has a comma itself.
@@ -213,7 +213,7 @@ def join_weights(weights: Any) -> Any:
 
 
 def candidates(recipe: Any) -> tuple[str, ...]:
-    """The weights that a recipe asks to choose among; where nothing is to be chosen, those that it names.
+    """Return the weights that a recipe asks to choose among, or those that it names.
 
     Raises:
         VitkitError: there are not two, or one is no weights.
@@ -233,7 +233,7 @@ def candidates(recipe: Any) -> tuple[str, ...]:
 
 
 def parse_duration(text: str, name: str = "time") -> float:
-    """`90s`, `10m`, `2h` or plain seconds, as seconds.
+    """Parse `90s`, `10m`, `2h` or plain seconds, and return seconds.
 
     Raises:
         VitkitError: it is none of these, or not above 0.
@@ -246,7 +246,7 @@ def parse_duration(text: str, name: str = "time") -> float:
 
 
 def checkpoint_every(text: str) -> int:
-    """`none`, `all` or a number as what `VisionTransformer.checkpointing` takes.
+    """Convert `none`, `all` or a number to a value of `VisionTransformer.checkpointing`.
 
     Raises:
         VitkitError: it is none of these.
@@ -302,7 +302,7 @@ def check_together(recipe: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to train on, which model, and how. A field that is None is left to the data or to the model's name."""
+    """What to train on, which model, and how. A field that is None is chosen for the data or the model."""
 
     data: Annotated[str | None, "Folder of class folders, or with train/ and val/, or a name such as digits."] = None
     model: Annotated[str | None, "Model name (`vitkit models` lists them); by default the one of --weights."] = None
@@ -517,7 +517,7 @@ class Recipe:
         check_together(self)
 
     def replace(self, **changes: Any) -> Recipe:
-        """A copy with fields changed.
+        """Return a copy with changed fields.
 
         Raises:
             VitkitError: a field is unknown, of the wrong type, or out of range; the message names it.
@@ -525,7 +525,7 @@ class Recipe:
         return with_fields(self, changes, "recipe")
 
     def to_toml(self) -> str:
-        """The recipe as TOML; fields that are None have no key, and those of the model are in its table."""
+        """Return the recipe as TOML. Fields that are None have no key, and those of the model are in its table."""
         import tomli_w
 
         fields = {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items()}
@@ -536,17 +536,17 @@ class Recipe:
 
     @property
     def seed_of_split(self) -> int:
-        """`split_seed`, or else `seed`."""
+        """Return `split_seed`, or `seed` if it is None."""
         return self.seed if self.split_seed is None else self.split_seed
 
     @property
     def budget(self) -> float | None:
-        """`time` in seconds."""
+        """Return `time` in seconds."""
         return None if self.time is None else parse_duration(self.time)
 
 
 def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
-    """A recipe from plain values, as TOML and flags have them.
+    """Build a recipe from plain values, as TOML and flags have them.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
@@ -566,7 +566,7 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
 
 
 def with_fields(recipe: Recipe, changes: Mapping[str, Any], source: str) -> Recipe:
-    """A copy with fields changed; `source` is named where one cannot be.
+    """Return a copy with changed fields; errors name `source`.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
@@ -591,7 +591,7 @@ def _check_names(fields: Iterable[str], source: str) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """A training that is asked for: what the caller leaves open is chosen to suit the data.
+    """A requested training. What the request leaves open is chosen to suit the data.
 
     Attributes:
         fields: those that are named, by the names of `Recipe`.
@@ -617,7 +617,7 @@ class Request:
 
 
 def without_places(recipe: Recipe) -> Recipe:
-    """The recipe as others may read it: data, weights, teacher and what else is a file without where they lie."""
+    """Return the recipe for other readers: files and folders without the path to them."""
     teacher = recipe.teacher
     if teacher is not None:
         model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
@@ -628,7 +628,7 @@ def without_places(recipe: Recipe) -> Recipe:
 
 
 def name_of(recipe: Recipe) -> str:
-    """What to call the model: its name, or that of the weights it starts from, and what of it was changed."""
+    """Return the name of the model, or of the weights it starts from, and the changes made to it."""
     name = recipe.model or Path(recipe.weights).name
     return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"
 

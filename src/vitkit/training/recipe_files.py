@@ -12,7 +12,7 @@ from vitkit.training.recipe import Recipe, Request, build, in_words, overlay, un
 
 
 def load_fields(recipe: str | Path) -> dict[str, Any]:
-    """The fields of a TOML recipe: a file, or the name of one that vitkit brings along (see `bundled`).
+    """Read the fields of a TOML recipe: a file, or the name of a bundled one (see `bundled`).
 
     Raises:
         VitkitError: there is no such file or name, or it is not TOML, or its `[model]` cannot be understood.
@@ -41,7 +41,7 @@ def _unfold(fields: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def load_of_run(path: Path) -> Recipe:
-    """The recipe in a run's folder, to go on by.
+    """Read the recipe in a run's folder in order to continue it.
 
     Raises:
         VitkitError: it is not whole: a field that is not there would be gone on with at its default.
@@ -55,7 +55,7 @@ def load_of_run(path: Path) -> Recipe:
 
 
 def bundled() -> dict[str, str]:
-    """The text of each recipe inside the package, by name."""
+    """Return the text of each recipe in the package, by name."""
     from importlib import resources  # 20 ms that `vitkit --help` need not wait for
 
     folder = resources.files("vitkit.recipes")
@@ -67,7 +67,7 @@ def bundled() -> dict[str, str]:
 
 
 def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Request:
-    """What a command asks for: its flags over the fields of a recipe file.
+    """Return the request of a command: its flags, over the fields of a recipe file.
 
     Data that has a bundled recipe of its own name (`digits`) is trained by it when no other is named.
 

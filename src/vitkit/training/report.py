@@ -70,7 +70,7 @@ from vitkit.weights.loading import WeightsSource, look
 
 
 def settle_and_open(folder: Path, recipe: Recipe, table: ImageTable, say: Say) -> tuple[Classifier, Evaluation | None]:
-    """Settle the confidences of the kept model on the validation images, and say what they came to.
+    """Calibrate the saved model on the validation images, and report the result.
 
     Args:
         folder: the run, with its model folder, which is changed.
@@ -114,7 +114,7 @@ def _tell_of_thresholds(classifier: Classifier, seen: Evaluation | None, say: Sa
 
 
 def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
-    """What the temperature has done to the calibration error, in a line.
+    """Describe in a line how the temperature changed the calibration error.
 
     Args:
         numbers: the figures of an evaluation (figures.py).
@@ -154,7 +154,7 @@ def draw_data(folder: Path, table: ImageTable, images: TrainingImages | Training
 
 
 class Reported(NamedTuple):
-    """What a run says of its model.
+    """The figures and findings of a run.
 
     Attributes:
         numbers: what evaluation.json holds.
@@ -168,7 +168,7 @@ class Reported(NamedTuple):
 def report(
     folder: Path, recipe: Recipe, table: ImageTable, say: Say, doubts: Sequence[LabelError] | None = None
 ) -> Reported:
-    """Calibrate and evaluate the model that was kept, and write all that is said of it into the run.
+    """Calibrate and evaluate the saved model, and write everything about it into the run.
 
     Args:
         folder: the run, with its model folder.
@@ -246,7 +246,7 @@ def _tried(path: Path) -> Tried | None:
 
 
 def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:
-    """What speaks for the worst mistakes, by the model itself."""
+    """Explain the worst mistakes by the model's own maps."""
     chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
     chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
     if not can_explain(classifier.model):
@@ -349,7 +349,7 @@ MOST = 20_000  # images; more would take long, and memory
 def doubt_labels(
     run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: WeightsSource | None = None
 ) -> list[LabelError] | None:
-    """The doubtful labels of all images of a run, the most doubtful first.
+    """Find likely label errors in all images of a run, the most likely first.
 
     The weights that the run began from are asked, not those that it ended with: these know the labels by heart. Where
     those had been trained on some of these images too, the weights before them are asked.
@@ -406,7 +406,7 @@ def _features(
     precision: str,
     progress: Callable[[int, int], None],
 ) -> Tensor:
-    """(n, D) of all images; those that are not known are computed."""
+    """Return the features (n, D) of all images, computing those that are not known."""
 
     def compute(images: ImageTable) -> Tensor:
         plain_images = EvaluationImages(images, begun.preprocess)

@@ -166,7 +166,7 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
 def before_training(
     run: Run, blueprint: Blueprint, table: ImageTable, data_hash: str
 ) -> tuple[Classifier, Teacher | None]:
-    """The classifier that is to be trained, and its teacher; what had to be assumed of either is printed."""
+    """Create the classifier that will be trained, and its teacher. Assumptions about either are printed."""
     recipe = blueprint.recipe
     classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
     for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
@@ -188,7 +188,7 @@ def before_training(
 def _conclude(
     run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: WeightsSource | None
 ) -> Evaluation | None:
-    """Settle what the trained model's confidences are worth, evaluate it and write the report."""
+    """Calibrate and evaluate the trained model, and write the report."""
 
     def evaluate() -> tuple[dict[str, Any], Evaluation | None]:
         doubts = doubt_labels(run, recipe, table, known, weights)
@@ -205,7 +205,7 @@ _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")  
 
 @dataclass(frozen=True)
 class FoldFigure:
-    """A figure over all images, each tested once, by a model that was not trained on it.
+    """A figure over all images, each tested once by a model that was not trained on it.
 
     Attributes:
         mean: the figure of all images; where it is a mean over images, the mean over folds by their size.
@@ -216,7 +216,7 @@ class FoldFigure:
     interval: Interval | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {"mean": self.mean, "interval_95": None if self.interval is None else list(self.interval)}
 
     def __str__(self) -> str:
@@ -228,7 +228,7 @@ class FoldFigure:
 
 
 def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]:
-    """Every figure of a cross-validation; no value where the weights had seen all images."""
+    """Compute every figure of a cross-validation; there is no value if the weights had seen all images."""
     if not evaluations:
         return {"accuracy": FoldFigure(None, None)}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
@@ -278,7 +278,7 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
 
 
 def _known(file: Path) -> dict[str, FoldFigure]:
-    """What was put together before; nothing where it was not, or without the intervals of today."""
+    """Read figures that were computed before; nothing if they lack the current intervals."""
     try:
         stored = from_json(file.read_text(encoding="utf-8"))
         rows = {name: (value["mean"], value["interval_95"]) for name, value in stored.items() if name != "folds"}
@@ -460,7 +460,7 @@ def _prepare(
     observers: Observers,
     hold: ExitStack,
 ) -> Prepared:
-    """Resolve everything that the request leaves open, and write it into the run's folder, which is locked then."""
+    """Resolve everything that the request leaves open, and write it into the run's folder, which is then locked."""
 
     idle: list[str] = []
 
@@ -533,7 +533,7 @@ def resume(
     loggers: Sequence[Any] = (),
     say: Say = print,
 ) -> Path:
-    """Go on with a run that was interrupted, from its last finished epoch, to the weights it would have had.
+    """Continue an interrupted run after its last finished epoch. It ends with the weights it would have had.
 
     Args:
         folder: the run.
@@ -569,7 +569,7 @@ def _tidy(folder: Path, data_root: Path | None, hold: ExitStack) -> None:
 
 
 def tell(run: Run, findings: Iterable[Finding]) -> list[str]:
-    """Say each finding once; what was said."""
+    """Print each finding once, and return what was printed."""
     lines = list(dict.fromkeys(map(str, findings)))
     for finding in lines:
         run.say(finding)
@@ -741,7 +741,7 @@ def _work_on_datasets(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the weights had seen of the validation images: trained on them, or copies of them, in this run or before.
+    """What the weights had seen of the validation images, in this run or before, including copies.
 
     Attributes:
         roles: by the stand-in for the path.
@@ -774,7 +774,7 @@ _DOUBT = "whether the weights had seen others cannot be known of tensors, or of 
 def _data_of(
     recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, team: ProcessGroup
 ) -> tuple[BatchedImages, HeadImages]:
-    """The images in batches, and as a head is fitted to them."""
+    """Return the images in batches, and as a head is fitted to them."""
     labels = {name: table.of_split(name).labels for name in ("train", "val")}
     preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
     augmented = TrainingOf(datasets.train, labels["train"], "train", preprocess, augment_of(recipe), recipe.seed)
@@ -794,7 +794,7 @@ def _data_of(
 
 
 def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> None:
-    """Calibrate the model that was kept, and write down its figures on validation images."""
+    """Calibrate the saved model, and write its figures on validation images."""
     if not len(val):
         run.say("no validation images: the confidences are not calibrated, and there are no figures")
         return

@@ -29,7 +29,7 @@ _FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, how its story is told, and the processes that work on it.
+    """A run folder with its log and the processes that work on it.
 
     `whole` is the cross-validation that it is a fold of; `callbacks` and `loggers` are the caller's, who looks on.
     """
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Observers:
-    """Who follows a run.
+    """The receivers of a run's lines and events.
 
     Attributes:
         say: receives each line.
@@ -65,7 +65,7 @@ class Observers:
     loggers: tuple[Any, ...] = ()
 
     def run(self, folder: Path, team: ProcessGroup = ALONE) -> Run:
-        """The run in a folder, followed by these."""
+        """Return the run in a folder with these observers."""
         return Run(folder, self.say, team=team, callbacks=self.callbacks, loggers=self.loggers)
 
 
@@ -136,7 +136,7 @@ def lock_run(folder: Path, hold: ExitStack) -> None:
 
 @contextmanager
 def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
-    """A run that is stopped says how to go on; one that fails before there is a model leaves nothing behind.
+    """On an interruption, say how to resume; on a failure before there is a model, remove the folder.
 
     Args:
         run: which.
@@ -157,7 +157,7 @@ def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
 
 @contextmanager
 def reporting(run: Run) -> Iterator[None]:
-    """A run that is stopped when its model is there, but not its report, says so."""
+    """On an interruption during the report, say that the model is saved and how to continue."""
     try:
         yield
     except Interrupted:
@@ -166,7 +166,7 @@ def reporting(run: Run) -> Iterator[None]:
 
 
 def next_free(name: str) -> Path:
-    """A new folder `runs/NAME-N`."""
+    """Create a new folder `runs/NAME-N`."""
     Path("runs").mkdir(exist_ok=True)
     number = 1
     while True:
@@ -186,7 +186,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def discard_if_empty(folder: Path) -> None:
-    """A run that ended before there was a model leaves nothing behind."""
+    """Remove the folder of a run that ended before there was a model."""
     runs = (folder, *folds_in(folder))
     if not any((member / name).exists() for member in runs for name in (WEIGHTS, LAST)) and not any(
         folder.rglob(BAD_BATCH)
@@ -235,13 +235,13 @@ def append_metrics(path: Path, row: dict[str, Any]) -> None:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Those of every run, and after `val_acc` the mean average precision where images may have several classes."""
+    """Return the columns of every run, and the mean average precision if images may have several classes."""
     place = COLUMNS.index("val_acc") + 1
     return (*COLUMNS[:place], "val_map", *COLUMNS[place:]) if any("val_map" in row for row in rows) else COLUMNS
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of metrics.csv; a column without a value is left out of its row.
+    """Read the rows of metrics.csv. A column without a value is left out of its row.
 
     Raises:
         VitkitError: the file is damaged.
@@ -261,7 +261,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 def truncate_metrics(path: Path, epoch: int) -> None:
-    """Drop the rows of this epoch and later ones: a resumed run writes them again."""
+    """Remove the rows of this epoch and later ones, which a resumed run writes again."""
     rows = [row for row in read_metrics(path) if row["epoch"] < epoch]
     if path.exists():
         text = io.StringIO()

@@ -43,7 +43,7 @@ _ALIKE = 0.05  # a p-value, above which two are not told apart
 
 @dataclass(frozen=True)
 class Trial:
-    """One of the weights, and how a linear probe on its frozen features fared.
+    """One of the candidates, with the result of a linear probe on its frozen features.
 
     Attributes:
         weights: as they were asked for.
@@ -63,7 +63,7 @@ class Trial:
     reason: str | None = None
 
     def cells(self) -> list[str]:
-        """Its figures, of weights that were measured."""
+        """Return the figures of weights that were measured, as cells of a table."""
         assert self.accuracy is not None and self.interval is not None and self.pixels is not None
         pixels = "x".join(map(str, self.pixels))
         return [f"{self.accuracy:.4f}", interval_text(self.interval), f"{self.seconds:.3f}", pixels]
@@ -71,7 +71,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Selection:
-    """A choice among weights.
+    """The result of choosing among weights.
 
     Attributes:
         trials: each of them, in the order asked for.
@@ -94,14 +94,14 @@ class Selection:
     figure: str = "accuracy"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         stored = asdict(self)
         stored["asked"] = stored.pop("budget")
         return stored
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], path: Path) -> Selection:
-        """What `to_dict` gave.
+        """Read what `to_dict` returned.
 
         Raises:
             VitkitError: it is something else.
@@ -114,11 +114,11 @@ class Selection:
             raise VitkitError(f"{path} is damaged: {error}; delete it, and the report does without") from error
 
     def lines(self) -> list[str]:
-        """In words: what was done, a table, and what may be said of it."""
+        """Describe in words what was done, with a table and remarks."""
         return [self.summary(), *(f"  {line}" for line in aligned(self.table())), *self.remarks()]
 
     def summary(self) -> str:
-        """What was done."""
+        """Describe in a sentence what was done."""
         measured = sum(trial.reason is None for trial in self.trials)
         parts = f"{self.tested} of {self.parts}" if self.tested < self.parts else f"{self.parts}"
         return (
@@ -128,7 +128,7 @@ class Selection:
         )
 
     def table(self, name: Callable[[str], str] = str) -> list[list[str]]:
-        """A heading and a row for each of the weights, the best first; those that were not measured say why.
+        """Return a heading and a row for each candidate, the best first; unmeasured ones state the reason.
 
         Args:
             name: what to call weights.
@@ -142,7 +142,7 @@ class Selection:
         ]
 
     def remarks(self, name: Callable[[str], str] = str) -> list[str]:
-        """What was chosen, what its figure is worth, and what these images do not tell from it."""
+        """Describe the choice, the meaning of its figure, and which weights are not distinguishable from it."""
         best = next(trial for trial in self.trials if trial.weights == self.chosen)
         alike = [trial for trial in self.trials if trial.alike is not None and trial.alike > _ALIKE]
         lines = [
@@ -158,7 +158,7 @@ class Selection:
 
 
 def rank(trial: Trial) -> tuple[float, float]:
-    """The best first: by accuracy, and of equal ones the quicker."""
+    """Sort candidates by accuracy, and by speed if accuracies are equal."""
     assert trial.accuracy is not None and trial.seconds is not None
     return -trial.accuracy, trial.seconds
 
@@ -186,7 +186,7 @@ LEAST = 40  # images, or two a class: of fewer a candidate is not measured
 
 @dataclass(frozen=True)
 class SelectionImages:
-    """The images that the candidates are measured on.
+    """The training images that the candidates are measured on.
 
     Attributes:
         table: of training images, in an order of which every beginning has the classes in their proportions.
@@ -218,7 +218,7 @@ class SelectionImages:
 
     @property
     def least(self) -> int:
-        """Images without which a candidate counts as not measured."""
+        """Return the number of images below which a candidate counts as not measured."""
         return min(len(self.table), max(LEAST, 2 * len(self.table.classes)))
 
     def parts(self, count: int) -> int:
@@ -227,7 +227,7 @@ class SelectionImages:
         return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
 
     def targets(self, count: int) -> Tensor:
-        """Labels (n,) of the first images, or 0 and 1 of each class (n, K)."""
+        """Return labels (n,) of the first images, or 0 and 1 for each class (n, K)."""
         table = self.table
         labels = torch.tensor(table.labels[:count])
         return table.task.targets(labels, table.set_targets())
@@ -242,7 +242,7 @@ _CHUNKS = 8  # between which it is asked whether the time is up
 
 @dataclass(frozen=True)
 class Cost:
-    """What measuring one candidate takes.
+    """The time that measuring one candidate takes.
 
     Attributes:
         fixed: seconds to open it.
@@ -253,13 +253,13 @@ class Cost:
     each: float
 
     def of(self, images: int) -> float:
-        """Seconds for so many images."""
+        """Return the seconds for so many images."""
         return self.fixed + self.each * images
 
 
 @dataclass(frozen=True)
 class CandidateFeatures:
-    """What was computed of one candidate.
+    """The features that were computed with one candidate.
 
     Attributes:
         features: of the first images, (n, D).
@@ -273,7 +273,7 @@ class CandidateFeatures:
 
 
 def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int], seconds: float) -> Selection:
-    """Measure the weights of each candidate on training images, and say which are the best.
+    """Measure each candidate on training images, and choose the best.
 
     Args:
         tried: the model that each candidate would begin with.
@@ -318,7 +318,7 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
 
 
 def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> tuple[int, list[int]]:
-    """How many images all candidates can be measured on, and which these candidates are.
+    """Return how many images all candidates can be measured on in time, and which candidates these are.
 
     The dearest are left out until `least` images of each of the others fit.
     """
@@ -333,7 +333,7 @@ def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> 
 
 
 def _frozen_encoder(candidate: Blueprint, table: ImageTable) -> Classifier:
-    """The candidate's weights as a linear probe reads them."""
+    """Open a candidate's weights as a linear probe uses them."""
     return new_classifier(blueprint_of(frozen(candidate.recipe), table.classes, candidate.weights), table, "")
 
 
@@ -370,7 +370,7 @@ def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
 
 
 def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float) -> CandidateFeatures:
-    """Features of the first images, as many as there is time for."""
+    """Compute features of the first images, as many as there is time for."""
     recipe = candidate.recipe
     classifier = _frozen_encoder(candidate, judges.table)
     precision = choose_precision(recipe.precision, recipe.device)
@@ -392,7 +392,7 @@ def _tell(what: str, before: int, total: int, done: int, _of: int) -> None:
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Of a cross-validation.
+    """The result of a cross-validation.
 
     Attributes:
         right: which of the first images each candidate's probe has right that was not fitted to them, (n,).
@@ -517,7 +517,7 @@ def choose_and_resolve(
 
 
 def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
-    """The model of each candidate: what cannot be built should fail before the images are read."""
+    """Return the blueprint of each candidate, so that one that cannot be built fails before the images are read."""
     recipe_first = requests[0].recipe
     assert recipe_first.data is not None
     table = read_corrected(recipe_first.data, recipe_first.labels, recipe_first.layout)

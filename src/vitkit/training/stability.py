@@ -34,12 +34,12 @@ _ADVICE = "try a lower --lr, a longer --warmup"
 
 
 class DivergedError(VitkitError):
-    """Training is past help."""
+    """The training diverged and cannot be saved."""
 
 
 @dataclass(frozen=True)
 class ValidationOutcome:
-    """What validation showed.
+    """The result of a validation.
 
     Attributes:
         logits: (n, K).
@@ -57,7 +57,7 @@ class ValidationOutcome:
 
     @property
     def largest_class(self) -> float:
-        """The part of the images that the largest true class has."""
+        """Return the fraction of images in the largest true class."""
         return self.labels.bincount().max().item() / len(self.labels)
 
 
@@ -99,7 +99,7 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 
 
 class StabilityGuard:
-    """Counts what went wrong, tells of it, and ends a training that is past help.
+    """Count incidents, report them, and end a training that cannot be saved.
 
     Attributes:
         lowered: how often the learning rate was lowered.
@@ -113,7 +113,7 @@ class StabilityGuard:
 
     @property
     def lr_scale(self) -> float:
-        """What the learning rate is multiplied by."""
+        """Return the factor of the learning rate."""
         return _FACTOR**self.lowered
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class StabilityGuard:
         self._bad_in_a_row = state["bad_in_a_row"]
 
     def pass_step(self) -> None:
-        """A step went well."""
+        """Record a step without incident."""
         self._bad_in_a_row = 0
 
     def skip_step(self, what: str, batch: Mapping[str, Any]) -> None:
@@ -166,7 +166,7 @@ class StabilityGuard:
         return True
 
     def lower(self, epoch: int, what: str) -> None:
-        """Lower the learning rate, and tell why.
+        """Lower the learning rate, and report why.
 
         Args:
             epoch: from 0, the one that went wrong.
@@ -193,7 +193,7 @@ def all_finite(weights: Mapping[str, Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class StepIndex:
-    """A step: its epoch, its last batch in the epoch, and how many steps were before it."""
+    """The place of a step: its epoch, its last batch in the epoch, and the number of steps before it."""
 
     epoch: int
     batch: int
@@ -204,7 +204,7 @@ Describe = Callable[[Batch, StepIndex], dict[str, Any]]  # what is saved of a ba
 
 
 class FiniteCheck:
-    """Leaves out a step whose loss or gradient is not finite, before it is taken.
+    """Skip a step whose loss or gradient is not finite.
 
     Args:
         guard: counts the steps that are left out.
@@ -224,7 +224,7 @@ class FiniteCheck:
             self._bad = self._describe(batch, index)
 
     def is_finite(self, norm: Tensor) -> Tensor:
-        """(), whether the losses of this step and the gradient's norm, (), are finite."""
+        """Return whether the losses of this step and the gradient's norm, (), are finite, ()."""
         return norm.isfinite() & torch.tensor(not self._is_bad(), device=norm.device)
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
@@ -351,7 +351,7 @@ class SafePoint:
         self.is_doubtful = False
 
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
-        """Go back if the last epoch was of no use, and keep its weights if it was good; whether it was of no use.
+        """Go back if the last epoch made the model useless, else store its weights; return whether it went back.
 
         Args:
             guard: is asked, and told.
@@ -413,7 +413,7 @@ def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
 
 
 class Pieces:
-    """How many images are computed at a time; half as many once memory has run out.
+    """The number of images that are computed at once, which is halved when memory runs out.
 
     Attributes:
         size: the most images at a time; None while a batch fits as a whole.

@@ -85,7 +85,7 @@ from vitkit.weights.loading import LoadPlan, WeightsSource
 def choose_head_start(
     recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, weights: WeightsSource | None
 ) -> tuple[Recipe, list[str]]:
-    """The recipe with what its head begins as, and why, where the weights have a text encoder.
+    """Choose what the head begins with if the weights have a text encoder; return the recipe and the reason.
 
     Args:
         recipe: with nothing else left open.
@@ -132,7 +132,7 @@ def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, word
 
 
 class JudgeStart:
-    """A callback that has the model judged before its first step.
+    """Callback that evaluates the model before its first step.
 
     Args:
         validate: puts the figures of validation images into the state.
@@ -154,7 +154,7 @@ _LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The model that a training begins with, before it is built and before any number of its weights is read.
+    """The model that a training begins with, before it is built and before the numbers of its weights are read.
 
     Attributes:
         recipe: which asks for it.
@@ -172,12 +172,12 @@ class Blueprint:
 
     @property
     def pictures(self) -> bytes | None:
-        """The record of what the weights were trained on, where they have one."""
+        """Return the record of what the weights were trained on, if they have one."""
         return None if self.plan is None else self.plan.pictures
 
 
 def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource | None = None) -> Blueprint:
-    """The model that a recipe asks for.
+    """Return the blueprint of the model that a recipe asks for.
 
     Args:
         recipe: with nothing left open.
@@ -218,7 +218,7 @@ def _check(config: Config, recipe: Recipe) -> None:
 
 
 def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> Classifier:
-    """A classifier for the table's classes before its training, the same for the same seed.
+    """Create the untrained classifier for a table's classes; equal seeds give equal weights.
 
     It starts from the recipe's weights with a head of zeros (paper, app. B.1.1) or of the class names, or from none.
     """
@@ -265,25 +265,25 @@ def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mappin
 
 
 def _plain_pixels(config: Config) -> Preprocess:
-    """Those of a model that starts from no weights."""
+    """Return the preprocessing of a model that starts from no weights."""
     values = HALF[: config.in_channels]
     return Preprocess(size=config.image_size, mean=values, std=values)
 
 
 def _preprocess(recipe: Recipe, base: Preprocess) -> Preprocess:
-    """The weights' own pixels, but for what the recipe says."""
+    """Return the preprocessing of the weights with the changes that the recipe makes."""
     named_fields = {name: getattr(recipe, name) for name in ("fit", "crop_pct", "interpolation")}
     return replace(base, **{name: value for name, value in named_fields.items() if value is not None})
 
 
 def augment_of(recipe: Recipe) -> Augment:
-    """The random changes that a recipe asks for."""
+    """Return the random changes of pictures that a recipe asks for."""
     strengths: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augment)}
     return Augment(**strengths | {"crop_scale": None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale})
 
 
 def choose_device(recipe: Recipe) -> str:
-    """Where a run computes, as Lightning calls its accelerators, which knows more kinds of GPU for `auto`.
+    """Choose the device of a run, as Lightning names its accelerators.
 
     Raises:
         VitkitError: there is no such device here.
@@ -292,7 +292,7 @@ def choose_device(recipe: Recipe) -> str:
 
 
 def choose_precision(precision: str, device: str = "auto") -> str:
-    """`auto` as bfloat16 where the hardware computes in it, else float32."""
+    """Resolve `auto` to bfloat16 if the hardware computes in it, else to float32."""
     return best_precision(device) if precision == "auto" else precision
 
 
@@ -319,7 +319,7 @@ def choose_workers(recipe: Recipe, size: tuple[int, int]) -> int:
 
 
 def _free_shared_memory() -> int:
-    """Bytes of /dev/shm, through which processes hand over tensors; without end where there is no such folder."""
+    """Return the bytes of /dev/shm that are free; infinity if there is no such folder."""
     try:
         return shutil.disk_usage("/dev/shm").free  # noqa: S108  # asked for its size alone
     except OSError:
@@ -327,7 +327,7 @@ def _free_shared_memory() -> int:
 
 
 def versions(config: Config | None = None) -> dict[str, str]:
-    """What a run was made with; the library of another's network, too."""
+    """Return the versions of the libraries that a run was made with."""
     more = (config.library,) if isinstance(config, NetworkConfig) else ()
     libraries = {name: importlib.metadata.version(name) for name in dict.fromkeys((*_LIBRARIES, *more))}
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
@@ -335,7 +335,7 @@ def versions(config: Config | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Proposed:
-    """What models proposed of the labels of a run's images, before these are split.
+    """What models proposed about the labels of a run's images, before the images are split.
 
     Attributes:
         proposals: the images whose labels were changed, or that are left out.
@@ -466,7 +466,7 @@ def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) ->
 
 
 def _split(proposal: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int, held_out: str) -> str | None:
-    """The split that an image would be in if it were not left out.
+    """Return the split that an image would be in if it were not left out.
 
     It is that of an earlier run, or that in which the data come; else it is drawn with the share that the split has.
     """
@@ -488,7 +488,7 @@ def _split(proposal: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold:
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts from: its model, and its images.
+    """Everything that a run starts from: its model and its images.
 
     Attributes:
         blueprint: the model, whose weights have been looked at and not yet read.
@@ -510,20 +510,20 @@ class Start:
 
     @property
     def recipe(self) -> Recipe:
-        """With nothing left open."""
+        """Return the recipe with every field chosen."""
         return self.blueprint.recipe
 
     @property
     def config(self) -> Config:
-        """The architecture."""
+        """Return the architecture."""
         return self.blueprint.config
 
     def released(self) -> Start:
-        """The same without the weights, which may be held in memory, for those who only compare."""
+        """Return the start without its weights, which may occupy memory."""
         return replace(self, blueprint=replace(self.blueprint, weights=None, plan=None))
 
     def findings_of(self, part: SplitImages) -> list[Finding]:
-        """What is wrong with the data as they are split."""
+        """Return the problems of the data as it is split."""
         return [
             *ancestry_findings(part, self.recipe),
             *self.torn,
@@ -538,7 +538,7 @@ def resolve(
     reserve: Callable[[ImageTable, Recipe], None] | None = None,
     runs: Sequence[Path] = (Path("runs"),),
 ) -> Start:
-    """Resolve what a request leaves open: read the data, look at the weights, find what spoils them, and split.
+    """Resolve a request: read the data, open the weights, look for problems, and split the images.
 
     Args:
         fields: what is asked for; its `data` must be set.
@@ -626,7 +626,7 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
 
 
 def limit(part: SplitImages, most: int, seed: int) -> SplitImages:
-    """The same with fewer training images."""
+    """Return the images with fewer training images."""
     limited = limit_training(part.images.table, most, seed)
     place = {path: i for i, path in enumerate(part.images.table.paths)}
     kept = [place[path] for path in limited.paths]

@@ -25,7 +25,7 @@ from vitkit.system.environment import offline
 
 @dataclass(frozen=True)
 class Teacher:
-    """A frozen network with its pixels.
+    """A frozen network with its preprocessing.
 
     Attributes:
         name: as the recipe has it.
@@ -49,7 +49,7 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, images: Tensor, student: Preprocess) -> Tensor:
-        """(B, C, height, width) as the student reads them -> (B, K) logits in the student's order, in float32."""
+        """Convert images (B, C, height, width) of the student to float32 logits (B, K) in its class order."""
         self.network.to(images.device)
         seen = self._see(images, student)
         with torch.autocast(images.device.type, enabled=False):
@@ -71,7 +71,7 @@ def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
-    """The teacher that a recipe names.
+    """Load the teacher that a recipe names.
 
     Args:
         name: a model folder or any checkpoint that `vitkit.load` takes; a torchvision model, with its published

@@ -58,19 +58,19 @@ DATA = "digits"
 
 @dataclass(frozen=True, repr=False)
 class LabList(Result):
-    """The experiments there are."""
+    """The available experiments."""
 
     experiments: tuple[Experiment, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Each with its question and its source, by name."""
+        """Return the question and source of each experiment, by name."""
         return {
             experiment.name: {"question": experiment.question, "source": experiment.source}
             for experiment in self.experiments
         }
 
     def lines(self) -> list[str]:
-        """One each."""
+        """Return one line for each experiment."""
         width = max(len(experiment.name) for experiment in self.experiments)
         return [
             f"{experiment.name.ljust(width)}  {experiment.question} ({experiment.source})"
@@ -266,7 +266,7 @@ def _written(result: LabResult) -> LabResult:
 
 
 def _command(experiment: Experiment, data: str, options: Mapping[str, Any]) -> str:
-    """What makes the same again, as others may read it."""
+    """Return the command that repeats the experiment."""
     words = ["vitkit", "lab", experiment.name, "--data", without_place(data)]
     usual = {"preset": "small", "seeds": 3, "seed": 0}
     for name, value in options.items():
@@ -459,7 +459,7 @@ def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[di
 
 
 class Corpus(NamedTuple):
-    """What a model is pre-trained on."""
+    """The data that a model is pre-trained on."""
 
     title: str
     images: int

@@ -20,7 +20,7 @@ LAB, PAGE = "lab.json", "lab.html"
 
 @dataclass(frozen=True, repr=False)
 class LabResult(Result):
-    """An experiment that was done.
+    """The result of an experiment.
 
     Attributes:
         experiment: which.
@@ -39,15 +39,15 @@ class LabResult(Result):
 
     @property
     def page(self) -> Path | None:
-        """The page; None: nothing was written."""
+        """Return the path of the page; None if nothing was written."""
         return None if self.folder is None else self.folder / PAGE
 
     def to_dict(self) -> dict[str, Any]:
-        """As in lab.json."""
+        """Return the content of lab.json."""
         return self.figures
 
     def lines(self) -> list[str]:
-        """The question, the table, what it says, and how far that goes."""
+        """Return the question, the table, and the remarks."""
         experiment = self.experiment
         differs = [] if self.figures.get("preset") == "paper" else [f"what differs: {experiment.differs}"]
         where = [] if self.folder is None else [f"everything: {self.folder / LAB}, {self.folder / PAGE}"]
@@ -62,7 +62,7 @@ class LabResult(Result):
         ]
 
     def body(self) -> list[str]:
-        """Of the page, as HTML."""
+        """Return the body of the page as HTML."""
         from vitkit.text.html import table
 
         experiment = self.experiment
@@ -81,7 +81,7 @@ class LabResult(Result):
 
 
 def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """The headings and the rows of an ablation."""
+    """Return the headings and rows of an ablation."""
     pairs = {pair["a"]: pair for pair in figures["pairs"]}
     headings = ["", "accuracy here", "95 %", f"less {ablation.against}", "parameters", "GMACs"]
     rows = []
@@ -95,7 +95,7 @@ def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ..
 
 
 def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
-    """Verdicts and claims, a line each."""
+    """Return verdicts and claims, one line each."""
     seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
     images = images_in_words(figures["test_images"], figures["split"])
     judged = f"{images}, {seeds} seeds; the most frequent class alone: {chance:.1f} %"
