@@ -476,7 +476,7 @@ class PathFinder:
         return self._real.get(self._followed(self._place(path.strip())), [])
 
     def beside(self, path: str) -> str | None:
-        """Return the path of an image that exists in the folder but is not in the table; None if there is none."""
+        """Return the path, relative to the folder, of an image file that exists there; None if there is none."""
         for spelling in dict.fromkeys((path, path.strip())):
             place = Path(self._followed(self._place(spelling), normal=False))
             if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and is_there(place):

@@ -84,13 +84,13 @@ def settle_and_open(folder: Path, recipe: Recipe, table: ImageTable, say: Say) -
     """
     classifier = load(folder)
     images = len(table.of_split(held_out_split(table)))  # they decide what computes, as in `vitkit eval`
-    runner = classifier.use(images=images, device=choose_device(recipe))
-    before = correction_of(runner)
-    seen = calibrate_and_save(folder, runner, table, partial(progress, table.task.calibration))
-    if correction_of(runner) != before:  # the head has changed, and what computes has weights of its own
-        runner = runner.use(images=images, device=choose_device(recipe))
-    (_tell if runner.thresholds is None else _tell_of_thresholds)(runner, seen, say)
-    return runner, seen
+    calibrated_classifier = classifier.use(images=images, device=choose_device(recipe))
+    before = correction_of(calibrated_classifier)
+    seen = calibrate_and_save(folder, calibrated_classifier, table, partial(progress, table.task.calibration))
+    if correction_of(calibrated_classifier) != before:  # the head has changed, and what computes has weights of its own
+        calibrated_classifier = calibrated_classifier.use(images=images, device=choose_device(recipe))
+    (_tell if calibrated_classifier.thresholds is None else _tell_of_thresholds)(calibrated_classifier, seen, say)
+    return calibrated_classifier, seen
 
 
 def _tell(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
