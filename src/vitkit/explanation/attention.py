@@ -31,7 +31,7 @@ Fusion = Literal["mean", "max", "min"] | int  # of the heads; a number is one he
 
 
 def plain(model: nn.Module) -> VisionTransformer:
-    """The model itself, where `torch.compile` has wrapped it.
+    """Return the model itself if `torch.compile` has wrapped it.
 
     Raises:
         VitkitError: it is no Vision Transformer.
@@ -43,7 +43,7 @@ def plain(model: nn.Module) -> VisionTransformer:
 
 
 class ExactAttention(Attention):
-    """Computes as the model does, and beside it the exact matrix, (B, H, n, N) float32, in `seen`."""
+    """Compute attention as the model does, and also keep the exact matrix, (B, H, n, N) float32, in `seen`."""
 
     seen: Tensor | None = None
 
@@ -68,7 +68,7 @@ def exact_matrix(attention: Attention, q: Tensor, k: Tensor, bias: Tensor | None
 
 
 def twin(module: M, attention: type[Attention]) -> M:
-    """A module that shares every weight, in evaluation mode, whose gradients go to no weight.
+    """Return a module in evaluation mode that shares every weight and computes no gradients for them.
 
     Args:
         module: compiled or not; it is not touched.
@@ -94,7 +94,7 @@ def _shared(tensor: Tensor | None) -> Tensor | None:
 
 
 def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tuple[VisionTransformer, Tensor]:
-    """A twin of the model, and images (B, C, height, width) as it reads them: (twin, first layer's input (B, N, D)).
+    """Return a twin of the model and the input of its first layer (B, N, D) for images (B, C, height, width).
 
     Raises:
         VitkitError: the model is no Vision Transformer, none of its layers attends, or its attention has no such maps;
@@ -112,14 +112,14 @@ def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tup
 
 
 def attending(config: ViTConfig) -> list[int]:
-    """The layers that have attention to look into; the others convolve. None where the attention has no such maps."""
+    """Return the indices of the layers that have attention maps. Convolutional layers have none."""
     if reason_against(config, MAPS):
         return []
     return [layer for layer in range(config.layers) if layer not in config.conv_layers]
 
 
 def find_layer(config: ViTConfig, layer: int) -> int:
-    """The number of a layer, counted from the end where negative; -1 is the last that attends.
+    """Return the index of a layer; negative indices count from the end, and -1 is the last layer with attention.
 
     Raises:
         VitkitError: there is no such layer, or it convolves, or the model's attention has no maps.
@@ -134,7 +134,7 @@ def find_layer(config: ViTConfig, layer: int) -> int:
 
 
 def readers(config: ViTConfig) -> Tensor:
-    """How much the classification head reads of each token, (N,) summing to 1.
+    """Return how much the classification head reads of each token, (N,) summing to 1.
 
     The class token; both tokens of a distilled model, half of each; every patch alike with mean pooling; for token+gap
     one half the class token, the other half the patches.
@@ -165,7 +165,7 @@ def to_grid(rows: Tensor, config: ViTConfig) -> Tensor:
 
 
 def attention_maps(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
-    """The attention of each layer, first to last: (B, H, N, N) float32, each row summing to 1.
+    """Return the attention of each layer, first to last: (B, H, N, N) float32, each row summing to 1.
 
     Layers that convolve instead of attending are left out. One layer's matrices are in memory at a time, if the caller
     lets go of them; what is not asked for is not computed.
@@ -194,7 +194,7 @@ def _taken(attention: Any) -> Tensor:
 
 
 def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
-    """What the head's token attends to in one layer, for each attention head: (B, H, h, w), not normalised.
+    """Return what the head's token attends to in one layer, for each attention head: (B, H, h, w), not normalised.
 
     Args:
         model: see `attention_maps`.
@@ -216,7 +216,7 @@ def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
 
 
 def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fusion = "mean") -> Tensor:
-    """What the head's token attends to in one layer, the attention heads fused: (B, h, w), not normalised.
+    """Return what the head's token attends to in one layer, over fused attention heads: (B, h, w), not normalised.
 
     Args:
         model: see `attention_maps`.
@@ -257,7 +257,7 @@ def fuse(attention: Tensor, fusion: Fusion) -> Tensor:
 
 
 def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> Tensor:
-    """What a patch of the image attends to among the patches: (layers, heads, h, w), the layers that attend.
+    """Return which patches a patch of the image attends to, in each layer with attention: (layers, heads, h, w).
 
     Args:
         model: see `attention_maps`.
@@ -300,7 +300,7 @@ def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discar
 
 
 def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
-    """The product over the layers of the heads' fused matrices, each with the identity added and renormalised.
+    """Multiply the layers' fused attention matrices, each with the identity added and rows renormalised.
 
     The identity stands for the residual connection. Layers that convolve instead of attending count as the identity.
 
@@ -331,7 +331,7 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
 
 
 def _product(matrices: Iterable[Tensor]) -> Tensor:
-    """Each multiplied onto those before it from the left: (B, N, N)."""
+    """Multiply the matrices, each from the left onto the product so far: (B, N, N)."""
     product: Tensor | None = None
     for matrix in matrices:
         with torch.autocast(matrix.device.type, enabled=False):
@@ -352,7 +352,7 @@ def _without_smallest(fused: Tensor, discard: float, prefix: int) -> Tensor:
 
 @torch.no_grad()
 def token_norms(model: nn.Module, images: Tensor) -> Tensor:
-    """The length of each patch after the last layer, before the final normalisation: (B, h, w) float32.
+    """Return the norm of each patch after the last layer, before the final normalisation: (B, h, w) float32.
 
     Args:
         model: compiled or not, of any precision; its mode stays as it is.
@@ -365,7 +365,7 @@ def token_norms(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def find_artefacts(norms: Tensor, factor: float = 3.0) -> Tensor:
-    """Which patches (B, h, w) are longer than `factor` times the median of their image, from `token_norms`.
+    """Return which patches (B, h, w) have a norm above `factor` times the median of their image.
 
     Raises:
         VitkitError: the factor is not above 1.
@@ -391,5 +391,5 @@ def mask_artefacts(maps: Tensor, artefacts: Tensor) -> Tensor:
 
 
 def _mean_around(x: Tensor) -> Tensor:
-    """Of each 3 x 3, what is outside counting as 0."""
+    """Average each 3 x 3 neighbourhood; positions outside the grid count as 0."""
     return F.avg_pool2d(x, 3, stride=1, padding=1)

@@ -42,7 +42,7 @@ from vitkit.text.html import image, table, write_page
 
 
 def can_explain(model: Model) -> bool:
-    """Whether the model has what `gradient` follows.
+    """Return whether the model has the layers that `gradient` follows.
 
     Layers that attend, whose tokens the head reads alike in every image; or a map of features ahead of its head.
     """
@@ -52,7 +52,7 @@ def can_explain(model: Model) -> bool:
 
 
 def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
-    """The methods that are meant by a name, or by `all`, for such a model.
+    """Return the methods that a name, or `all`, stands for with this model.
 
     Raises:
         VitkitError: there is no such method or layer, or it is of other models.
@@ -86,7 +86,7 @@ def _methods_of_network(method: str, layer: int | None, model: Network) -> list[
 
 
 def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]:
-    """What a method is to be called with, of what it takes."""
+    """Return those options that the method accepts."""
     of_class = {"target": target} if METHODS[method].of_class else {}
     of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}
     return of_class | of_layer
@@ -95,7 +95,7 @@ def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]
 def read_photograph(
     preprocess: Preprocess, source: str | Place | bytes | Image.Image | npt.NDArray[Any] | Tensor
 ) -> tuple[str | None, Image.Image, Tensor, Box]:
-    """The path, the photograph, the pixels (C, height, width) as prediction reads them, and what they are of.
+    """Return the path, the photograph, the pixels (C, height, width) that prediction reads, and their region.
 
     Raises:
         UnreadableImageError: there is no picture in it.
@@ -134,7 +134,7 @@ _RANKED = 5
 
 
 class Explainable(Protocol):
-    """What a classifier must have to be explained."""
+    """The interface that a classifier must have to be explained."""
 
     @property
     def model(self) -> Model: ...
@@ -149,7 +149,7 @@ class Explainable(Protocol):
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a model says of an image, and why as far as each method can tell.
+    """The prediction for an image, and the explanation of each method.
 
     Attributes:
         path: the image's, as it was given; None for a picture that came without one.
@@ -177,12 +177,12 @@ class Explanation:
 
     @property
     def title(self) -> str:
-        """The image's name, the class and its probability."""
+        """Return the image's name, the class and its probability."""
         name = "" if self.path is None else f"{Path(self.path).name}: "
         return f"{name}{self.target} {self.probability:.3f}"
 
     def overlay(self, method: str, long_side: int = LONG_SIDE) -> Image.Image:
-        """A method's map upon the photograph, pixel by pixel; of `heads`, the mean of the last layer's.
+        """Draw a method's map over the photograph, pixel by pixel; for `heads`, the mean of the last layer's heads.
 
         The photograph is made smaller if a side is longer than `long_side`, and larger if it has but a few pixels.
 
@@ -287,7 +287,7 @@ def explain(
     target: str | int = "top",
     layer: int | None = None,
 ) -> Explanation:
-    """Where in an image a class comes from; see `Classifier.explain`."""
+    """Explain where in an image a class comes from; see `Classifier.explain`."""
     return explain_classes(classifier, source, (target,), method, layer)[0]
 
 
@@ -298,7 +298,7 @@ def explain_classes(
     method: str = "gradient",
     layer: int | None = None,
 ) -> list[Explanation]:
-    """Where in an image each of several classes comes from: it is read and answered once; see `Classifier.explain`."""
+    """Explain several classes of one image, which is read and classified once; see `Classifier.explain`."""
     with evaluating(classifier.model):
         return _explain_classes(classifier, source, targets, method, layer)
 
@@ -341,7 +341,7 @@ def _explain_classes(
 
 
 def _methods(classifier: Explainable, method: str, layer: int | None) -> list[str]:
-    """Those that are meant, of which a multi-label model leaves out what asks about rivals."""
+    """Return the requested methods; a multi-label model leaves out methods that compare with rival classes."""
     methods = choose_methods(method, layer, classifier.model)
     if classifier.task != "multi":
         return methods
@@ -352,7 +352,7 @@ def _methods(classifier: Explainable, method: str, layer: int | None) -> list[st
 
 
 def _maps(model: Model, images: Tensor, method: str, targets: list[int], layer: int | None) -> FloatArray:
-    """One image's map for each of T classes, (T, h, w)."""
+    """Return one image's map for each of T classes, (T, h, w)."""
     row = methods_for(is_network=isinstance(model, Network))[method]
     if row.of_class:
         images = images.expand(len(targets), -1, -1, -1)
@@ -361,7 +361,7 @@ def _maps(model: Model, images: Tensor, method: str, targets: list[int], layer: 
 
 
 def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:
-    """The number of the class that is meant: `top`, the most probable; a name; or a number, where none has that name.
+    """Return the index of a class: `top` for the most probable one, a name, or an index if no class has that name.
 
     Raises:
         VitkitError: there is no such class; close ones are suggested.

@@ -29,7 +29,7 @@ Target = Tensor | int | None  # a class for each image, or one for all; None is 
 
 
 class WrittenAttention(Attention):
-    """Where it is not fused: eq. 6 in float32, the matrix (B, H, N, N) kept in `seen` to ask its gradient of."""
+    """Attention written out: eq. 6 in float32, with the matrix (B, H, N, N) kept in `seen` for its gradient."""
 
     seen: Tensor
 
@@ -39,7 +39,7 @@ class WrittenAttention(Attention):
 
 
 def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
-    """Where in the image a class comes from: relevance followed through all layers, (B, h, w), not normalised.
+    """Follow the relevance of a class through all layers: (B, h, w), not normalised.
 
     R <- R + relevance R, from the identity, first layer to last. Here one row of R is followed, last layer to first.
 
@@ -63,7 +63,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) ->
 
 
 def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, layer: int = -1) -> Tensor:
-    """What the head's token attends to in one layer, weighed by what it does for a class: (B, h, w), not normalised.
+    """Return what the head's token attends to in one layer, weighted by its effect on a class: (B, h, w).
 
     It does not tell from where the tokens of that layer got what they hold, least of all with mean pooling.
 
@@ -84,7 +84,7 @@ def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, 
 
 
 def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
-    """The class of each image, (B,), where the logits are (B, K).
+    """Return the class of each image, (B,), where the logits are (B, K).
 
     Raises:
         VitkitError: there is no such class, or not one for each image.
@@ -108,7 +108,7 @@ def check_head(config: Config) -> None:
 
 
 def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tuple[int, Tensor]]:
-    """The number and the relevance (B, N, N) of each layer that attends, last to first, as they are asked for."""
+    """Yield the index and the relevance (B, N, N) of each layer with attention, last to first."""
     check_head(plain(model).config)
     copied, inputs = _forward(model, images)
     gradient = _enter(copied, inputs.pop(), target)
@@ -122,7 +122,7 @@ def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tu
 @torch.inference_mode(mode=False)  # autograd refuses what was made in inference mode
 @torch.no_grad()
 def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[Tensor]]:
-    """A twin of the model, the input of each layer and the output of the last, (B, N, D) each."""
+    """Return a twin of the model, the input of each layer and the output of the last, (B, N, D) each."""
     copied, x = prepare(model, images, WrittenAttention)
     copied.fused_attention, inputs = True, [x]
     for layer in range(copied.config.layers):
@@ -133,7 +133,7 @@ def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[
 @torch.inference_mode(mode=False)
 @torch.enable_grad()
 def _enter(model: VisionTransformer, tokens: Tensor, target: Target) -> Tensor:
-    """The gradient of each image's target logit with respect to the last layer's output, (B, N, D)."""
+    """Return the gradient of each image's target logit with respect to the last layer's output, (B, N, D)."""
     tokens.requires_grad_()
     logits = model.forward_head(model.norm(tokens))  # (B, K)
     targets = find_targets(model.config, target, logits).clone()  # inference mode may have made them, too
@@ -143,7 +143,7 @@ def _enter(model: VisionTransformer, tokens: Tensor, target: Target) -> Tensor:
 @torch.inference_mode(mode=False)
 @torch.enable_grad()
 def _back(model: VisionTransformer, layer: int, x: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
-    """From the gradient of a layer's output to its relevance and the gradient of its input."""
+    """Compute a layer's relevance and the gradient of its input from the gradient of its output."""
     x.requires_grad_()
     attention = model.blocks[layer].attn
     if not isinstance(attention, WrittenAttention):
@@ -164,7 +164,7 @@ def _times(row: Tensor, relevance: Tensor) -> Tensor:
 @torch.inference_mode(mode=False)  # autograd refuses what was made in inference mode
 @torch.enable_grad()
 def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
-    """Where in the last map of features a class comes from: (B, h, w), not normalised.
+    """Return where in the last feature map a class comes from: (B, h, w), not normalised.
 
     Args:
         model: a network of another library; its mode and its gradients stay as they are.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to make a map of an image.
+    """A method that makes a map of an image.
 
     Attributes:
         name: as it is asked for.
@@ -37,7 +37,7 @@ class Method:
     of_rivals: bool = False
 
     def __call__(self, model: object, images: Tensor, *arguments: object, **options: object) -> Tensor:
-        """The map; what follows is `target` and `layer`, where it takes them, and what its function has of its own."""
+        """Compute the map; the options are `target` and `layer`, if the method takes them, and its own."""
         compute: Callable[..., Tensor] = getattr(import_module(self.module), self.function)
         return compute(model, images, *arguments, **options)
 
@@ -59,22 +59,22 @@ def register(method: Method) -> None:
 
 
 def methods_for(*, is_network: bool) -> dict[str, Method]:
-    """What there is for a Vision Transformer, or for another library's network."""
+    """Return the methods for a Vision Transformer, or for another library's network."""
     return OF_NETWORKS if is_network else METHODS
 
 
 def method_names() -> tuple[str, ...]:
-    """What may be asked for: every row, and `all`."""
+    """Return the names that can be requested: every row, and `all`."""
     return (*METHODS, "all")
 
 
 def class_specific() -> tuple[str, ...]:
-    """The methods whose map is of one class."""
+    """Return the methods whose map is of one class."""
     return tuple(name for name, method in METHODS.items() if method.of_class)
 
 
 def by_layer() -> tuple[str, ...]:
-    """The methods whose map is of one layer."""
+    """Return the methods whose map is of one layer."""
     return tuple(name for name, method in METHODS.items() if method.of_layer)
 
 

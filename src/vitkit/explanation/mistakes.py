@@ -53,7 +53,7 @@ def worst_mistakes_page(
 def explain_mistake(
     classifier: Explainable, path: str | Place, true: str, predicted: str, method: str = "gradient"
 ) -> list[tuple[str, bytes]] | str:
-    """A photograph as it is, where its wrong class comes from, and where its true one: captions and JPEGs.
+    """Show a misclassified photograph beside the maps of its wrong and its true class: captions and JPEGs.
 
     Returns:
         Why there are none, where the photograph cannot be read or explained.

@@ -30,7 +30,7 @@ _TINY = 1e-12
 
 
 def filter_components(model: VisionTransformer, number: int = 28) -> FloatArray:
-    """The first principal components of the patch embedding's filters (Figure 7, left).
+    """Return the first principal components of the patch embedding's filters (Figure 7, left).
 
     The filters are centred on their mean; a component's sign, which means nothing, makes its largest entry positive.
 
@@ -54,7 +54,7 @@ def filter_components(model: VisionTransformer, number: int = 28) -> FloatArray:
 
 
 def position_similarity(model: VisionTransformer) -> FloatArray:
-    """The cosine similarity of each patch's position embedding with every other's (Figure 7, middle).
+    """Return the cosine similarity of each patch's position embedding with every other's (Figure 7, middle).
 
     Prefix tokens are left out. Where each layer adds positions of its own, the first layer's are compared.
 
@@ -76,7 +76,7 @@ def position_similarity(model: VisionTransformer) -> FloatArray:
 
 
 def row_and_column_contrast(similarity: FloatArray) -> tuple[float, float, float]:
-    """Whether `position_similarity` shows rows and columns, as the paper's does.
+    """Return how far `position_similarity` shows rows and columns, as the paper's does.
 
     Returns:
         The mean similarity of positions in the same row, in the same column, and in neither; never of one with itself.
@@ -91,7 +91,7 @@ def row_and_column_contrast(similarity: FloatArray) -> tuple[float, float, float
 
 
 def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """How far each head looks: the mean distance in pixels from a patch to what it attends to (Figure 7, right).
+    """Return how far each head looks: the mean distance in pixels to what a patch attends to (Figure 7, right).
 
     App. D.7: from each query patch to all patches, weighted by attention and averaged over queries and images. Prefix
     tokens have no place in the picture: they ask nothing, and the weights upon the patches alone are made to sum to 1.
@@ -121,7 +121,7 @@ def uniform_distance(model: VisionTransformer) -> float:
 
 
 def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """How widely each head spreads its attention: the mean entropy of a row of its matrix, in bits.
+    """Return how widely each head spreads its attention: the mean entropy of a row of its matrix, in bits.
 
     0 is one token alone, log2(N) all alike. Every row counts, and every token in it, prefix tokens too.
 
@@ -135,7 +135,7 @@ def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
 
 
 def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """The length of each token after each layer, before the final normalisation.
+    """Return the norm of each token after each layer, before the final normalisation.
 
     A few patches of very great length in late layers are artefacts: the model keeps notes there that have nothing to
     do with what the patch shows (arXiv 2309.16588).
@@ -148,7 +148,7 @@ def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
 
 
 def layer_similarity(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """How alike the layers represent the images: linear CKA between each pair of layers (arXiv 1905.00414).
+    """Return how similarly layers represent the images: linear CKA of each pair of layers (arXiv 1905.00414).
 
     A layer's representation of an image is all its tokens in a row. See `linear_cka` for the estimator.
 
@@ -184,7 +184,7 @@ def _patch_distances(config: ViTConfig) -> npt.NDArray[np.float64]:
 
 
 def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor], Tensor]) -> FloatArray:
-    """The mean over images of what `measure` makes of (B, H, N, N), which is (B, H), for each layer: (L, H)."""
+    """Average over images what `measure` makes of (B, H, N, N), which is (B, H), for each layer: (L, H)."""
     config = plain(model).config
     _check_images(images)
     layers = attending(config)
@@ -239,7 +239,7 @@ _MOST_QUERIES = 14  # rows and columns of a grid of grids that can still be told
 
 
 def filters(components: FloatArray) -> Figure:
-    """The components of the patch embedding's filters, seven in a row, the first at the upper left (Figure 7, left).
+    """Draw the components of the patch embedding's filters, seven in a row, first at the upper left (Figure 7, left).
 
     Args:
         components: (number, patch height, patch width, C); each is stretched from black to white.
@@ -262,7 +262,7 @@ def filters(components: FloatArray) -> Figure:
 
 
 def position_grid(similarity: FloatArray) -> Figure:
-    """Each position's similarity to all others, its picture where the patch is (Figure 7, middle).
+    """Draw each position's similarity to all others at the place of its patch (Figure 7, middle).
 
     Args:
         similarity: (h, w, h, w). Of large grids every second, third... position is shown.
@@ -281,7 +281,7 @@ def position_grid(similarity: FloatArray) -> Figure:
 
 
 def by_head(values: FloatArray, title: str, label: str) -> Figure:
-    """A dot for each head over its layer (Figure 7, right).
+    """Draw a dot for each head over its layer (Figure 7, right).
 
     Args:
         values: (L, H); NaN is not drawn.
@@ -302,7 +302,7 @@ def by_head(values: FloatArray, title: str, label: str) -> Figure:
 
 
 def layer_grid(similarity: FloatArray) -> Figure:
-    """How alike each pair of layers is.
+    """Draw the similarity of each pair of layers.
 
     Args:
         similarity: (L, L).
@@ -318,7 +318,7 @@ def layer_grid(similarity: FloatArray) -> Figure:
 
 
 def norms(values: FloatArray, prefix_tokens: int) -> Figure:
-    """The lengths of tokens by layer: the patches' median, middle 98 % and highest, and the class token's.
+    """Draw token norms by layer: the patches' median, middle 98 % and maximum, and the class token's.
 
     Args:
         values: (L, B, N), prefix tokens first.

@@ -33,7 +33,7 @@ def occlusion(
     fill: float = 0.0,
     batch_size: int = 32,
 ) -> Tensor:
-    """By how much a class's probability drops when a square of patches is covered: (B, h, w), between -1 and 1.
+    """Return how much a class's probability drops when a square of patches is covered: (B, h, w), -1 to 1.
 
     Args:
         model: compiled or not, of any precision, under autocast or not; its mode stays as it is.
@@ -71,7 +71,7 @@ def occlusion(
 
 
 def square_places(grid: tuple[int, int], square: int, stride: int) -> Tensor:
-    """Every place of the square, (S, h, w): which patches it covers. Each patch is covered at least once."""
+    """Return the patches that each position of the square covers, (S, h, w). Each patch is covered at least once."""
     height, width = (min(square, side) for side in grid)
     places = []
     for top in _starts(grid[0], height, stride):
@@ -96,7 +96,7 @@ def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor)
 
 
 def _plain(model: nn.Module) -> Model:
-    """The model itself, where `torch.compile` has wrapped it: ours, or another library's network."""
+    """Return the model itself if `torch.compile` has wrapped it: ours, or another library's network."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, Network) else plain(inner)
 
@@ -117,7 +117,7 @@ def _grid(config: Config) -> tuple[int, int]:
 
 
 def _probabilities(model: Model, image: Tensor, places: Tensor, fill: float, batch_size: int) -> Tensor:
-    """Of an image (C, height, width) covered at each place: (S, K)."""
+    """Return the probabilities of an image (C, height, width) covered at each position: (S, K)."""
     batches = [
         model(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
     ]

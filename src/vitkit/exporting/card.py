@@ -32,7 +32,7 @@ _FIELD = re.compile(rb'(?:"|&quot;)checksum(?:"|&quot;): (?:"|&quot;)([0-9a-f]{6
 
 
 def sealed(content: bytes, *beside: bytes, start: int = 0) -> bytes:
-    """The content with its checksum filled in.
+    """Return the content with its checksum filled in.
 
     Args:
         content: holds one card, whose checksum is blank.
@@ -44,7 +44,7 @@ def sealed(content: bytes, *beside: bytes, start: int = 0) -> bytes:
 
 
 def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
-    """Whether the file is what was written; the arguments are those of `sealed`.
+    """Return whether the file is unchanged; the arguments are those of `sealed`.
 
     Raises:
         VitkitError: it is not.
@@ -58,7 +58,7 @@ def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
 
 
 def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice, bytes]:
-    """Where the checksum's digits are, and what they should be: a SHA-256 of all parts and their lengths."""
+    """Return the position of the checksum and its expected digits: a SHA-256 over all parts and their lengths."""
     matches = list(_FIELD.finditer(content, start))
     if len(matches) != 1:
         raise ValueError(f"it has {len(matches)} checksums")
@@ -76,7 +76,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Card:
-    """How to ask an exported model, and how to read its answers.
+    """The description of an exported model: how to prepare its input, and how to read its output.
 
     Attributes:
         classes: names, in the order of the logits.
@@ -98,7 +98,7 @@ class Card:
 
     @classmethod
     def of(cls, classifier: Classifier, dtype: str) -> Card:
-        """The card of a classifier whose weights are to be stored in this dtype."""
+        """Return the card of a classifier whose weights will be stored in this dtype."""
         return cls(
             classifier.classes,
             classifier.preprocess,
@@ -109,7 +109,7 @@ class Card:
         )
 
     def to_json(self) -> str:
-        """The text, with zeros for the checksum; its fields have the names that they have in model.json."""
+        """Return the text, with zeros for the checksum. The fields have the names they have in model.json."""
         return to_json(
             {
                 "format_version": _VERSION,
@@ -127,7 +127,7 @@ class Card:
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Card:
-        """The card in a file.
+        """Read the card of a file.
 
         Raises:
             VitkitError: it is damaged, or a later vitkit wrote it.
@@ -158,7 +158,7 @@ class Card:
             raise VitkitError(f"{path} is damaged: what it says of itself cannot be read ({error})") from error
 
     def check(self) -> None:
-        """Whether its values can be computed with.
+        """Check that the values can be computed with.
 
         Raises:
             ValueError: one cannot.

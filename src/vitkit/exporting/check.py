@@ -77,7 +77,7 @@ def choose_pictures(
 
 
 def _of_table(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
-    """Of a run's images, those that are what they were, as `contents` tells.
+    """Return those images of a run that are unchanged according to `contents`.
 
     Raises:
         VitkitError: none is.
@@ -123,12 +123,12 @@ _BATCH = 8
 
 
 class Refused(VitkitError):  # noqa: N818  # a verdict
-    """The file does not answer as the model does."""
+    """An exported file whose answers differ from the model's."""
 
 
 @dataclass(frozen=True)
 class LogitComparison:
-    """How far two sets of logits of the same images are from each other.
+    """The differences between two sets of logits of the same images.
 
     Attributes:
         images: how many there are.
@@ -159,7 +159,7 @@ class LogitComparison:
     shift_by_noise: float
 
     def faults(self) -> list[str]:
-        """Why a file is refused; nothing that is not a number passes."""
+        """Return the reasons to refuse a file; a value that is not a number always is one."""
         faults, most = [], NOISE[self.dtype]
         if not self.cosine >= COSINE:
             faults.append(f"cosine {self.cosine:.6f} is below {COSINE}")
@@ -183,7 +183,7 @@ class LogitComparison:
 
 
 def read_pictures(classifier: Classifier, pictures: Pictures) -> list[Tensor]:
-    """Each picture that can be read, (C, height, width), as the classifier reads it.
+    """Read and preprocess each readable picture as the classifier does, (C, height, width).
 
     Raises:
         VitkitError: none can be read.
@@ -204,7 +204,7 @@ def _read(classifier: Classifier, picture: Place | Image.Image) -> Tensor | None
 
 
 def answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
-    """The logits of all images, (B, K): of the first alone, then of batches."""
+    """Return the logits of all images, (B, K): the first image alone, then batches."""
     batches = [images[:1], *(images[i : i + _BATCH] for i in range(1, len(images), _BATCH))]
     rows, done = [], 0
     for batch in batches:
@@ -252,7 +252,7 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
 
 
 def _centred(logits: Tensor, card: Card) -> Tensor:
-    """What of the logits (B, K) the probabilities read: of single classes, what differs from an image's mean."""
+    """Return the part of the logits (B, K) that affects probabilities: of single classes, deviations from the mean."""
     is_single = card.thresholds is None and logits.shape[1] > 1
     return logits - logits.mean(dim=1, keepdim=True) if is_single else logits
 
@@ -269,7 +269,7 @@ def _distance(ours: Tensor, theirs: Tensor, card: Card) -> float:
 
 
 def _sensitivity(p: Tensor, card: Card) -> Tensor:
-    """By how much `_distance` grows, to first order, with errors of standard deviation 1 in each logit.
+    """Return how much `_distance` grows, to first order, for errors of standard deviation 1 in each logit.
 
     Of a softmax, dp_i = p_i (e_i - sum_j p_j e_j), whose standard deviation is p_i sqrt((1 - p_i)^2 + sum_{j != i}
     p_j^2); of a sigmoid dp = p (1 - p) e. The mean of |e| is less than its standard deviation, which is the margin.
@@ -301,7 +301,7 @@ def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float
 
 
 def check_card(ours: Card, theirs: Card) -> None:
-    """Whether the file says of itself what the model is.
+    """Check that the card of a file describes the model.
 
     Raises:
         Refused: it does not.

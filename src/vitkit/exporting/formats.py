@@ -25,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16")  # in which weights are stored
 
 @dataclass(frozen=True)
 class Format:
-    """One way to keep a model.
+    """A file format for exported models.
 
     Attributes:
         name: as it is asked for.
@@ -46,7 +46,7 @@ class Format:
     has_fixed_precision: bool = False
 
     def files(self, path: Path) -> list[Path]:
-        """All files of the model at a path, the one of that path last."""
+        """Return all files of the model at a path, the one at that path last."""
         return [*(path.with_suffix(suffix) for suffix in self.beside), path]
 
     def write(self, model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
@@ -59,7 +59,7 @@ class Format:
         import_module(self.module).write(model, path, card, batch, dtype)
 
     def open(self, path: Path, precision: str) -> tuple[GraphRunner, str]:
-        """A runner of a file in a precision, `auto` included, and the text of its card.
+        """Return a runner of a file in a precision (`auto` included) and the text of its card.
 
         Raises:
             VitkitError: the file holds anything but what `write` writes: it is refused before its runtime sees it.
@@ -83,17 +83,17 @@ def register(form: Format) -> None:
 
 
 def suffixes() -> tuple[str, ...]:
-    """How exported files end."""
+    """Return the suffixes of exported files."""
     return tuple(form.suffix for form in FORMATS.values())
 
 
 def is_exported(path: str | Path) -> bool:
-    """Whether a path ends as an exported file does."""
+    """Return whether a path has the suffix of an exported file."""
     return Path(path).suffix.lower() in suffixes()
 
 
 def format_of(path: Path) -> Format:
-    """The format of a file, by its suffix.
+    """Return the format of a file, by its suffix.
 
     Raises:
         VitkitError: it is none of them.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Exported(Classifier):
-    """A classifier that has a runner and no model: it predicts, and that is all.
+    """A classifier that has a runner but no model: it can predict and nothing else.
 
     Attributes:
         path: the file.
@@ -57,7 +57,7 @@ class Exported(Classifier):
         )
 
     def to(self, device: str = "auto") -> Exported:
-        """The file's runtime computes on the CPU.
+        """Accept only the CPU, on which the file's runtime computes.
 
         Raises:
             VitkitError: another device is asked for.
@@ -67,7 +67,7 @@ class Exported(Classifier):
         return self
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """As of any classifier."""
+        """Return the probabilities of images, as any classifier does."""
         import torch
 
         return torch.from_numpy(self.answer(images.numpy()))
@@ -95,7 +95,7 @@ class Exported(Classifier):
         say: Say | None = None,  # noqa: ARG002
         device: str = "auto",
     ) -> Exported:
-        """The same file in another precision. Its backend is that of its format.
+        """Open the same file in another precision. The backend is that of the file's format.
 
         Raises:
             VitkitError: another backend or device is asked for, the backend has no such precision, tokens are to be
@@ -119,7 +119,7 @@ class Exported(Classifier):
 
 
 def load_exported(path: str | Path, precision: str = "auto") -> Exported:
-    """A classifier from a file that `vitkit export` wrote.
+    """Load a classifier from a file that `vitkit export` wrote.
 
     Args:
         path: one of the `FORMATS`; the .bin of an .xml lies beside it.

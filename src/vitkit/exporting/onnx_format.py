@@ -44,7 +44,7 @@ _MODEL: dict[int, Any] = {1: None, 2: None, 3: None, 7: _GRAPH, 8: {1: "domain",
 
 
 def read_card(path: Path) -> str:
-    """The card of a file that holds nothing but a graph of ours.
+    """Return the card of a file, after checking that it contains nothing but a graph written by vitkit.
 
     Raises:
         VitkitError: it holds anything else, or is damaged.
@@ -90,7 +90,7 @@ def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview
 
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    """As `Format.write`."""
+    """Write a file, as `Format.write` does."""
     graph = graph_of(model, batch, dtype)
     entry = graph.metadata_props.add()
     entry.key, entry.value = seal.CARD, card
@@ -99,6 +99,6 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
-    """As `Format.open`."""
+    """Open a file, as `Format.open` does."""
     card = read_card(path)
     return from_file(path, precision), card

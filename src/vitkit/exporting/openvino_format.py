@@ -63,7 +63,7 @@ _BEGINNING = b'<?xml version="1.0"?>\n<net '
 
 
 def read_card(path: Path) -> str:
-    """The card of a model (.xml beside its .bin) that holds nothing but a graph of ours.
+    """Return the card of a model (.xml and .bin), after checking that it contains only a graph written by vitkit.
 
     Raises:
         VitkitError: it holds anything else, is damaged, or its weights are missing.
@@ -83,7 +83,7 @@ def read_card(path: Path) -> str:
 
 
 def _screen(content: bytes, weights: int) -> str:
-    """The card, if the graph is harmless and its constants lie within so many bytes of weights."""
+    """Return the card if the graph is harmless and its constants lie within this many bytes of weights."""
     if not content.startswith(_BEGINNING):
         raise VitkitError("it begins otherwise")
     if b"<!" in content or b"<?" in content[2:]:
@@ -129,7 +129,7 @@ def _check_layer(layer: ET.Element, weights: int) -> None:
 
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    """As `Format.write`."""
+    """Write a model, as `Format.write` does."""
     graph = graph_of(model, batch, dtype)
     graph.set_rt_info(card, [seal.CARD])
     try:
@@ -140,6 +140,6 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
-    """As `Format.open`."""
+    """Open a model, as `Format.open` does."""
     card = read_card(path)
     return from_file(path, precision), card

@@ -72,7 +72,7 @@ def write_entries(entries: Mapping[str, bytes], path: Path) -> None:
 
 
 def sealed(entries: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The entries with the checksum of them all in the card."""
+    """Return the entries with the checksum over all of them in the card."""
     return {**entries, CARD_ENTRY: seal.sealed(entries[CARD_ENTRY], *_beside_card(entries))}
 
 
@@ -83,7 +83,7 @@ def _beside_card(entries: Mapping[str, bytes]) -> list[bytes]:
 
 
 def check(path: Path, entries: Mapping[str, bytes]) -> None:
-    """Whether the entries are what was written.
+    """Return whether the entries are unchanged.
 
     Raises:
         VitkitError: they are not.
@@ -117,14 +117,14 @@ _PLAIN = {"as_int": int, "as_float": float, "as_bool": bool, "as_string": str}
 
 @dataclass(frozen=True)
 class ValueName:
-    """A value that an earlier operation made."""
+    """The name of a value that an earlier operation made."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """One operation.
+    """One operation of a program.
 
     Attributes:
         operation: of torch.
@@ -142,7 +142,7 @@ class ProgramStep:
 
 @dataclass(frozen=True)
 class Program:
-    """What a file computes.
+    """The computation that a file describes.
 
     Attributes:
         card: what it says of itself.
@@ -175,7 +175,7 @@ class Program:
 
 
 def read_program(path: Path) -> Program:
-    """The program in a file of vitkit's.
+    """Read the program in a file that vitkit wrote.
 
     Raises:
         VitkitError: it holds anything else, or is damaged.
@@ -240,7 +240,7 @@ def _expressions(value: Any) -> Iterator[Any]:
 
 
 def _tensors(entries: Mapping[str, bytes], folder: str, config: str) -> dict[str, Tensor]:
-    """The tensors that a config names, by their names in the model."""
+    """Return the tensors that a config names, by their names in the model."""
     tensors = {}
     for name, described in from_json(entries[f"{folder}/{config}"])["config"].items():
         about = described["tensor_meta"]
@@ -279,7 +279,7 @@ def _operation(target: str) -> Callable[..., Any]:
 
 
 def _value(arg: dict[str, Any]) -> Any:
-    """An argument of an operation: a plain value, the name of an earlier result, or a tuple of them."""
+    """Convert an argument of an operation: a plain value, the name of an earlier result, or a tuple of them."""
     ((kind, content),) = arg.items()
     if kind == "as_none":
         return None
@@ -349,7 +349,7 @@ def _integer(value: Any) -> int:
 
 
 class ProgramRunner(GraphRunner):
-    """A traced program, which computes in the numbers that it was written with."""
+    """Run a traced program in the dtype that it was written with."""
 
     backend = "eager"
 
@@ -366,7 +366,7 @@ class ProgramRunner(GraphRunner):
 
 
 class _InNumbersOf(nn.Module):
-    """A model whose inputs and outputs stay float32."""
+    """Wrap a model so that its inputs and outputs stay float32."""
 
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
         super().__init__()
@@ -404,7 +404,7 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 
 def _without_traces(model: bytes) -> bytes:
-    """The program without the lines of source that each operation comes from, which name folders of this machine."""
+    """Remove the source locations of operations from the program, as they contain local paths."""
     described = from_json(model)
     for node in described["graph_module"]["graph"]["nodes"]:
         node["metadata"].pop("stack_trace", None)
@@ -413,14 +413,14 @@ def _without_traces(model: bytes) -> bytes:
 
 @torch.inference_mode()
 def _read_as_torch_does(path: Path, images: Tensor) -> None:
-    """Whether PyTorch's reader, which the file is for, makes the same of it; vitkit itself has just written it."""
+    """Return whether PyTorch's reader, for which the file is written, reads the same program back."""
     theirs = torch.export.load(path).module()(images)
     if not torch.equal(theirs, read_program(path).compute(images)):
         raise Refused(f"PyTorch answers otherwise than vitkit when it reads {path.name}")
 
 
 def open_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:
-    """A runner of a file, and its card; precision `auto` is its own.
+    """Return a runner of a file and its card; precision `auto` is the precision of the file.
 
     Raises:
         VitkitError: the file is damaged or not by vitkit, or computes in another precision.

@@ -23,7 +23,7 @@ from vitkit.system.files import exclusive
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an export gave.
+    """The result of an export.
 
     Attributes:
         comparison: of the file, computed in `precision`, with the model in float32.

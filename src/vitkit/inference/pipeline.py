@@ -36,12 +36,12 @@ BATCH, BATCH_ALONE = 8, 32  # of a backend that computes in every thread, and of
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads() -> int:
-    """How many a computation may take in the thread that asks: PyTorch's number, and where it is not loaded, our own.
+    """Return the number of threads to compute with in this thread: PyTorch's number, or ours if it is not loaded.
 
     It begins as OMP_NUM_THREADS, or the number of cores.
     """
@@ -71,7 +71,7 @@ def flow(
     *,
     is_concurrent: bool,
 ) -> Iterator[tuple[T, Row]]:
-    """Each source with its row of what is computed, or with the reason why there is none; in order, as they come.
+    """Yield each source in order, with its row of the result or the reason why there is none.
 
     Args:
         sources: paths, or pictures in memory; taken a few batches ahead.
@@ -111,7 +111,7 @@ def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def join(sources: list[T], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[T, Row]]:
-    """Each source with its row of what is computed of the images that could be read, all at a time."""
+    """Return the sources with the rows of all images that could be read, computed in one go."""
     readable = [image for image in images if not isinstance(image, str)]
     rows = iter(np.asarray(compute(_stack(readable))) if readable else ())
     return [
@@ -147,7 +147,7 @@ def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]
 
 
 def try_read(read: Callable[[T], Images], source: T) -> Images | str:
-    """What there is to compute of an image, or why it cannot be read."""
+    """Return the input of an image, or the reason why it cannot be read."""
     try:
         return read(source)
     except UnreadableImageError as error:
@@ -155,7 +155,7 @@ def try_read(read: Callable[[T], Images], source: T) -> Images | str:
 
 
 def unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tuple[str, T]]:
-    """The same, and an error of the user's kind where memory runs out in between."""
+    """Iterate, and raise a `VitkitError` if memory runs out."""
     try:
         yield from rows
     except (MemoryError, RuntimeError) as error:

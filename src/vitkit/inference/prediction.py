@@ -15,7 +15,7 @@ Place = tuple[str, float]
 
 
 class Ranking(Sequence[Place]):
-    """Every class with its probability, the most probable first; of equals the first in the order of the classes.
+    """Every class with its probability, most probable first; ties keep the order of the classes.
 
     It compares and hashes as the tuple of all of them would.
 
@@ -54,7 +54,7 @@ class Ranking(Sequence[Place]):
         return repr(tuple(self))
 
     def _first(self, count: int) -> tuple[Place, ...]:
-        """The most probable ones; the others are not sorted."""
+        """Return the most probable classes without sorting the others."""
         p = self.probabilities
         if count == 1:
             order = np.array([p.argmax()])
@@ -67,7 +67,7 @@ class Ranking(Sequence[Place]):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one image.
+    """The prediction for one image.
 
     Attributes:
         path: as it was given.
@@ -86,7 +86,7 @@ class Prediction:
 
 
 def rank(path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None) -> Prediction:
-    """The answer that a ranking comes to; `thresholds` (K,) are those of a multi-label model."""
+    """Make the prediction from a ranking; `thresholds` (K,) are those of a multi-label model."""
     if thresholds is None:
         return Prediction(path, *ranking[0], ranking)
     p = ranking.probabilities

@@ -31,7 +31,7 @@ _ROUNDING = 1e-6  # of a confidence in a CSV file
 
 
 class Row(NamedTuple):
-    """What a file says of one image.
+    """One image's row in a prediction file.
 
     Attributes:
         path: as it was given.
@@ -56,7 +56,7 @@ class Row(NamedTuple):
         return None if self.is_rejected else self.name
 
     def to_dict(self, *, may_reject: bool) -> dict[str, Any]:
-        """As a line of a JSON lines file has it."""
+        """Return the row as a line of a JSON lines file."""
         row: dict[str, Any] = {"path": self.path, "label": self.label, "confidence": self.confidence}
         if may_reject:
             row["rejected"] = self.name if self.is_rejected else None
@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """What a row tells.
+    """The columns of a prediction file.
 
     Attributes:
         top: how many classes it names, the most probable first.
@@ -83,18 +83,18 @@ class Columns:
 
     @property
     def ranks(self) -> range:
-        """Of the classes that have columns of their own beside the label."""
+        """Return the ranks of the classes that have columns of their own, the label aside."""
         return range(1 if self.multi and self.top > 1 else 2, self.top + 1)
 
     def row(self, prediction: Prediction) -> Row:
-        """What becomes of a prediction."""
+        """Make the row of a prediction."""
         confidence = prediction.confidence
         is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
         top = tuple(prediction.ranking[: self.top]) if self.top > 1 else ()
         return Row(prediction.path, prediction.label, confidence, is_rejected, prediction.error, top)
 
     def agree_with(self, row: Row) -> bool:
-        """Whether the row could have been rejected, or trusted, at this threshold."""
+        """Return whether the row is consistent with this rejection threshold."""
         if self.reject is None or row.confidence is None:
             return not row.is_rejected
         is_close = abs(row.confidence - self.reject) <= _ROUNDING
@@ -102,7 +102,7 @@ class Columns:
 
 
 class RowFormat(Protocol):
-    """How rows are written, and read again.
+    """A format in which rows are written and read.
 
     Attributes:
         columns: what a row tells.
@@ -118,13 +118,13 @@ class RowFormat(Protocol):
     def opening(self) -> str: ...
 
     def encode(self, prediction: Prediction) -> str:
-        """A record, with its line end."""
+        """Encode a record with its line end."""
 
     def decode(self, record: str) -> Row:
-        """The row of a whole record; ValueError, TypeError or csv.Error if it is of other columns."""
+        """Decode a whole record; raise ValueError, TypeError or csv.Error if it has other columns."""
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
-        """The whole records from here to the end of the file; one cut short is left out."""
+        """Yield the whole records from here to the end of the file; an incomplete last one is skipped."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Csv:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """An object a line: path, label, confidence, and where they apply rejected, error, top."""
+    """One object per line: path, label, confidence, and where they apply rejected, error, top."""
 
     columns: Columns
     is_raw: bool = True  # always: JSON has its own escapes
@@ -241,7 +241,7 @@ def _csv_record(cells: Sequence[str | None]) -> str:
 
 @dataclass
 class Tally:
-    """How many images there were, and what became of them."""
+    """The number of images and how they were classified."""
 
     images: int = 0
     unreadable: int = 0
@@ -256,7 +256,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Stock:
-    """What there is of a file of rows, and what it lacks.
+    """The rows that exist already, and those that are missing.
 
     Attributes:
         missing: the paths without a row, in order.
@@ -274,12 +274,12 @@ class Stock:
 
 
 def partial_of(out: Path) -> Path:
-    """Where the rows gather until all of them are there."""
+    """Return the path of the partial file, which becomes the finished one when it is complete."""
     return out.with_name(f"{out.name}.partial")
 
 
 def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
-    """What an earlier run left, in the partial file or else in the finished one.
+    """Read the rows that an earlier run left, in the partial or else in the finished file.
 
     Args:
         out: the finished file.
@@ -310,7 +310,7 @@ def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
 
 
 def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
-    """Each whole row of a file, and the bytes where it is.
+    """Yield each whole row of a file, and its byte offset.
 
     Raises:
         VitkitError: the file holds something else.
@@ -331,7 +331,7 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
 
 @contextmanager
 def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) -> Iterator[Callable[[Prediction], None]]:
-    """A function that adds a prediction's row; when the block ends well, `out` has a row for each path, in order.
+    """Yield a function that adds a prediction's row; after the block, `out` has a row for each path, in order.
 
     Where the block does not end well, the partial file stays, if it has rows.
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tab:
-    """One tab: its routes are in `NAME.py`, its page in `static/NAME.js`.
+    """A tab of the studio: its routes are in `NAME.py`, its page in `static/NAME.js`.
 
     Attributes:
         name: in addresses and file names.
@@ -44,12 +44,12 @@ class Tab:
     about: str
 
     def router(self, workspace: Workspace) -> APIRouter:
-        """What it answers."""
+        """Build the routes of the tab."""
         make: Callable[[Workspace], APIRouter] = import_module(f"vitkit.webapp.{self.name}").router
         return make(workspace)
 
     def to_dict(self, static: Path) -> dict[str, Any]:
-        """What the page is told of it; `static` is the folder of the page's files."""
+        """Describe the tab for the page; `static` is the folder of the page's files."""
         styled = (static / f"{self.name}.css").is_file()
         return {"name": self.name, "title": self.title, "about": self.about, "styled": styled}
 
@@ -71,14 +71,14 @@ _CONTENT = (  # nothing from elsewhere, and no script but the studio's own files
 
 
 class Json(JSONResponse):
-    """JSON that every reader takes, whatever bytes the names of files have (`system.files.to_json`)."""
+    """A JSON response that every client can read, whatever bytes file names contain (`system.files.to_json`)."""
 
     def render(self, content: Any) -> bytes:
         return to_json(content).encode()
 
 
 class _Files(StaticFiles):
-    """Files that the browser asks for anew, and is answered that they have not changed."""
+    """Static files that the browser revalidates at every request."""
 
     def file_response(self, *arguments: Any, **named: Any) -> Response:
         response = super().file_response(*arguments, **named)
@@ -87,7 +87,7 @@ class _Files(StaticFiles):
 
 
 def create_app(workspace: Workspace) -> FastAPI:
-    """The application of one workspace."""
+    """Create the application of one workspace."""
     app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Json)
     app.add_exception_handler(VitkitError, _refuse)
     app.add_exception_handler(GoneError, _refuse_gone)
@@ -143,5 +143,5 @@ def _refuse_system(request: Request, error: Exception) -> Response:  # noqa: ARG
 
 
 def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """What nobody has thought of: a line for the page; the server shows the traceback to who looks for the cause."""
+    """Answer an unexpected exception with one line for the page; the traceback goes to the server's log."""
     return _line(500, f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})")

@@ -28,7 +28,7 @@ from vitkit.webapp.workspace import Workspace
 
 
 def diagnose(state: State) -> dict[str, Any]:
-    """What the doctor says of the photographs as they are labelled now, those that are left out aside.
+    """Run the doctor on the photographs with their current labels; photographs that were left out are ignored.
 
     Raises:
         VitkitError: none of them can be read.
@@ -63,7 +63,7 @@ def _by_number(diagnosis: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
 
 
 def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
-    """The photographs whose label their newest run that looked doubts, with what it would say instead.
+    """Return the suspected label errors of the newest run that searched for them, each with its suggestion.
 
     One that holds another picture than the run knew is none of them.
     """
@@ -79,7 +79,7 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
 
 
 def doubts_of(workspace: Workspace, table: ImageTable) -> tuple[str, Mapping[str, tuple[str, str]]]:
-    """The newest run of these photographs that looked, and label and suggestion of each photograph that it doubts."""
+    """Return the newest run that searched for label errors, and the label and suggestion of each suspect."""
     for name, _ in _runs_of(workspace, table):
         file = workspace.runs / name / LABEL_ERRORS
         if file.exists():
@@ -106,7 +106,7 @@ def _doubts_in(file: Path, changed: str) -> Mapping[str, tuple[str, str]]:  # no
 
 
 def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
-    """The split of each photograph, and the run that says so: the data's own, else those of the newest run."""
+    """Return the split of each photograph and where it comes from: the data set itself or the newest run."""
     if any(table.splits):
         return list(table.splits), ""
     for name, known in _runs_of(workspace, table):
@@ -121,7 +121,7 @@ def _table_of(split: Path, changed: str) -> ImageTable:  # noqa: ARG001
 
 
 def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, ImageTable]]:
-    """The runs of these photographs, the newest first, each with its own table of them.
+    """Yield the runs of these photographs, newest first, each with its own table of them.
 
     Runs of other photographs may lie in the same folder, and know others by the same paths.
     """
@@ -140,7 +140,7 @@ _MANY = 1_000_000
 
 
 class Said(BaseModel):
-    """What is said of some photographs: a class; empty: leave them out; None: they have no class."""
+    """A decision about photographs: a class, the empty string to leave them out, or None to remove their class."""
 
     version: str = Field(max_length=64)
     images: list[int] = Field(max_length=_MANY)
@@ -148,26 +148,26 @@ class Said(BaseModel):
 
 
 class Renamed(BaseModel):
-    """A class that is to be called otherwise."""
+    """A request to rename a class."""
 
     old: str = Field(max_length=1000)
     new: str = Field(max_length=1000)
 
 
 class Named(BaseModel):
-    """A class."""
+    """A request that names a class."""
 
     name: str = Field(max_length=1000)
 
 
 class NextQuery(BaseModel):
-    """How many photographs are wanted."""
+    """The number of photographs requested."""
 
     count: int = Field(default=24, ge=1, le=1000)
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """The routes of the tab."""
+    """Build the routes of the tab."""
     routes, photographs = APIRouter(prefix="/api/data"), Photographs(workspace)
     photographs.begin()
 
@@ -225,7 +225,7 @@ def router(workspace: Workspace) -> APIRouter:
 
 
 def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Workspace) -> None:
-    """What is found by looking at the photographs: what is wrong with them, what is alike, what to label next."""
+    """Add the routes that compare photographs: the doctor, similar photographs, and what to label next."""
     likeness, doctor = Likeness(workspace), Background[dict[str, Any]]()
 
     @routes.post("/check")
@@ -284,7 +284,7 @@ def _add_pictures(routes: APIRouter, photographs: Photographs) -> None:
 
 
 def _unreadable(error: UnreadableImageError) -> Response:
-    """No error of the studio's: the page shows that there is no picture, and the console stays clean."""
+    """Answer that there is no picture, without an error status, so that the browser's console stays clean."""
     drawn = (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64"><rect width="64" height="64" fill="#9994"/>'
         '<path d="M20 20l24 24M44 20L20 44" stroke="#c44" stroke-width="4"/></svg>'
@@ -299,7 +299,7 @@ def _check(state: State, number: int) -> None:
 
 
 def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
-    """Each photograph's class as a number in `classes`; -1: it has none, -2: it is left out."""
+    """Return each photograph's class as its index in `classes`; -1 if it has none, -2 if it is left out."""
     classes = photographs.classes(state)
     labels = set(state.labels) - {EXCLUDED, UNLABELLED}
     names = state.table.task.label_names([answer["name"] for answer in classes], labels)

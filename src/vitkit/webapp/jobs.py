@@ -46,7 +46,7 @@ _LARGEST = 2**31  # the end of job and process numbers
 
 @dataclass(frozen=True)
 class Job:
-    """One training in the queue.
+    """A training in the queue.
 
     Attributes:
         number: the position in the order of the requests.
@@ -76,7 +76,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one folder of runs.
+    """The queue of trainings of one folder of runs.
 
     Args:
         runs: the folder that contains the run folders.
@@ -135,7 +135,7 @@ class Jobs:
         write_json(self.folder / f"{job.number:06}.json", stored)
 
     def log(self, job: Job) -> Path:
-        """The file with the output of the job's process."""
+        """Return the file with the output of the job's process."""
         return self.folder / f"{job.number:06}.log"
 
     def reserve(self, name: str) -> str:
@@ -162,11 +162,11 @@ class Jobs:
 
     @property
     def is_worked_on(self) -> bool:
-        """Whether a runner works on the queue."""
+        """Return whether a runner works on the queue."""
         return is_held(self.state_folder, self.state_folder / _LOCK)
 
     def state(self, run: str, job: Job | None) -> State:
-        """The state of a run according to its folder, its last job and the lock on the folder."""
+        """Return the state of a run according to its folder, its last job and the lock on the folder."""
         folder = self.runs / run
         if job is not None and not job.started:
             return "queued"
@@ -177,7 +177,7 @@ class Jobs:
         return "stopped" if self.can_resume(run) or (folder / DESCRIPTION).is_file() else "failed"
 
     def is_starting(self, job: Job) -> bool:
-        """Whether a job's process exists although it may not have locked its folder yet, or has just released it."""
+        """Return whether the job's process exists but has not locked its folder yet, or has just released it."""
         if not job.started or job.ended or not job.process:
             return False
         if not self.is_worked_on and time.time() - job.started >= _STARTING:
@@ -185,11 +185,11 @@ class Jobs:
         return is_same(job.process, job.birth)  # after a restart the number may be another process's
 
     def can_resume(self, run: str) -> bool:
-        """Whether the run has a checkpoint to resume from."""
+        """Return whether the run has a checkpoint to resume from."""
         return (self.runs / run / LAST).is_file() and (self.runs / run / RECIPE).is_file()
 
     def why_failed(self, job: Job) -> str:
-        """The last error that a job's process printed, or else its last line; empty if it printed nothing."""
+        """Return the last error that a job's process printed, or else its last line; empty if it printed nothing."""
         try:
             lines = read_text(self.log(job), "replace").splitlines()
         except OSError as error:
@@ -217,7 +217,7 @@ class Jobs:
         threading.Thread(target=runner.wait, daemon=True).start()  # so that no zombie process remains
 
     def can_stop(self, job: Job | None) -> bool:
-        """Whether a job waits, or runs in a process that this queue started."""
+        """Return whether a job waits, or runs in a process that this queue started."""
         return job is not None and (not job.started or (not job.ended and is_same(job.process, job.birth)))
 
     def stop(self, run: str) -> None:
@@ -275,7 +275,7 @@ def _wait_for_others(jobs: Jobs) -> None:
 
 
 def command(job: Job) -> list[str]:
-    """The command line of a job's process.
+    """Return the command line of a job's process.
 
     Raises:
         VitkitError: the job is not a training as the studio starts them.
@@ -286,7 +286,7 @@ def command(job: Job) -> list[str]:
 
 
 def _is_training(job: Job) -> bool:
-    """Whether a job's arguments are a training in the job's run folder, with no other flags than the Train tab's."""
+    """Return whether the arguments train in the job's run folder and contain only flags of the Train tab."""
     verb, *rest = job.arguments or ("",)
     sources = rest[:1] if rest and not rest[0].startswith("-") else []
     flags, values = rest[len(sources) :: 2], rest[len(sources) + 1 :: 2]

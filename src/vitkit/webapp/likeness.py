@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Runs one thing at a time in a thread, and remembers what came of the last."""
+    """Run one task at a time in a thread, and keep the last result."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,15 +61,15 @@ class Background(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Whether something runs."""
+        """Return whether a task is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def result(self, key: object) -> T | None:
-        """What came of it, where it was about the same."""
+        """Return the result if it was computed for the same subject."""
         return self._result if self._key == key else None
 
     def to_dict(self) -> dict[str, Any]:
-        """How far it is, and why it failed."""
+        """Report the progress, and the reason for a failure."""
         what, done, total = self._progress
         return {"running": self.is_running, "what": what, "done": done, "total": total, "error": self._error}
 
@@ -100,7 +100,7 @@ _PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+)
 
 
 class Likeness:
-    """The features of the photographs: computed in a process of its own, kept in the cache, and read when asked for."""
+    """The features of the photographs, computed in another process, cached, and read when they are needed."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -108,7 +108,7 @@ class Likeness:
         self._kept: tuple[Path, tuple[int, ...], Floats] | None = None
 
     def eyes(self) -> Offer | None:
-        """The model that is looked with: the one whose features are there already, else the best that is here."""
+        """Return the model that computes features: the one with cached features, else the best one available."""
         return best_eyes(self.workspace)
 
     def start(self, table: ImageTable) -> None:
@@ -125,7 +125,7 @@ class Likeness:
             self.work.start(out, lambda: self._embed(eyes, out))
 
     def features(self, table: ImageTable) -> tuple[tuple[int, ...], Floats] | None:
-        """The numbers of the photographs that could be read, and the unit vectors of each (n, D); None: not yet."""
+        """Return the indices of the readable photographs and their unit vectors (n, D); None if not computed yet."""
         import numpy as np
 
         eyes = self.eyes()
@@ -150,7 +150,7 @@ class Likeness:
         return self._kept[1], self._kept[2]
 
     def alike(self, table: ImageTable, number: int) -> list[int]:
-        """All photographs, the most like this one first; those that could not be read are left out.
+        """Return all readable photographs, the most similar to this one first.
 
         Raises:
             VitkitError: the photographs were not looked at yet, or this one cannot be read.
@@ -167,7 +167,7 @@ class Likeness:
         return [numbers[i] for i in np.argsort(-similarity, kind="stable")]
 
     def to_dict(self, table: ImageTable) -> dict[str, Any]:
-        """With what is looked, whether that is done, and how far it is."""
+        """Report the model in use, whether its features are complete, and the progress."""
         eyes = self.eyes()
         status = self.work.to_dict()
         if eyes is None:
@@ -190,7 +190,7 @@ class Likeness:
 
 
 def run_vitkit(arguments: list[str]) -> None:
-    """A command of vitkit's in a process of its own, which ends with this one's thread.
+    """Run a vitkit command in another process, which ends when this thread does.
 
     Raises:
         VitkitError: it failed; the message is its own.
@@ -223,7 +223,7 @@ def run_vitkit(arguments: list[str]) -> None:
 def next_labels(
     state: State, seen: tuple[tuple[int, ...], npt.NDArray[np.float32]] | None, count: int
 ) -> dict[str, Any]:
-    """The numbers of so many photographs without a class whose labels would teach the most, the most first.
+    """Return the indices of the unlabelled photographs whose labels would teach the model most, best first.
 
     Args:
         state: of the photographs.

@@ -33,19 +33,19 @@ _LEVELS = 255
 
 
 class Models:
-    """The models of runs, opened when they are asked, the last ones kept; one is asked at a time."""
+    """The models of runs, opened on demand; the most recent ones are kept, and one computes at a time."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._lock = workspace, threading.Lock()
         self._kept: OrderedDict[tuple[str, int], Classifier] = OrderedDict()
 
     def names(self) -> list[str]:
-        """The runs that have a model, the newest first."""
+        """Return the runs that have a model, newest first."""
         folder = self._workspace.runs
         return [name for name in self._workspace.run_names() if (folder / name / DESCRIPTION).is_file()]
 
     def see(self, run: str, content: bytes) -> dict[str, Any]:
-        """What the model says of a picture, the picture as it is shown, and what more can be asked."""
+        """Return the prediction for a picture, the picture as displayed, and the available explanations."""
         with self._lock:
             classifier = self._open(run)
             with picture_of("the picture", None, content) as picture:
@@ -60,7 +60,7 @@ class Models:
         return {**answer, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
 
     def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
-        """Where in a picture a class comes from: a grid of values from 0 to 255, and of what part of the picture."""
+        """Return where in a picture a class comes from: a grid of values from 0 to 255 and the region it covers."""
         if method not in _WITH_METHODS:
             raise VitkitError(f"{method!r} is none of {', '.join(_WITH_METHODS)}")
         with self._lock:
@@ -74,7 +74,7 @@ class Models:
         }
 
     def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
-        """What a patch attends to in every layer and head: grids of values from 0 to 255, each of its own largest."""
+        """Return what a patch attends to in every layer and head, as grids scaled to 0..255 each."""
         from vitkit.explanation.attention import attending, patch_attention
         from vitkit.model.build import vit_of
 
@@ -102,7 +102,7 @@ class Models:
 
 
 def _pixels(classifier: Classifier, content: bytes) -> tuple[Any, Any]:
-    """The picture as the model reads it, (1, C, height, width), for torch and for numpy."""
+    """Preprocess the picture for the model: (1, C, height, width), for torch and as a numpy array."""
     import torch
 
     with picture_of("the picture", classifier.preprocess.short_side, content) as picture:
@@ -119,7 +119,7 @@ def _row(classifier: Classifier, content: bytes) -> npt.NDArray[np.float32] | st
 
 
 def _able(classifier: Classifier) -> dict[str, Any]:
-    """The ways to look into the model, each with what its map says; and its patches, where they attend."""
+    """Return the explanation methods with a description of their maps, and the patches if attention is available."""
     from vitkit.explanation.attention import attending
     from vitkit.explanation.explanation import can_explain
     from vitkit.explanation.methods import methods_for
@@ -156,7 +156,7 @@ def _parts(box: tuple[float, float, float, float], size: tuple[int, int]) -> lis
 
 
 def _shown(picture: Image.Image) -> str:
-    """The picture for a page, as an address that has it inside."""
+    """Return the picture for a page, as a data URL."""
     small = picture.copy()
     small.thumbnail((_SIDE, _SIDE))
     data = io.BytesIO()
@@ -165,7 +165,7 @@ def _shown(picture: Image.Image) -> str:
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """The routes of the tab. A picture comes as the body of each question, and is kept nowhere."""
+    """Build the routes of the tab. Each request carries its picture; none is stored."""
     routes, models = APIRouter(prefix="/api/look"), Models(workspace)
 
     @routes.get("/models")

@@ -34,7 +34,7 @@ _LONGEST = 200  # characters of a class's name
 
 
 class GoneError(VitkitError):
-    """A photograph is no longer where it was."""
+    """A photograph no longer exists where it was."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class State:
 
 
 class Photographs:
-    """The photographs of a workspace. Threads may share it."""
+    """The photographs of a workspace. It is safe to use from several threads."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -75,7 +75,7 @@ class Photographs:
         threading.Thread(target=read, daemon=True).start()
 
     def read(self, *, anew: bool = False) -> State:
-        """As they are now: the list is read once, and again where `anew`; the labels whenever their file changed.
+        """Return the current photographs; the folder is listed again if `anew`, labels whenever their file changed.
 
         Raises:
             VitkitError: there are no photographs, or the label file is damaged.
@@ -95,7 +95,7 @@ class Photographs:
             return self._state[1]
 
     def file(self, version: str, number: int) -> Place:
-        """The file of a photograph of the list.
+        """Return the file of a photograph.
 
         Raises:
             VitkitError: the list has changed meanwhile, or is not as long.
@@ -144,7 +144,7 @@ class Photographs:
             return state
 
     def add_class(self, name: str) -> None:
-        """A class that no photograph has yet."""
+        """Add a class that no photograph has yet."""
         with self._lock:
             name = checked_name(name)
             if name in {row["name"] for row in self.classes(self.read())}:
@@ -175,7 +175,7 @@ class Photographs:
             return self.read()
 
     def classes(self, state: State) -> list[dict[str, Any]]:
-        """Each class and how many photographs have it, those without one too; sorted by name."""
+        """Return the number of photographs of each class, including the unlabelled; sorted by name."""
         counts = Counter(
             name
             for label in state.labels
@@ -241,7 +241,7 @@ def check_there(files: Sequence[Place]) -> None:
 
 
 def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
-    """A class's name, or a label of the task, as it can be kept.
+    """Return the name of a class, or the label of a photograph, in the form in which it is stored.
 
     Raises:
         VitkitError: it cannot.
@@ -265,6 +265,6 @@ def _version_of(table: ImageTable) -> str:
 
 
 def read_photographs(workspace: Workspace) -> ImageTable:
-    """As trainings with a label file read them (`data.corrections`)."""
+    """Read the photographs as a training with a label file reads them (`data.corrections`)."""
     folder = workspace.photographs
     return read_unlabelled(folder) if has_no_folders(folder) else read_table(folder)

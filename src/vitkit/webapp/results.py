@@ -34,7 +34,7 @@ _BESIDE = ("balanced_accuracy", "loss")  # figures beside the headline
 
 
 def summaries(workspace: Workspace) -> list[dict[str, Any]]:
-    """The runs that are done with their main figures, the newest first."""
+    """Return the main figures of the finished runs, newest first."""
     rows = []
     for name in workspace.run_names():
         folder = workspace.runs / name
@@ -45,7 +45,7 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def figures_in(folder: Path) -> dict[str, Any]:
-    """The headline of a run with its interval and caveats, and figures beside it; empty where there are none yet."""
+    """Return a run's headline with its interval and caveats, and further figures; empty before there are any."""
     file = next((file for name in (EVALUATION, FOLDS) if (file := folder / name).is_file()), None)
     if file is None:
         return {}
@@ -72,7 +72,7 @@ def figures_in(folder: Path) -> dict[str, Any]:
 
 
 def data_of(folder: Path) -> dict[str, Any]:
-    """What the views show of a run.
+    """Return what the views show of a run.
 
     Raises:
         VitkitError: it has no report with data.
@@ -88,7 +88,7 @@ def _read(page: Path, changed: int) -> dict[str, Any]:  # noqa: ARG001  # a new 
 
 @dataclass(frozen=True)
 class _RunPhotographs:
-    """Where the photographs of a run are.
+    """The locations of a run's photographs.
 
     Attributes:
         root: their folder.
@@ -104,7 +104,7 @@ class _RunPhotographs:
 
 
 def file_of(folder: Path, path: str) -> Place:
-    """The file of a photograph that a run knows by this path.
+    """Return the file of the photograph that the run lists under this path.
 
     Raises:
         VitkitError: it knows none, or the file is gone or holds another picture now.
@@ -139,7 +139,7 @@ def _read_files(split: Path, changed: int) -> _RunPhotographs:  # noqa: ARG001
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
-    """How far the held-out images of two runs are the same, and who is right of those that are.
+    """Compare two runs on the held-out images they share: how often they agree, and which one is right.
 
     An image is the same where its path and its content are: runs of other photographs may know others by the same path.
     Those that the weights of one of them had seen are left out.
@@ -156,14 +156,14 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """What each image of a run is, by its path: the beginning of its digest, else where it lies."""
+    """Return what identifies each image of a run, by path: the beginning of its digest, else its location."""
     files = _files(folder)
     known = {proposal.path: proposal.digest for proposal in read_proposals(folder) if proposal.digest}
     return {path: str(file) for path, file in files.places.items()} | known | read_contents(folder / SPLIT)
 
 
 def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> dict[tuple[str, str], bool]:
-    """Whether each image is answered rightly, by path and content; classes go by name, as runs may have others."""
+    """Return whether each image is classified correctly, by path and content; classes are compared by name."""
     images = data["images"]
     names = images["classes"]
 
@@ -175,7 +175,7 @@ def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> di
 
 
 def _seen(folder: Path) -> set[str]:
-    """The paths of the images that the weights had seen, which reports of earlier versions list among the others."""
+    """Return the paths of images that the weights had seen, which older reports list among the others."""
     with suppress(OSError, VitkitError):
         return set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
     return set()
@@ -185,7 +185,7 @@ def _seen(folder: Path) -> set[str]:
 
 
 def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """A run's doubtful labels, the most doubtful first, and what was said of them since."""
+    """Return a run's suspected label errors, strongest first, with the decisions made since."""
     suspects = _suspects(folder)
     said = {item.path: item.label for item in workspace.said.read().edits}
     rows = [
@@ -232,7 +232,7 @@ def decide(
 
 
 def suspect_path(folder: Path, number: int) -> str:
-    """The path of a doubtful label's photograph.
+    """Return the path of the photograph of a suspected label error.
 
     Raises:
         VitkitError: the list is not as long.
@@ -255,14 +255,14 @@ def _state(suspect: Suspect, said: str | None) -> str:
 
 
 def _why_not(workspace: Workspace, folder: Path) -> str:
-    """Why nothing can be said of its labels here; empty where it can."""
+    """Return why the labels of this run cannot be edited here; empty if they can."""
     if _files(folder).root.resolve() == workspace.photographs.resolve():
         return ""
     return f"{folder.name} was trained on other photographs than those of this studio: its labels are not changed here"
 
 
 class Decision(BaseModel):
-    """What is said of some doubtful labels.
+    """A decision about suspected label errors.
 
     Attributes:
         version: of the list.
@@ -278,7 +278,7 @@ class Decision(BaseModel):
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """The routes of the tab."""
+    """Build the routes of the tab."""
     routes, thumbnails = APIRouter(prefix="/api/results"), Thumbnails()
 
     @routes.get("/runs")

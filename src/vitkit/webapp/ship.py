@@ -38,7 +38,7 @@ _LISTED = 30  # classes
 
 
 def shippable(workspace: Workspace) -> list[str]:
-    """The runs that have a model, the newest first."""
+    """Return the runs that have a model, newest first."""
     return [name for name in workspace.run_names() if (workspace.runs / name / DESCRIPTION).is_file()]
 
 
@@ -70,7 +70,7 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
 
 
 def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
-    """The files of a run's exports that are there."""
+    """Return the existing files of a run's exports."""
     place, exports = workspace.runs / EXPORTS, []
     for form in FORMATS.values():
         files = form.files(place / f"{run}{form.suffix}")
@@ -83,7 +83,7 @@ def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
 
 
 def export_file(workspace: Workspace, name: str) -> Path:
-    """An exported file by its name.
+    """Return an exported file by its name.
 
     Raises:
         VitkitError: no run has one of this name.
@@ -95,12 +95,12 @@ def export_file(workspace: Workspace, name: str) -> Path:
 
 
 def serve_command(workspace: Workspace, run: str) -> str:
-    """What answers other programs with this run's model."""
+    """Return the command that serves this run's model to other programs."""
     return shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
 
 
 def model_card(workspace: Workspace, run: str) -> str:
-    """What a model is, what it was trained on and how good it is, in Markdown; without anybody's paths."""
+    """Write a model card in Markdown: the model, its training data and its accuracy, without local paths."""
     from vitkit.weights import inspect
 
     folder = _folder(workspace, run)
@@ -131,7 +131,7 @@ def _about_classes(classes: Sequence[str], task: Task) -> list[str]:
 
 
 def _counts(file: Path) -> dict[str, int]:
-    """How many photographs a split.json names for each split; none where it is not there, or says something else."""
+    """Return the number of photographs of each split in a split.json; empty if the file is missing or invalid."""
     with suppress(OSError, VitkitError, AttributeError, TypeError):
         splits = read_json(file).get("splits", {})
         return {name: sum(len(images) for images in by_class.values()) for name, by_class in splits.items()}
@@ -195,20 +195,20 @@ def _folder(workspace: Workspace, run: str) -> Path:
 
 
 def _text(value: Any) -> str:
-    """A name as Markdown shows it, whatever is in it: nothing of it is acted upon."""
+    """Escape a name so that Markdown shows it literally."""
     one_line = " ".join(str(value).split())
     return "".join(f"\\{character}" if character in "\\`*_{}[]<>()#+!|~&" else character for character in one_line)
 
 
 class Wanted(BaseModel):
-    """An export that is asked for."""
+    """A request for an export."""
 
     run: str = Field(max_length=300)
     to: Literal[tuple(FORMATS)]  # type: ignore[valid-type]
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """The routes of the tab."""
+    """Build the routes of the tab."""
     routes = APIRouter(prefix="/api/ship")
     work: Background[dict[str, Any]] = Background()
     last: list[tuple[str, str]] = []  # what the last export was of

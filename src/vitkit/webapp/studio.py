@@ -75,20 +75,20 @@ def studio(
 
 
 def _has_screen() -> bool:
-    """Whether a browser would open in a window, and not in this terminal."""
+    """Return whether a browser would open in a window instead of in this terminal."""
     named = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in named)
 
 
 def _called(host: str) -> str:
-    """How a link names a host; of one that stands for all addresses, the machine."""
+    """Return the host to use in a link; the machine's name if the host stands for all addresses."""
     if host in ("0.0.0.0", "::"):  # noqa: S104  # what the user has asked for
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """A socket at the port, or at the first that is free where none is asked for.
+    """Return a socket at the port, or at the first free one if none was requested.
 
     Raises:
         VitkitError: there is no such address here, or the port is taken.

@@ -26,7 +26,7 @@ _FOLDER = "thumbnails-1"
 
 
 class Thumbnails:
-    """Makes them in so many threads as there are cores; `data.decode` bounds what they hold at a time."""
+    """Make thumbnails in one thread per core; `data.decode` limits the memory they use together."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="thumbnail")
@@ -44,7 +44,7 @@ class Thumbnails:
             return await asyncio.get_running_loop().run_in_executor(self._pool, thumbnail, file)
 
     async def get_large(self, file: Place) -> bytes:
-        """The picture at the size of a screen, not kept.
+        """Return the picture at screen size; it is not cached.
 
         Raises:
             UnreadableImageError: there is no picture in it.
@@ -54,7 +54,7 @@ class Thumbnails:
 
 
 def thumbnail(file: Place) -> bytes:
-    """From the cache, or made, and kept if the cache can be written.
+    """Return the thumbnail from the cache, or make it and cache it if the cache is writable.
 
     Raises:
         UnreadableImageError: there is no picture in the file.

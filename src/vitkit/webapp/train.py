@@ -40,7 +40,7 @@ _PUBLISHED = (  # one of each size that people ask for, the smallest first; the 
 
 @dataclass(frozen=True)
 class Offer:
-    """Something to begin from.
+    """A model to start a training from.
 
     Attributes:
         source: as `--weights` takes it.
@@ -60,12 +60,12 @@ class Offer:
 
 
 def offers(workspace: Workspace) -> list[Offer]:
-    """What can be had, what is here first; where downloading is forbidden, nothing else."""
+    """Return the models a training can start from, local ones first; only these if downloads are forbidden."""
     return [*_files(workspace), *_runs(workspace), *_published()]
 
 
 def offered(workspace: Workspace, source: str) -> Offer:
-    """The one that the page names.
+    """Return the offer that the page names.
 
     Raises:
         VitkitError: it was not offered: the page names no files of its own.
@@ -77,13 +77,13 @@ def offered(workspace: Workspace, source: str) -> Offer:
 
 
 def best_eyes(workspace: Workspace) -> Offer | None:
-    """The one whose features tell pictures apart: of a large set of pictures rather than of the few here."""
+    """Return the offer with the best features: one trained on a large data set rather than on this small one."""
     here = [offer for offer in offers(workspace) if offer.is_here]
     return next((offer for kind in ("file", "published", "run") for offer in here if offer.kind == kind), None)
 
 
 def _files(workspace: Workspace) -> list[Offer]:
-    """Those that were named, and those that lie where the studio was started."""
+    """Return the files that were named and those in the folder where the studio was started."""
     named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
     known = {str(Path(item.source).resolve()) for item in named}
     lying = sorted(item for item in Path.cwd().iterdir() if item.suffix in _SUFFIXES and item.is_file())
@@ -117,7 +117,7 @@ _SAMPLES = "What the model sees in training"
 
 
 class TrainingRequest(BaseModel):
-    """A training that is asked for.
+    """A request for a training.
 
     Attributes:
         weights: one of the offers, or `none`.
@@ -133,7 +133,7 @@ class TrainingRequest(BaseModel):
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """The routes of the tab. A queue that was left is worked on again."""
+    """Build the routes of the tab, and resume the queue that the last studio left."""
     routes, jobs = APIRouter(prefix="/api/train"), Jobs(workspace.runs)
     jobs.see_to_queue()
 
@@ -199,7 +199,7 @@ def router(workspace: Workspace) -> APIRouter:
 
 
 def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str], list[str]]:
-    """Of `vitkit`, from what is known here: the page names no files of its own; and which labels match nothing.
+    """Return the arguments of `vitkit` for a request, which names no files itself, and the labels without a match.
 
     Raises:
         VitkitError: there is nothing to learn from, or something that was not offered is asked for.
@@ -225,18 +225,18 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
 
 
 def _safe(name: str) -> str:
-    """A run's name from a folder's: letters, digits and the like, so that it is the same in every address."""
+    """Make a run's name from a folder's name; only letters, digits and characters that are safe in a URL remain."""
     return re.sub(r"[^\w.-]+", "_", name).strip("._")[:60] or "run"
 
 
 def _names(workspace: Workspace, more: Iterable[str]) -> list[str]:
-    """The runs that are waited for, and those that are there, the newest first."""
+    """Return the names of the runs, queued ones first, then existing ones from new to old."""
     there = workspace.run_names()
     return [name for name in reversed(list(more)) if name not in there] + there
 
 
 def _job(workspace: Workspace, jobs: Jobs, name: str) -> Job | None:
-    """The last job of a run that is in the list; None: it was trained elsewhere.
+    """Return the last job of a run in the queue; None if the run was trained elsewhere.
 
     Raises:
         VitkitError: there is no such run.

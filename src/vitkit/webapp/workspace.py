@@ -28,7 +28,7 @@ from vitkit.text.cells import plural
 
 @dataclass(frozen=True)
 class _Step:
-    """A step that was undone.
+    """An edit that was undone.
 
     Attributes:
         rows: the rows that were removed.
@@ -40,7 +40,7 @@ class _Step:
 
 
 class Labels:
-    """The label file of a workspace. Threads may share it.
+    """The label file of a workspace. It is safe to use from several threads.
 
     Args:
         file: the label file, which need not exist yet.
@@ -60,7 +60,7 @@ class Labels:
         self._news: list[str] = []
 
     def read(self) -> LabelFile:
-        """The current content. Only new rows are read from disk.
+        """Return the current content. Only new rows are read from disk.
 
         Raises:
             VitkitError: the file is damaged, or it existed before and is gone.
@@ -91,13 +91,13 @@ class Labels:
 
     @property
     def can_undo(self) -> bool:
-        """Whether there is a row that undo would remove."""
+        """Return whether there is a row that undo would remove."""
         known = self._known
         return known is not None and any(edit not in self._foreign for edit in reversed(known.edits))
 
     @property
     def can_redo(self) -> bool:
-        """Whether something was undone since the last edit."""
+        """Return whether something was undone since the last edit."""
         return bool(self._undone)
 
     def undo(self) -> None:
@@ -153,7 +153,7 @@ class Labels:
         return os.path.normpath(self._root / edit.path.strip())
 
     def _last(self, file: LabelFile, rows: Sequence[Edit]) -> dict[str, Edit | None]:
-        """The last row for each picture that `rows` name; None if there is none."""
+        """Return the last row of each picture that `rows` name; None if it has none."""
         last: dict[str, Edit | None] = dict.fromkeys(map(self._key, rows))
         names = {edit.path for edit in rows} | {str(key) for key in last}
         for edit in file.edits:
@@ -236,21 +236,21 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """The name of the folder of photographs."""
+        """Return the name of the folder of photographs."""
         return self.photographs.name or str(self.photographs)
 
     @cached_property
     def said(self) -> Labels:
-        """The label file."""
+        """Return the path of the label file."""
         return Labels(self.labels, self.photographs, self.state_folder / "label-files.json")
 
     @property
     def state_folder(self) -> Path:
-        """The folder for the queue and other state of the studio. No run needs anything in it."""
+        """Return the folder for the queue and other state of the studio. Runs do not depend on it."""
         return state_of_runs(self.runs)
 
     def run_folder(self, name: str) -> Path:
-        """The folder of a run, by a name from the browser.
+        """Return the folder of a run, by a name from the browser.
 
         Raises:
             VitkitError: there is no run of this name.
@@ -278,7 +278,7 @@ class Workspace:
 
 
 def state_of_runs(runs: Path) -> Path:
-    """The folder for this user's state about a folder of runs. It lies elsewhere: runs may come from somebody else.
+    """Return this user's state folder for a folder of runs. It lies elsewhere, as runs may be somebody else's.
 
     Raises:
         VitkitError: other users may write to that folder.
@@ -334,7 +334,7 @@ def _newest_run(runs: Path) -> Path:
 
 
 def _photographs_of(run: Path) -> Path:
-    """The folder of photographs that a run was trained on.
+    """Return the folder of photographs that a run was trained on.
 
     Raises:
         VitkitError: it is gone, or the run was not trained on a folder.

@@ -26,7 +26,7 @@ def open_runner(
     say: Say = ignore,
     device: str = "auto",
 ) -> Runner:
-    """A runner of the model as it is now.
+    """Return a runner of the model in its present state.
 
     Args:
         model: stays as it is.
@@ -92,11 +92,11 @@ def _check(backend: str, precision: str, plan: str, merge: int) -> None:
 
 
 def _place(model: Model, device: str) -> str:
-    """Where the model is to be computed, as torch calls it."""
+    """Return the device of the computation, by torch's name."""
     here = next(model.parameters()).device
     return str(here) if device == "auto" and here.type != "cpu" else choose_device(device)
 
 
 def _faster(here: str) -> list[Backend]:
-    """What is faster than eager on this device, the fastest first."""
+    """Return the backends that are faster than eager on this device, fastest first."""
     return [row for row in BACKENDS.values() if row.auto_on == here.partition(":")[0]]

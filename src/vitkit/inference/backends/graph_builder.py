@@ -31,7 +31,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
 class GraphWriter(Protocol[V]):
-    """Writes operations; a `V` is a value in the runtime's language. In shapes, 0 keeps what the input has there."""
+    """Write operations; `V` is a value in the runtime's language. In shapes, 0 keeps the size of the input."""
 
     def images(self, channels: int, height: int, width: int) -> V: ...
     def constant(self, value: Tensor) -> V: ...
@@ -60,12 +60,12 @@ class GraphWriter(Protocol[V]):
         ...
 
     def mean(self, x: V, axis: int) -> V:
-        """The axis is gone from the result."""
+        """Average over the axis, which is removed from the result."""
         ...
 
     def convolve(self, x: V, kernel: Tensor, stride: int, pads: Pads, groups: int) -> V: ...
     def max_pool(self, x: V, size: int, stride: int, pads: Pads) -> V:
-        """What is padded never is the largest."""
+        """Pool maxima; padding never is the maximum."""
         ...
 
 
@@ -73,7 +73,7 @@ Pads = tuple[int, int, int, int]  # above, left, below, right
 
 
 class RelativePositions(Generic[V]):
-    """Emits what positions do in attention of so many heads.
+    """Emit the effect of positions on the attention of this many heads.
 
     Shapes: B batch, H heads, N tokens, n of them asked for, D_h head size.
     """
@@ -96,7 +96,7 @@ class RelativePositions(Generic[V]):
         return writer.add(writer.multiply(x, writer.constant(cos)), writer.multiply(across, writer.constant(sin)))
 
     def added(self, relative: Relative | None, logits: V, q: V, n: int) -> V:
-        """The logits (B, H, n, N) with what positions add to them."""
+        """Return the logits (B, H, n, N) with the positions' contribution added."""
         if isinstance(relative, OffsetBias):
             return self.writer.add(logits, self.writer.constant(relative.bias(n).unsqueeze(0)))
         if isinstance(relative, RelativePosition) and relative.tokens > 1:
@@ -116,7 +116,7 @@ class RelativePositions(Generic[V]):
 
 
 class StemEmitter(Generic[V]):
-    """Emits a stem."""
+    """Emit a stem."""
 
     def __init__(self, writer: GraphWriter[V]) -> None:
         self.writer = writer
@@ -145,7 +145,7 @@ class StemEmitter(Generic[V]):
         return writer.activate(writer.add(residual, self.group_norm(unit.norm3, x, side)), "relu"), side
 
     def convolve(self, conv: StandardisedConv2d, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
-        """The feature map and its height and width."""
+        """Return the feature map and its height and width."""
         size, stride = conv.kernel_size[0], conv.stride[0]
         kernel = standardise(conv.weight, conv.kind)
         x = self.writer.convolve(x, kernel, stride, _same(side, size, stride), 1)
@@ -194,7 +194,7 @@ class _GraphBuilder(Generic[V]):
     # --- eq. 1 -------------------------------------------------------------------------------------
 
     def embed(self) -> V:
-        """The tokens (B, N, D)."""
+        """Return the tokens (B, N, D)."""
         config, writer, embed = self.config, self.writer, self.model.patch_embed
         images = x = writer.images(config.in_channels, *config.image_size)
         if isinstance(embed.backbone, ResNetStem):
@@ -240,7 +240,7 @@ class _GraphBuilder(Generic[V]):
         compute: Callable[[V, Norm | None], V],
         before: V | None = None,
     ) -> V:
-        """Where a norm comes first, its affine part is left to what it is computed with."""
+        """Emit a branch. If a norm comes first, its affine part is folded into the next layer."""
         is_first, norm = reads_normalised(branch.order), branch.norm
 
         def normalised(x: V) -> V:
@@ -310,7 +310,7 @@ class _GraphBuilder(Generic[V]):
         return self.linear(self.plain_norm(x, mlp.norm), *with_scale(mlp.fc2, branch.scale, mlp.norm))
 
     def token_convolution(self, layer: nn.Module, x: V, n: int) -> V:
-        """Of n tokens; those ahead of the patches pass unchanged."""
+        """Convolve n tokens; prefix tokens pass unchanged."""
         writer, prefix = self.writer, self.config.prefix_tokens
         if not isinstance(layer, TokenConvolution) or prefix >= n:
             return x
@@ -367,7 +367,7 @@ class _GraphBuilder(Generic[V]):
         return self._token(writer.add(x, self.mlp(branch, self.norm(x, pool.norm), pool.norm, 1)), 0)
 
     def _pooled(self, x: V) -> V:
-        """What the head reads, but for the affine part of the last norm."""
+        """Return what the head reads, without the affine part of the last norm."""
         prefix, N = self.config.prefix_tokens, self.config.tokens
         if self.config.pool == "token":
             return self._token(x, 0)
@@ -389,7 +389,7 @@ class _GraphBuilder(Generic[V]):
     # --- pieces ------------------------------------------------------------------------------------
 
     def scaled_linear(self, x: V, linear: nn.Linear, scale: nn.Module) -> V:
-        """A layer and the LayerScale after it, as one."""
+        """Emit a linear layer and the LayerScale after it as one operation."""
         return self.linear(x, *with_scale(linear, scale))
 
     def linear(self, x: V, weight: Tensor, bias: Tensor) -> V:
@@ -412,7 +412,7 @@ class _GraphBuilder(Generic[V]):
         )
 
     def rms(self, x: V, axis: int, size: int, eps: float) -> V:
-        """The last axis divided by its root mean square: beside its negative it has mean 0, and that deviation."""
+        """Divide the last axis by its root mean square, which is the deviation of it and its negative together."""
         writer = self.writer
         both = writer.concat([x, writer.multiply(x, writer.constant(torch.full((1,), -1.0)))], axis)
         return writer.slice(writer.normalise(both, 2 * size, eps), axis, 0, size)

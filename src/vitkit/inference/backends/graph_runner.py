@@ -16,7 +16,7 @@ Array: TypeAlias = npt.NDArray[np.float32]
 
 
 class GraphRunner:
-    """A `Runner` that has an answer for numpy's arrays as well.
+    """A `Runner` that can also take and return numpy arrays.
 
     Attributes:
         batch: the only number of images that the graph takes; None for any.
@@ -50,7 +50,7 @@ class GraphRunner:
         return np.concatenate(list(map(self._answer, pieces)))[: len(images)]
 
     def _answer(self, images: Array) -> Array:
-        """As `_run`, with whatever the runtime raises in a line."""
+        """Call `_run`, and turn an error of the runtime into one line."""
         try:
             logits = self._run(images)
         except VitkitError:

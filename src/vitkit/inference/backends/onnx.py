@@ -21,7 +21,7 @@ _LOG_ERRORS = 3
 
 
 def from_model(model: Model, precision: str) -> Runner:
-    """A runner of a model in memory, of the weights that it has now.
+    """Return a runner of a model in memory, with its present weights.
 
     Raises:
         VitkitError: ONNX or its runtime is not installed, the model is too large, or precision is not float32.
@@ -30,7 +30,7 @@ def from_model(model: Model, precision: str) -> Runner:
 
 
 def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
-    """The model as an `onnx.ModelProto`: ours is drawn, another library's network traced.
+    """Return the model as an `onnx.ModelProto`: ours is emitted, another library's network traced.
 
     Raises:
         VitkitError: ONNX is not installed, the model is too large, or a network cannot be traced.
@@ -43,7 +43,7 @@ def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None =
 
 
 def from_file(path: Path, precision: str) -> OnnxRunner:
-    """A runner of an ONNX file; precision `auto` is float32.
+    """Return a runner of an ONNX file; precision `auto` is float32.
 
     Raises:
         VitkitError: ONNX Runtime is not installed, the file is damaged, or precision is not float32.
@@ -55,7 +55,7 @@ def from_file(path: Path, precision: str) -> OnnxRunner:
 
 
 def import_runtime() -> Any:
-    """The package onnxruntime.
+    """Import the package onnxruntime.
 
     Raises:
         VitkitError: it is not installed.
@@ -91,7 +91,7 @@ class OnnxRunner(GraphRunner):
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises of a file that it cannot read; a name in its message may not be text."""
+    """Return the exceptions that ONNX Runtime raises for an unreadable file; their message may not be text."""
     state = import_runtime().capi.onnxruntime_pybind11_state
     return (
         state.Fail,

@@ -32,7 +32,7 @@ _LARGEST = 2**31 - 2**20  # bytes that a protocol buffer holds, less room for th
 
 
 def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """The model as an `onnx.ModelProto`: `images` (batch, C, height, width) float32 -> `logits` (batch, K) float32.
+    """Write the model as an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     Args:
         model: whose weights are copied.
@@ -68,7 +68,7 @@ def check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
 
 
 def as_model(nodes: list[Any], images: Any, logits: Any, constants: list[Any]) -> Any:
-    """The `onnx.ModelProto` of a graph of vitkit's.
+    """Return the `onnx.ModelProto` of a graph that vitkit wrote.
 
     Args:
         nodes: its operations, in their order.
@@ -85,7 +85,7 @@ def as_model(nodes: list[Any], images: Any, logits: Any, constants: list[Any]) -
 
 
 class _OnnxWriter:
-    """Writes ONNX's operations; a value is its name."""
+    """Write ONNX's operations; a value is its name."""
 
     def __init__(self, batch: int | None, dtype: torch.dtype) -> None:
         self.batch, self.dtype = batch, dtype
@@ -189,7 +189,7 @@ class _OnnxWriter:
 
 
 def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """The network as an `onnx.ModelProto`: `images` (batch, C, height, width) float32 -> `logits` (batch, K) float32.
+    """Trace the network to an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     Args:
         model: whose weights are copied.
@@ -221,7 +221,7 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
 
 
 def to_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """The network as an `openvino.Model`, of the graph that `to_onnx` gives.
+    """Convert the network to an `openvino.Model`, by way of the graph that `to_onnx` gives.
 
     Raises:
         VitkitError: as `to_onnx`; or OpenVINO is not installed, or has no such operation.
@@ -275,7 +275,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
-    """The operations and the constants, with nothing beside them."""
+    """Return the operations and the constants only."""
     import onnx
 
     nodes: list[Any] = []
@@ -296,7 +296,7 @@ def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
 
 
 def _constant(name: str, value: Any, dtype: torch.dtype, nodes: list[Any]) -> Any:
-    """A constant as it is stored; what is stored in another dtype is brought back by a node ahead of the others."""
+    """Return a constant as it is stored; a node ahead of the others converts one that is stored in another dtype."""
     import onnx
 
     if dtype == torch.float32 or value.dtype.name != "float32" or value.ndim < 2:

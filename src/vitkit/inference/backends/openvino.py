@@ -23,7 +23,7 @@ _HINTS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def from_model(model: Model, precision: str) -> OpenVINORunner:
-    """A runner of a model in memory, of the weights that it has now; ready in seconds when it is first asked.
+    """Return a runner of a model in memory with its present weights; the first call takes seconds to compile.
 
     Raises:
         VitkitError: OpenVINO is not installed, or cannot compute in this precision here.
@@ -32,7 +32,7 @@ def from_model(model: Model, precision: str) -> OpenVINORunner:
 
 
 def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
-    """The model as an `openvino.Model`: ours is emitted, another library's network traced.
+    """Return the model as an `openvino.Model`: ours is emitted, another library's network traced.
 
     Raises:
         VitkitError: OpenVINO is not installed, or a network cannot be traced.
@@ -46,7 +46,7 @@ def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None =
 
 
 def from_file(path: Path, precision: str) -> OpenVINORunner:
-    """A runner of an OpenVINO model (.xml beside its .bin); precision `auto` is the fastest here.
+    """Return a runner of an OpenVINO model (.xml and .bin); precision `auto` is the fastest here.
 
     Raises:
         VitkitError: OpenVINO is not installed, the file is damaged, or it cannot be computed in this precision here.
@@ -60,7 +60,7 @@ def from_file(path: Path, precision: str) -> OpenVINORunner:
 
 
 class OpenVINORunner(GraphRunner):
-    """A graph, compiled when it is first asked: for as many threads as PyTorch would take where it is asked.
+    """A graph, compiled at its first call, for as many threads as PyTorch would use there.
 
     That is all of them; or one, in each of several threads that share the cores (`flow`). No core then waits for
     another within a matrix product.
@@ -114,6 +114,6 @@ def _has_bfloat16() -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """What OpenVINO says, without the places in its source."""
+    """Return OpenVINO's message without the locations in its source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if not line.startswith(("Exception from", "Check"))), "unknown reason")

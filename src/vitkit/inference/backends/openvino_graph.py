@@ -15,7 +15,7 @@ from vitkit.model.vit import VisionTransformer
 
 
 def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """The model as an `openvino.Model`: `images` (batch, C, height, width) float32 -> `logits` (batch, K) float32.
+    """Write the model as an `openvino.Model`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     Args:
         model: whose weights are copied.
@@ -31,7 +31,7 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
 
 
 class _OpenVinoWriter:
-    """Writes OpenVINO's operations."""
+    """Write OpenVINO's operations."""
 
     def __init__(self, batch: int | None, dtype: torch.dtype) -> None:
         self.op: Any = import_openvino().opset13

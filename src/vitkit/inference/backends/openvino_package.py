@@ -12,7 +12,7 @@ _TELEMETRY, _ABSENT = "openvino_telemetry", object()
 
 
 def import_openvino() -> Any:
-    """The package, without the message that importing it would send to its maker.
+    """Import the package without the telemetry that its import would send.
 
     Raises:
         VitkitError: it is not installed.

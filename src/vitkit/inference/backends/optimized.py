@@ -48,7 +48,7 @@ def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Te
 
 
 def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor]:
-    """As `after_norm` of the layer that makes q, k and v, with the scale of the attention's logits in q."""
+    """Fold a norm into the layer that makes q, k and v (`after_norm`), and the scale of the logits into q."""
     weight, bias = after_norm(qkv, norm)
     scaling = torch.ones_like(bias)
     scaling[: weight.shape[1]] = scale
@@ -63,7 +63,7 @@ def with_scale(linear: nn.Linear, scale: nn.Module, norm: nn.Module | None = Non
 
 
 def without_affine(norm: nn.Module) -> nn.Module:
-    """What is left of a norm whose affine part is folded into the next layer; anything else as it is."""
+    """Return a norm without its affine part if that can be folded into the next layer; else the norm unchanged."""
     if not isinstance(norm, Norm):
         return norm
     kind = RMSNorm if isinstance(norm, RMSNorm) else nn.LayerNorm
@@ -72,7 +72,7 @@ def without_affine(norm: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Way:
-    """How the optimised layers compute: in what dtype, where, whether from weights packed by oneDNN; attention how."""
+    """How optimised layers compute: dtype, device, packing of weights by oneDNN, and kind of attention."""
 
     dtype: torch.dtype
     device: torch.device
@@ -81,7 +81,7 @@ class Way:
 
     @property
     def precise(self) -> Way:
-        """The same in float32."""
+        """Return the same settings in float32."""
         return replace(self, dtype=torch.float32)
 
     @property
@@ -105,7 +105,7 @@ def frozen(parameter: nn.Parameter, way: Way) -> nn.Parameter:
 
 
 class _Linear(nn.Module):
-    """A linear layer with what follows it, GELU or the residual sum, in one step where weights are packed."""
+    """A linear layer with a GELU or residual sum after it, in one step if weights are packed."""
 
     weight: Tensor
     bias: Tensor
@@ -135,7 +135,7 @@ class _Linear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this build of torch, on this CPU, has oneDNN's product of such numbers."""
+    """Return whether this build of torch has oneDNN's packed product in this dtype on this CPU."""
     try:
         way = Way(dtype, torch.device("cpu"), pack=True)
         _Linear(torch.ones(16, 16), torch.ones(16), way)(torch.ones(2, 16, dtype=dtype), torch.ones(2, 16, dtype=dtype))
@@ -145,7 +145,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class PreparedPatchEmbed(nn.Module):
-    """`PatchEmbed` by a matrix product; of a hybrid the stem computes as the layers do."""
+    """`PatchEmbed` as a matrix product; the stem of a hybrid computes as the other layers do."""
 
     def __init__(self, embed: PatchEmbed, way: Way) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class PreparedPatchEmbed(nn.Module):
 
 
 class PreparedBlock(nn.Module):
-    """`Block`, of the same inputs and outputs; `attn` and `mlp` take the sum so far beside what they read, and add."""
+    """`Block` with the same inputs and outputs; `attn` and `mlp` also take the sum so far, and add to it."""
 
     def __init__(self, block: nn.Module, way: Way, *, is_read_in_part: bool) -> None:
         super().__init__()
@@ -192,21 +192,21 @@ class PreparedBlock(nn.Module):
         return self.mixed(self.spread(x, attend, queries), x[:, :queries])
 
     def spread(self, x: Tensor, attend: Callable[[Tensor, Tensor | None], Tensor], queries: int | None) -> Tensor:
-        """The branch between tokens, computed by `attend`: (B, N, D) -> (B, n, D)."""
+        """Return the branch between tokens, computed by `attend`: (B, N, D) -> (B, n, D)."""
         return in_order(self.order, x, self.norm1, attend, lambda total, part: total[:, :queries] + part)
 
     def mixed(self, x: Tensor, before: Tensor | None = None) -> Tensor:
-        """The branch within tokens, and what of `before` the branch between them has read: (B, n, D)."""
+        """Return the branch within tokens, from what the branch between them has read of `before`: (B, n, D)."""
         return in_order(self.mlp_order, x, self.norm2, self.mlp, torch.add, before)
 
 
 def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
-    """What is left to do at run time, and what the next layer takes over; a later norm's output is a residual."""
+    """Return what remains to compute at run time and what the next layer takes over; a later norm reads a residual."""
     return (without_affine(branch.norm), branch.norm) if reads_normalised(branch.order) else (branch.norm, None)
 
 
 class _OtherMixing(nn.Module):
-    """Any other way to mix tokens, as it is, and the residual sum."""
+    """Another way to mix tokens, unchanged, with the residual sum."""
 
     def __init__(self, mix: nn.Module, scale: nn.Module, way: Way) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class _OtherMixing(nn.Module):
 
 
 class PreparedAttention(nn.Module):
-    """`Attention` of the tokens that `residual` has, with the residual sum; of all of them, unless q is split off."""
+    """`Attention` with the residual sum, for the tokens in `residual`; for all of them unless q is separate."""
 
     def __init__(self, attention: Attention, norm: Norm | None, scale: nn.Module, way: Way, *, is_split: bool) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) ->
 
 
 def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """One image after the other: its (H, n, N) logits stay in the cache, and q, k, v are read where they lie."""
+    """Attend one image at a time: its (H, n, N) logits stay in the cache, and q, k, v are not copied."""
     B, H, n, d = q.shape
     x = q.new_empty(B, n, H, d)
     bias = None if bias is None else bias.expand(B, -1, -1, -1)
@@ -309,7 +309,7 @@ class OptimizedModel(nn.Module):
         return self.model.embed(images.to(self.dtype))
 
     def finish(self, tokens: Tensor) -> Tensor:
-        """What the last layer leaves, (B, n, D) -> logits (B, K)."""
+        """Compute logits (B, K) from the output of the last layer, (B, n, D)."""
         return self.model.forward_head(self.model.norm(tokens)).float()
 
 
@@ -321,7 +321,7 @@ def prepare(
     pack: bool = True,
     attend: str | None = None,
 ) -> OptimizedModel:
-    """An optimised copy of the model in eval mode, which later changes of the model do not reach.
+    """Return an optimised copy of the model in evaluation mode; later changes of the model do not affect it.
 
     Args:
         model: stays as it is.
@@ -355,7 +355,7 @@ def prepare(
 
 
 def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
-    """The model itself on the CPU with its weights in another dtype, but for the heads'."""
+    """Return the model on the CPU with its weights in another dtype, except for the heads."""
     way = Way(dtype, torch.device("cpu"), pack=False)
     with torch.no_grad():
         copied = sharing(model)
@@ -367,6 +367,6 @@ def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> Opti
 
 
 def sharing(model: VisionTransformer) -> VisionTransformer:
-    """A copy in eval mode whose parameters are the model's own until they are replaced."""
+    """Return a copy in evaluation mode that shares the model's parameters until they are replaced."""
     kept: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     return copy.deepcopy(model, kept).eval()

@@ -34,7 +34,7 @@ MANY = 500  # images, for which a second or three of preparation are well spent
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to compute logits.
+    """A way to compute logits.
 
     Attributes:
         name: as it is asked for.
@@ -61,7 +61,7 @@ class Backend:
     devices: tuple[str, ...] = ("cpu",)
 
     def open(self, model: Model, precision: str, device: str = "cpu") -> Runner:
-        """A runner of the model as it is now, on a device as torch calls it.
+        """Return a runner of the model in its present state, on a device by torch's name.
 
         Raises:
             VitkitError: a package is missing, or the backend cannot run the model or compute there.
@@ -93,7 +93,7 @@ def register(backend: Backend) -> None:
 
 
 def backend_names() -> tuple[str, ...]:
-    """What may be asked for: `auto`, and every row."""
+    """Return the names that can be requested: `auto`, and every row."""
     return ("auto", *BACKENDS)
 
 
@@ -151,7 +151,7 @@ def best_precision(device: str = "auto") -> str:
 
 
 def processor_precision() -> str:
-    """The same of the processor alone."""
+    """Return the fastest precision of the processor."""
     capabilities = _capabilities()
     has_bfloat16 = any(name in capabilities for name in ("amx_bf16", "avx512_bf16"))
     return "bfloat16" if has_bfloat16 else "float32"
@@ -173,7 +173,7 @@ def _capabilities() -> Collection[str]:
 
 
 class Runner(Protocol):
-    """Preprocessed images to logits, by one backend in one precision.
+    """Compute logits of preprocessed images, by one backend in one precision.
 
     Attributes:
         backend: its name in `registry.BACKENDS`.

@@ -66,7 +66,7 @@ class MergingModel(nn.Module):
 
 
 def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MergingModel:
-    """An optimised copy of the model that merges `r` patches away in every layer; with 0 it answers as the model does.
+    """Return an optimised copy of the model that removes `r` patches by merging in every layer; 0 changes nothing.
 
     Args:
         model: stays as it is, and later changes of it do not reach the copy.
@@ -134,5 +134,5 @@ def _match(a: Tensor, b: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Of tokens (B, N, D) those at `rows` (B, n): (B, n, D)."""
+    """Select the tokens at `rows` (B, n) from tokens (B, N, D)."""
     return x.gather(1, rows.unsqueeze(2).expand(-1, -1, x.shape[2]))

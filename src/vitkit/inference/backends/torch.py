@@ -46,7 +46,7 @@ _ROUNDS = (3, 15)  # at least, at most
 
 
 def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
-    """The model computed by one of `PLANS` but auto, on the CPU."""
+    """Return the model computed on the CPU by one of `PLANS` except auto."""
     if plan == "plain":
         return plain(model, dtype)
     layout, _, attend = plan.partition("-")
@@ -54,7 +54,7 @@ def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat
 
 
 def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may_measure: bool, say: Say) -> str:
-    """One of `PLANS` for this model here: what was kept of an earlier measurement, else a new one, else `plain`.
+    """Choose one of `PLANS` for this model here, from an earlier measurement or a new one; `plain` otherwise.
 
     Args:
         model: on the CPU.
@@ -73,7 +73,7 @@ def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may
 
 
 def best(ratios: Mapping[str, float]) -> str:
-    """The plan that is the most times as fast as the model itself, if that is at least `GAIN`."""
+    """Return the plan with the largest speed-up over the model itself, if it is at least `GAIN`."""
     plan = max(ratios, key=lambda name: ratios[name], default="plain")
     return plan if ratios.get(plan, 0.0) >= GAIN else "plain"
 
@@ -87,7 +87,7 @@ def _in_words(plan: str, ratios: Mapping[str, float]) -> str:
 
 
 def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:
-    """How many times as fast as the model itself each way is, in processor time of a batch; medians over rounds.
+    """Measure each plan's speed-up over the model itself in processor time per batch, as medians over rounds.
 
     Blocks of one kind cost the same, so one of each kind is timed, and counts as often as the model has it. Where the
     time is up before there are rounds enough to tell, the model itself alone is named.
@@ -109,7 +109,7 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
 
 
 def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list[int]]:
-    """The model with fewer blocks, whose weights it shares, and how often each but the last stands for one."""
+    """Return the model with one block of each kind, sharing weights, and how many blocks each stands for."""
     kinds = [i in model.config.conv_layers for i in range(len(model.blocks) - 1)]
     cut = sharing(model)
     cut.blocks = nn.ModuleList([*(cut.blocks[kinds.index(kind)] for kind in Counter(kinds)), cut.blocks[-1]])
@@ -135,7 +135,7 @@ def _take_turns(
 
 
 def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) -> float:
-    """Of this thread's processor time, which another process takes nothing of, for the whole model."""
+    """Return this thread's processor time for the whole model, which other processes do not affect."""
     began = time.thread_time()
     x = optimized.embed(images)  # (B, N, D)
     spent = time.thread_time() - began
@@ -152,7 +152,7 @@ def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) ->
 
 
 def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
-    """All that a measurement holds for; what the model costs does not depend on its rates of dropout or its start."""
+    """Return all that a measurement depends on; dropout rates and initial values do not affect the cost."""
     config = {
         name: value for name, value in asdict(model.config).items() if "drop" not in name and name not in ("init",)
     }
@@ -171,7 +171,7 @@ def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name and a digest of its instruction sets; what Python knows where the system does not say."""
+    """Return the processor's name and a digest of its instruction sets, or what Python knows of it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -188,7 +188,7 @@ def _file(facts: Mapping[str, Any]) -> Path:
 
 
 def _kept(facts: Mapping[str, Any]) -> str | None:
-    """The plan that was kept for these facts; None where there is no file that can be believed."""
+    """Return the plan that was stored for these facts; None without a valid file."""
     try:
         kept = from_json(_file(facts).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -254,7 +254,7 @@ def eager(
     may_measure: bool = False,
     say: Say = ignore,
 ) -> TorchRunner:
-    """On the CPU by a plan; in float32 the model itself, to the last bit, unless a plan is named or many images come.
+    """Run on the CPU by a plan; in float32 exactly the model itself, unless a plan is named or many images come.
 
     On a GPU the optimised model, in bfloat16.
 
@@ -286,7 +286,7 @@ def eager(
 
 
 class InBfloat16(nn.Module):
-    """A network whose convolutions and products are in bfloat16, and whose statistics and logits stay float32."""
+    """A network with convolutions and products in bfloat16; statistics and logits stay float32."""
 
     def __init__(self, model: Network, device: str) -> None:
         super().__init__()
@@ -299,13 +299,13 @@ class InBfloat16(nn.Module):
 
 
 def _copy_on(model: Network, precision: str, device: str) -> nn.Module:
-    """A copy of a network that computes in a precision on a device."""
+    """Return a copy of a network that computes in a precision on a device."""
     copied = copy.deepcopy(model).to(device).eval()
     return InBfloat16(copied, device) if precision == "bfloat16" else copied
 
 
 def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchRunner:
-    """The optimised model that merges r patches away in every layer (`vitkit.inference.backends.token_merging`).
+    """Return the optimised model that merges r patches in every layer (`vitkit.inference.backends.token_merging`).
 
     Raises:
         VitkitError: the model needs each patch in its place, or has not so many.
@@ -318,7 +318,7 @@ def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchR
 
 
 def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
-    """The optimised model compiled by inductor, which takes up to a minute.
+    """Return the optimised model compiled by inductor, which takes up to a minute.
 
     Raises:
         VitkitError: it cannot be compiled, for want of a C++ compiler for example.
