@@ -129,7 +129,7 @@ def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
-    """What a run chose on the images of one of its splits, and by which figure; empty except for validation images.
+    """Return what a run chose on one of its splits, and by which figure; empty except for validation images.
 
     Args:
         split: train, val, test or all.
@@ -158,7 +158,7 @@ SHARES = {"data": "as frequent as in training", "uniform": "all alike"}
 
 
 def differ_much(counts: Sequence[int]) -> bool:
-    """Whether the largest class has more than `UNEQUAL` times the images of the smallest non-empty class."""
+    """Return whether the largest class has more than `UNEQUAL` times as many images as the smallest."""
     occurring = [count for count in counts if count]
     return bool(occurring) and max(occurring) > UNEQUAL * min(occurring)
 

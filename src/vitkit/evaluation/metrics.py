@@ -274,7 +274,7 @@ class Evaluation:
         return float(self.is_among(k).mean())
 
     def is_among(self, k: int) -> npt.NDArray[np.bool_]:
-        """Whether each image's true class is among the k most probable, (n,)."""
+        """Return whether each image's true class is among the k most probable, (n,)."""
         true = self.probabilities[np.arange(len(self.labels)), self.labels]
         among = np.empty(len(true), dtype=np.bool_)
         for rows in blocks(*self.probabilities.shape):

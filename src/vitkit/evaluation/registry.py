@@ -79,7 +79,7 @@ def metrics_of(task: TaskName, classes: int) -> list[Metric]:
 
 
 def summary(evaluation: Any, task: TaskName) -> dict[str, float | None]:
-    """All figures of an evaluation, by name."""
+    """Return all figures of an evaluation, by name."""
     return {metric.name: metric.of(evaluation) for metric in metrics_of(task, len(evaluation.classes))}
 
 

@@ -30,21 +30,21 @@ _LEAST = 256  # pixels of a photograph's long side below which it is enlarged
 
 
 def to_png(figure: Figure) -> bytes:
-    """The picture as the content of a PNG file; the figure is empty then."""
+    """Return the figure as the content of a PNG file, and close it."""
     data = page.to_png(figure)
     figure.clear()  # it refers to itself: its pixels would stay until Python collects garbage
     return data
 
 
 def picture_to_png(picture: Image.Image) -> bytes:
-    """A picture as the content of a PNG file."""
+    """Return a picture as the content of a PNG file."""
     data = io.BytesIO()
     picture.save(data, "PNG")
     return data.getvalue()
 
 
 def thumbnail(picture: Image.Image, long_side: int) -> bytes:
-    """A picture, no larger than `long_side`, as the content of a JPEG file."""
+    """Return a picture, no larger than `long_side`, as the content of a JPEG file."""
     small = picture.copy()
     small.thumbnail((long_side, long_side))
     data = io.BytesIO()
@@ -53,7 +53,7 @@ def thumbnail(picture: Image.Image, long_side: int) -> bytes:
 
 
 def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image, Box]:
-    """A photograph and the box in it, made smaller if a side is longer than `long_side`.
+    """Return a photograph and the box in it, both reduced if a side is longer than `long_side`.
 
     One of a few pixels, such as a digit, is enlarged by a whole number, each pixel a square.
     """
@@ -74,7 +74,7 @@ def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image,
 
 
 def spread(values: FloatArray, box: Box, size: tuple[int, int]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """A map of patches laid over a photograph: what it says at each pixel's centre.
+    """Interpolate a map of patches over a photograph: its value at the centre of each pixel.
 
     Between the centres of patches it is interpolated linearly; from the outermost ones to the edge it stays the same.
 
@@ -93,7 +93,7 @@ def spread(values: FloatArray, box: Box, size: tuple[int, int]) -> tuple[FloatAr
 
 
 def _weights(patches: int, low: float, high: float, pixels: int) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """How much of each patch a pixel along one side gets, (pixels, patches), and whether it lies in the box."""
+    """Return each patch's weight at each pixel along one side, (pixels, patches), and whether it is in the box."""
     centres = (np.arange(pixels) + 0.5 - low) / (high - low)  # 0 to 1 inside the box
     place = np.clip(centres * patches - 0.5, 0, patches - 1)
     weights = np.maximum(0, 1 - np.abs(place[:, None] - np.arange(patches)[None]))
@@ -101,7 +101,7 @@ def _weights(patches: int, low: float, high: float, pixels: int) -> tuple[FloatA
 
 
 def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image:
-    """A map upon its photograph, pixel by pixel: dark where it is lowest, bright where it is highest.
+    """Draw a map over its photograph, pixel by pixel: dark at its lowest value, bright at its highest.
 
     What the model saw has a frame around it, and what it did not see is faded. Negative values are shown as 0.
 
@@ -131,7 +131,7 @@ def _frame(picture: Image.Image, seen: npt.NDArray[np.bool_]) -> None:
 
 
 def heatmap(values: FloatArray, title: str, label: str) -> Figure:
-    """A map alone, patch by patch, with what its colours stand for.
+    """Draw a map alone, patch by patch, with a colour scale.
 
     Args:
         values: (h, w).
@@ -149,7 +149,7 @@ def heatmap(values: FloatArray, title: str, label: str) -> Figure:
 
 
 def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, title: str) -> Figure:
-    """The photograph, and each map upon it under its name, at most four in a row.
+    """Draw the photograph, and each map over it under its name, at most four in a row.
 
     Args:
         photograph: RGB.
@@ -175,7 +175,7 @@ def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: B
 
 
 def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
-    """Every head of every layer, each map between its own lowest and highest value.
+    """Draw every head of every layer, each map scaled from its lowest to its highest value.
 
     Args:
         maps: (layers, heads, h, w).
@@ -233,7 +233,7 @@ def mosaic(
 
 
 def unit(values: FloatArray) -> FloatArray:
-    """From lowest to highest made 0 to 1; a map that is the same everywhere is 0."""
+    """Scale the values to 0..1; a constant map becomes 0."""
     low, high = float(values.min()), float(values.max())
     return ((values - low) / (high - low) if high > low else np.zeros_like(values)).astype(np.float32)
 

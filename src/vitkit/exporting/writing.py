@@ -119,7 +119,7 @@ def check_free(out: Path, form: Format, *, force: bool) -> None:
 
 @contextmanager
 def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
-    """A path of the same name in a folder beside; its files take their places when the block ends well."""
+    """Yield a path of the same name in a temporary folder; its files are moved into place if the block succeeds."""
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     with exclusive(out):
         check_free(out, form, force=force)

@@ -28,7 +28,7 @@ from vitkit.model.vit import VisionTransformer
 
 @dataclass
 class ForwardCost:
-    """One forward pass.
+    """The cost of one forward pass.
 
     Attributes:
         macs: multiply-accumulates of all matrix products and convolutions.
@@ -51,7 +51,7 @@ def measure(model: nn.Module, images: Tensor) -> ForwardCost:
 
 
 def measure_any(model: nn.Module, images: Tensor) -> ForwardCost:
-    """As `measure`, of a model of any operations, by PyTorch's own counter."""
+    """Measure a model of any operations by PyTorch's own counter, as `measure` does."""
     from torch.utils.flop_counter import FlopCounterMode
 
     measured, counter = ForwardCost(), FlopCounterMode(display=False)
@@ -100,7 +100,7 @@ def _watch(module: nn.Module, name: str, measured: ForwardCost) -> list[Any]:
 
 
 class _Meter(TorchFunctionMode):
-    """Meets each call of the torch library: counts products, and stands in for some kernels."""
+    """Intercept the calls of the torch library: count products, and replace some kernels."""
 
     def __init__(self, measured: ForwardCost) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 class _CountedRMSNorm(torch.autograd.Function):
-    """Written out by torch on CPUs: the input is kept, and what its weight scales."""
+    """RMSNorm as torch computes it on CPUs: it keeps the input, and the factor of its weight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class _KeepsOutput(torch.autograd.Function):
 
 
 class _CountedProduct(torch.autograd.Function):
-    """Keeps each factor that the other's gradient needs."""
+    """A product that keeps each factor needed for the other's gradient."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ def _convolve(
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps q, k, v, its output and a normaliser a row, never the (N, N) matrix."""
+    """Attention that keeps q, k, v, its output and one normaliser per row, but not the (N, N) matrix."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ _STAND_INS: dict[Any, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class CostStage:
-    """A step on the image's way: the shape that leaves it, its parameters, and its multiply-accumulates."""
+    """A step of the forward pass: the shape of its output, its parameters and multiply-accumulates."""
 
     name: str
     shape: tuple[int, ...]
@@ -348,7 +348,7 @@ def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[C
 
 
 def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
-    """The network's own parts, as its library names them, as far as an image passes through them."""
+    """Return those parts of the network, by the library's names, that an image passes through."""
     config, parts = model.config, []
     parts.append(CostStage("image", (*config.image_size, config.in_channels)))
     for name, part in model.network.named_children():
@@ -360,7 +360,7 @@ def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
 
 
 def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
-    """The whole model's cost, of which layers that cost the same are measured once.
+    """Measure the whole model; layers of equal cost are measured once.
 
     What the last layer costs differs with the shortcut, so one and two attention layers are measured.
     """
@@ -391,7 +391,7 @@ _TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
 
 
 def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
-    """The walk; a layer stands for all that are like it. Parameters and MACs sum to the whole model's."""
+    """Yield the stages; one layer stands for all that are like it. Together they have the whole model's cost."""
     config, stage = model.config, _Walker(model, measured)
     count = sum(p.numel() for name, p in model.named_parameters() if name.startswith(_TOKENS))
     walk = [
@@ -462,7 +462,7 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
 
 @dataclass(frozen=True)
 class _Walker:
-    """Makes the stages of modules; none of those that the model lacks."""
+    """Make the stages of those modules that the model has."""
 
     model: VisionTransformer
     measured: ForwardCost
@@ -477,7 +477,7 @@ class _Walker:
         return [CostStage(name, shape, parameters, self.measured.macs_of.get(module, 0))]
 
     def layers(self, name: str, module: str, among: Sequence[int] | None = None) -> list[CostStage]:
-        """One stage for a module of the blocks, as often as there are layers that have it."""
+        """Make one stage of a module of the blocks, counted as often as there are such layers."""
         among = range(len(self.model.blocks)) if among is None else among
         having = [layer for layer in among if self._parameters(f"blocks.{layer}.{module}")]
         if not having:
@@ -488,7 +488,7 @@ class _Walker:
         return [CostStage(name, shape, self._parameters(first), macs, times=len(having))]
 
     def rest(self, module: str, parts: Sequence[str]) -> CostStage | None:
-        """What a module has and computes beside these parts, if it has more parameters than they."""
+        """Make a stage of the remaining cost of a module, if it has more parameters than these parts."""
         of_parts = [f"{module}.{part}" for part in parts]
         parameters = self._parameters(module) - sum(map(self._parameters, of_parts))
         if not parameters:

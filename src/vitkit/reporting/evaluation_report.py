@@ -45,19 +45,19 @@ FOLDER = Path(__file__).parent / "static"  # from which a server hands them out
 
 
 def static(name: str) -> str:
-    """The text of a file in `static/`."""
+    """Return the text of a file in `static/`."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
 @cache
 def script() -> str:
-    """All that the report needs, as one module without imports."""
+    """Return the script of the report, as one module without imports."""
     return "".join(_with_needs("report", set()))
 
 
 @cache
 def styles() -> str:
-    """How the views look."""
+    """Return the style sheet of the views."""
     return static("views.css")
 
 
@@ -136,7 +136,7 @@ def write_report(
 
 
 def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
-    """The pictures of an evaluation by their captions.
+    """Draw the pictures of an evaluation, by their captions.
 
     Args:
         evaluation: of a classifier.
@@ -168,7 +168,7 @@ def _data(
     laid_out: LaidOut | None,
     doubts: Sequence[LabelError],
 ) -> dict[str, Any]:
-    """What the views are given."""
+    """Return the data of the views."""
     shown = photographs.listed
     has_files = photographs.root is not None
     kind = (
@@ -245,7 +245,7 @@ def write_evaluation(
 
 
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
-    """A CSV file with the columns path, label, predicted, confidence; several classes of an image are joined by `;`.
+    """Write a CSV file with the columns path, label, predicted, confidence; several classes are joined by `;`.
 
     Where models proposed labels, the label is that of before, and there is a column label_now.
     """

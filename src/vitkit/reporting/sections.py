@@ -24,13 +24,13 @@ _HEADLINES = ("accuracy", "balanced_accuracy")
 
 
 def class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
-    """Each class of the first `most` with its figures, as an HTML table."""
+    """Return the first `most` classes with their figures, as an HTML table."""
     heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
     return _of_classes(rows, most, heads, ("precision", "recall", "f1", "support", "roc_auc", "average_precision"))
 
 
 def multi_class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
-    """The same with its threshold."""
+    """Return the classes of a multi-label evaluation with figures and thresholds, as an HTML table."""
     heads = ["class", "threshold", "precision", "recall", "F1", "average precision", "images"]
     return _of_classes(rows, most, heads, ("threshold", "precision", "recall", "f1", "average_precision", "support"))
 
@@ -43,7 +43,7 @@ def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequenc
 
 
 def operating_table(numbers: Mapping[str, Any]) -> list[str]:
-    """Both, side by side, as HTML; nothing where there is little to choose."""
+    """Return both tables side by side, as HTML; empty if there is little to choose."""
     points = numbers.get("operating_points")
     if points is None:
         return []
@@ -71,12 +71,12 @@ _NAMES = {"val": "validation images", "all": "all images"}
 
 
 def _view(name: str, *content: str) -> str:
-    """What a view takes the place of."""
+    """Return the placeholder of a view."""
     return f'<div data-view="{name}">{"".join(content)}</div>'
 
 
 def headline(numbers: Mapping[str, Any]) -> str:
-    """The headline figure, and the first of the others beside it."""
+    """Return the main figure, and the first of the others next to it."""
     quoted = headline_of(numbers)
     if quoted.value is None:
         return f'<p><span class="figure">No figure</span> {escape(quoted.words)}</p>'
@@ -99,7 +99,7 @@ def _beside_headline(numbers: Mapping[str, Any]) -> str:
 
 
 def caveat(evaluation: Evaluation) -> list[str]:
-    """That something was chosen on these images, if it was."""
+    """Return the note that something was chosen on these images; empty otherwise."""
     if not evaluation.chosen:
         return []
     what = ", ".join(evaluation.chosen)
@@ -108,7 +108,7 @@ def caveat(evaluation: Evaluation) -> list[str]:
 
 
 def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """A row for each class."""
+    """Return a table with a row for each class."""
     more = len(evaluation.classes) - _CLASSES
     left = [f"<p>The first {_CLASSES:,} classes; {more:,} more are in the page's data.</p>"] if more > 0 else []
     if isinstance(evaluation, MultiEvaluation):
@@ -119,7 +119,7 @@ def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
 
 
 def confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    """Which class is taken for which, where each image has one."""
+    """Return the confusion matrix of single-label images."""
     if isinstance(evaluation, MultiEvaluation):
         return []
     if not numbers["confused"]:
@@ -136,7 +136,7 @@ def confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes |
 
 
 def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    """What confidences are worth."""
+    """Return how well confidences agree with accuracy."""
     if isinstance(evaluation, MultiEvaluation):
         return []
     picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png")]
@@ -150,7 +150,7 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
 
 
 def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Why the calibration error is larger than without a temperature, if it is."""
+    """Return why the calibration error is larger than without a temperature; empty if it is not."""
     rise = calibration_rise(evaluation, numbers)
     if rise is None:
         return []
@@ -212,14 +212,14 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
 
 
 def _since(evaluation: Evaluation, i: int) -> list[str]:
-    """The label that an image has now, where a model proposed it."""
+    """Return the present label of an image whose label a model had proposed."""
     now = evaluation.since.get(evaluation.paths[i])
     return [] if now is None else [f"now: {now or 'left out'}, as a model proposed"]
 
 
 @dataclass(frozen=True)
 class Tried:
-    """How several weights fared before those of the run were chosen.
+    """The scores of the weights among which a run chose.
 
     Attributes:
         summary: what was done.
@@ -234,7 +234,7 @@ class Tried:
 
 
 def weights_tried(tried: Tried | None) -> list[str]:
-    """What the run's weights were chosen among."""
+    """Return the weights among which the run chose, with their scores."""
     if tried is None:
         return []
     cells = [[escape(cell) for cell in row] for row in tried.rows]
@@ -248,7 +248,7 @@ def weights_tried(tried: Tried | None) -> list[str]:
 
 
 def explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[str]:
-    """Where in the worst mistakes the answers come from."""
+    """Return the worst mistakes, with the regions that led to their predictions."""
     if not mistakes:
         return []
     pieces = ["<h2>Where the mistakes come from</h2>"]
@@ -295,7 +295,7 @@ def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[
 
 
 def figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """All of them with their intervals; those of images with several classes are in the headline."""
+    """Return all figures with their intervals; those of multi-label images are in the headline."""
     if isinstance(evaluation, MultiEvaluation):
         return []
     rows = []

@@ -95,7 +95,7 @@ class _Routes:
 
 
 class _Streamed(StreamingResponse):
-    """Features as JSON, written picture by picture: the whole text would take ten times as much memory."""
+    """A JSON response written picture by picture: the whole text would take ten times as much memory."""
 
     def __init__(self, embedded: Embedded) -> None:
         status = 422 if all("error" in row for row in embedded.rows) else 200
@@ -177,7 +177,7 @@ class _Form(BaseModel):
 
 
 class RefusedRequest(_Form):
-    """The reason why there is no answer."""
+    """The body of a refusal: its reason."""
 
     error: str
 

@@ -105,7 +105,7 @@ def _between(old: int, new: int) -> Tensor:
 
 
 def _spread(old: int, new: int) -> Tensor:
-    """Where the old offsets lie in the new range: 0, 1, 1 + q, 1 + q + q^2, ..., and the same below; (2 old - 1)."""
+    """Return the old offsets' positions in the new range: 0, ±1, ±(1 + q), ±(1 + q + q^2), ...; (2 old - 1)."""
     low, high = 1.01, 1.5  # BEiT's bounds of q
     while high - low > 1e-6:
         q = (low + high) / 2
@@ -115,7 +115,7 @@ def _spread(old: int, new: int) -> Tensor:
 
 
 def resize_patch(kernel: Tensor, size: Pair) -> Tensor:
-    """A patch embedding for patches of another size that answers resized patches as the old one answered the originals.
+    """Resize a patch embedding so that resized patches give the same answers as the original ones.
 
     FlexiViT's pseudo-inverse resize (arXiv 2212.08013, sec. 3.4): with B the matrix that resizes a patch, the kernel w
     becomes pinv(B^T) w, so that <B x, w'> = <x, w> for every patch x when patches grow, and as nearly as can be when
@@ -143,7 +143,7 @@ Read = Callable[[], Tensor]
 
 @dataclass
 class Adapted:
-    """The tensors of the target, and what had to be done for it.
+    """The tensors of the target, and a record of what was changed.
 
     Attributes:
         read: every tensor of the target by name, as it will be.
@@ -157,7 +157,7 @@ class Adapted:
 
 
 def adapt(read: Mapping[str, Read], source: ViTConfig, target: ViTConfig, shapes: Mapping[str, torch.Size]) -> Adapted:
-    """From the tensors of `source` to those of `target`, which may differ in grid, patch, classes and representation.
+    """Adapt the tensors of `source` to `target`, which may differ in grid, patch, classes and representation.
 
     Args:
         read: every tensor of the source.
@@ -218,7 +218,7 @@ def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) ->
 
 
 def _replace_head(adapted: Adapted, target: ViTConfig, shapes: Mapping[str, torch.Size]) -> None:
-    """A new head is zero, as the paper's is for fine-tuning (sec. 3.2)."""
+    """Replace the head by zeros, as the paper does for fine-tuning (sec. 3.2)."""
     for name in shapes:
         if name.startswith("head"):
             adapted.read[name] = lambda name=name: torch.zeros(shapes[name])  # type: ignore[misc]
@@ -232,7 +232,7 @@ def _then(read: Read, change: Callable[[Tensor], Tensor]) -> Read:
 def adapt_network(
     read: Mapping[str, Read], source: NetworkConfig, target: NetworkConfig, shapes: Mapping[str, torch.Size]
 ) -> Adapted:
-    """From the tensors of `source` to those of `target`, which may have another head and another image size.
+    """Adapt the tensors of `source` to `target`, which may have another head and another image size.
 
     Raises:
         VitkitError: a tensor depends on the image size, which another library's network does not resize.

@@ -70,7 +70,7 @@ class Entry:
 
     @property
     def timm(self) -> Preprocess | None:
-        """The pixels that timm gives the weights of this name; None where it has no such name."""
+        """Return timm's preprocessing for the weights of this name; None if timm has no such name."""
         if not self.paper:  # a row of timm's own
             return self.preprocess
         if self.hub or self.name in _NOT_TIMMS or re.search(r"\.(augreg_best_\w+|jx_in21k|tv_\w+)$", self.name):
@@ -80,12 +80,12 @@ class Entry:
 
     @property
     def filename(self) -> str | None:
-        """What the file is called; None for a hub folder."""
+        """Return the name of the file; None for a hub folder."""
         return self.url.rpartition("/")[2] if self.url else None
 
 
 def google_pixels(size: int) -> Preprocess:
-    """As the reference implementation evaluates."""
+    """Return the preprocessing of the reference implementation's evaluation."""
     return Preprocess(size=(size, size), fit="squash", interpolation="bilinear", mean=HALF, std=HALF)
 
 
@@ -99,7 +99,7 @@ def imagenet_pixels(
 
 
 def named_by_hash(url: str, **fields: Any) -> Entry:
-    """An entry whose file carries the first eight digits of its SHA-256 in its name."""
+    """Make an entry whose file has the first eight digits of its SHA-256 in its name."""
     return Entry(url=url, sha256=url.rpartition("-")[2].partition(".")[0], **fields)
 
 
@@ -237,7 +237,7 @@ _HUB_IN21K = ("base-patch16", "base-patch32", "large-patch16", "large-patch32", 
 
 
 def google_hub() -> Iterator[Entry]:
-    """The in21k ones keep the representation layer and have no head."""
+    """Make an entry on the hub; the in21k ones keep the representation layer and have no head."""
     for size, bodies in _HUB_IN1K.items():
         for body in bodies:
             yield _google_repository(f"vit-{body}-{size}", size, "imagenet1k")
@@ -371,7 +371,7 @@ _CLASSES: dict[str, Classes] = {"1000": "imagenet1k", "21843": "imagenet21k", "0
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a user chooses weights by.
+    """The facts by which a user chooses weights.
 
     Attributes:
         family: such as CLIP, as the name says.
@@ -401,7 +401,7 @@ def _rows() -> dict[str, dict[str, str]]:
 
 
 def facts_of(name: str) -> ModelFacts:
-    """Of weights by their name; nothing of others."""
+    """Return the facts about weights of the catalog; None for others."""
     row = _rows().get(name)
     if row is None:
         return ModelFacts()
@@ -420,7 +420,7 @@ def tags() -> list[str]:
 
 
 def tagged(name: str) -> Entry | None:
-    """The entry of a tag of timm's."""
+    """Return the entry of a timm tag."""
     row = _rows().get(name)
     if row is None or not (row["hub"] or row["url"]):
         return None
@@ -455,17 +455,17 @@ CATALOG: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry | None:
-    """The entry of that name in the catalog; what timm publishes beside it is not in there."""
+    """Return the catalog's entry of that name; timm's other tags are not in the catalog."""
     return CATALOG.get(name)
 
 
 def find_published(name: str) -> Entry | None:
-    """The entry of that name, of the catalog or of timm's tags."""
+    """Return the entry of that name, from the catalog or from timm's tags."""
     return find(name) or tagged(name)
 
 
 def names() -> list[str]:
-    """Of all published weights that go by one: the catalog's, then timm's tags."""
+    """Return the names of all published weights: the catalog's, then timm's tags."""
     return [*CATALOG, *tags()]
 
 
@@ -476,7 +476,7 @@ def search(pattern: str = "*") -> list[Entry]:
 
 
 def tags_of(model: str) -> list[str]:
-    """The tags that are published of a model of timm's naming, which need not be one that goes by that name here."""
+    """Return the published tags of a timm model, whether or not vitkit uses the model's name."""
     return [name.partition(".")[2] for name in names() if name.startswith(f"{model}.")]
 
 
@@ -489,7 +489,7 @@ def suggest(name: str) -> str:
 
 
 def missing(path: str) -> str:
-    """That there is no such file or folder, with what lies beside it under names like it, or what else was meant."""
+    """Return the error for a missing file or folder, with similar names that exist or may be meant."""
     place = Path(path)
     if "," in path:
         return (
@@ -505,7 +505,7 @@ def missing(path: str) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name that nothing else explains is a repository on the hub: `owner/name`, and not a path.
+    """Return whether an otherwise unknown name is a repository on the hub: `owner/name`, and not a path.
 
     What exists on disk, lies in a folder that does, or in `runs`, or ends as a weight file does, is a path.
     """
@@ -533,7 +533,7 @@ def class_names(count: int) -> tuple[tuple[str, ...], str]:
 
 
 def imagenet_synsets() -> dict[str, str]:
-    """The names of ImageNet's classes by WordNet's ids, `n01440764` and so on."""
+    """Return the names of ImageNet's classes by WordNet's ids, `n01440764` and so on."""
     folder = resources.files("vitkit.weights")
     ids, names = (
         folder.joinpath(f"imagenet_{what}.txt").read_text(encoding="utf-8").splitlines()
@@ -561,7 +561,7 @@ def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str
 
 
 def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
-    """The names of a class_indices.json, in the order of their numbers.
+    """Return the names of a class_indices.json, in the order of their numbers.
 
     Raises:
         ValueError: it does not number them from 0 on, each once.

@@ -37,7 +37,7 @@ _PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.", "teacher.")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: its shape and type are known, its numbers are read on demand."""
+    """A tensor in a file: its shape and type are known, and its values are read when they are needed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a file or folder holds.
+    """The content of a file or folder of weights.
 
     Attributes:
         path: where it is.
@@ -99,12 +99,12 @@ def _reader(stored: Sequence[StoredTensor], join: Callable[..., Tensor] | None) 
 
 
 def read_all(read: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
-    """The numbers of all tensors, in their order."""
+    """Read the values of all tensors, in their order."""
     return {name: read_one() for name, read_one in read.items()}
 
 
 def noted(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What vitkit's export noted beside the tensors: fields of the configuration, pixels, classes, image size."""
+    """Return what vitkit's export stored with the tensors: configuration, preprocessing, classes, image size."""
     try:
         said = from_json(checkpoint.metadata["vitkit"])
         pixels = {name: tuple(item) if isinstance(item, list) else item for name, item in said["preprocess"].items()}
@@ -153,7 +153,7 @@ def tuck_in(path: Path, data: bytes, comment: bytes | None = None) -> None:
 
 
 def tucked_in(path: Path) -> bytes | None:
-    """What `tuck_in` put into a zip file; None where it holds nothing of the kind."""
+    """Return what `tuck_in` embedded in a zip file; None if there is nothing."""
     with zipfile.ZipFile(path) as archive:
         start = archive.start_dir
     with path.open("rb") as file:
@@ -168,7 +168,7 @@ def tucked_in(path: Path) -> bytes | None:
 
 
 def read_npz(path: Path) -> Checkpoint:
-    """What the file holds; each array is unpacked when it is asked for."""
+    """Read the headers of an .npz file; each array is decompressed when it is needed."""
     try:
         archive = zipfile.ZipFile(path)
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
@@ -179,7 +179,7 @@ def read_npz(path: Path) -> Checkpoint:
 
 
 def _of_comment(comment: bytes) -> dict[str, str]:
-    """What vitkit's export notes in the zip file's comment, section by section."""
+    """Return what vitkit's export stored in the zip file's comment, by section."""
     try:
         content = from_json(comment)
     except ValueError:
@@ -247,7 +247,7 @@ _SAFE_TYPES = {
 
 
 def read_safetensors(path: Path) -> Checkpoint:
-    """What the file holds; its numbers are read from it when they are asked for."""
+    """Read the header of a safetensors file; values are read when they are needed."""
     try:
         file: Any = safe_open(path, framework="pt")
         names: list[str] = file.keys()
@@ -278,7 +278,7 @@ _WRAPPERS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "m
 
 
 def is_torch_zip(path: Path) -> bool:
-    """Whether a zip file is one that PyTorch saved."""
+    """Return whether a zip file is one that PyTorch saved."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/data.pkl") for name in archive.namelist())
@@ -287,7 +287,7 @@ def is_torch_zip(path: Path) -> bool:
 
 
 def read_torch(path: Path) -> Checkpoint:
-    """The weights in the file, out of what training kept around them."""
+    """Return the weights in the file, without the training state around them."""
     is_zip = zipfile.is_zipfile(path)
     try:
         # Authors keep their command line beside the weights; a Namespace holds plain values and runs nothing.
@@ -343,7 +343,7 @@ _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The names and shapes in a checkpoint file, or in a folder as the Hugging Face hub has them.
+    """Return the names and shapes in a checkpoint file, or in a folder in the Hugging Face hub's layout.
 
     Raises:
         VitkitError: there is no such file, it holds no tensors, it is damaged, or reading it would run code.
@@ -409,7 +409,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shards(path: Path, index: dict[str, Any]) -> list[Path]:
-    """The files that an index names, which lie beside it.
+    """Return the files that an index in the same folder names.
 
     Raises:
         VitkitError: it names none, or one that lies elsewhere.

@@ -36,7 +36,7 @@ from vitkit.text.fields import settle_types
 
 @dataclass(frozen=True)
 class Version:
-    """Which file a part is of, as the server described it: validator for If-Range, length, MD5 in base64."""
+    """The version of a file as the server describes it: validator for If-Range, length, MD5 in base64."""
 
     validator: str | None = None
     length: int | None = None
@@ -56,7 +56,7 @@ class Version:
 
 @dataclass(frozen=True)
 class PartialFile:
-    """An unfinished download: its bytes, and beside them the version that they are of."""
+    """An unfinished download: its bytes, and a note of the version they belong to."""
 
     path: Path
 
@@ -68,7 +68,7 @@ class PartialFile:
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def version(self) -> Version:
-        """Of nothing known when the note is missing or damaged: the part is then begun anew."""
+        """Return the version; an empty one if the note is missing or damaged, so that the download starts again."""
         with suppress(OSError, ValueError, TypeError):
             return Version(**from_json(self.note.read_text(encoding="utf-8")))
         return Version()
@@ -90,7 +90,7 @@ _ELSEWHERE = "or download it by other means and name the file instead"
 
 
 def fetch_url(url: str, sha256: str | None = None) -> Path:
-    """The file at a web address, in the cache. Interrupted downloads are resumed; two processes take turns.
+    """Return the file at a web address, in the cache. Interrupted downloads resume; processes take turns.
 
     Args:
         url: https; http for this machine only.
@@ -117,7 +117,7 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
 
 
 def cache_path(url: str) -> Path:
-    """Where the cache keeps the file of this address, whether it is there or not.
+    """Return where the cache keeps the file of this address, whether or not it exists.
 
     Raises:
         VitkitError: it is no https address of a file.
@@ -161,7 +161,7 @@ def _taking_turns(final: Path) -> Iterator[None]:
 
 
 class _BrokenOffError(Exception):
-    """An attempt failed in a way that another one may not."""
+    """An attempt failed, and another one may succeed."""
 
 
 def _download(url: str, final: Path, sha256: str | None) -> None:
@@ -190,7 +190,7 @@ def _download(url: str, final: Path, sha256: str | None) -> None:
 
 
 def _receive(url: str, part: PartialFile, what: str) -> None:
-    """One attempt to complete the part."""
+    """Make one attempt to complete the part."""
     version, offset = part.version(), part.size()
     if version.length is not None and offset == version.length:
         return  # it was interrupted after the last byte
@@ -242,7 +242,7 @@ def _open(url: str, headers: dict[str, str], part: PartialFile) -> http.client.H
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows to addresses that could have been asked for."""
+    """Follow redirects only to addresses that could have been requested directly."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -254,7 +254,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _check_range(headers: Message, version: Version, offset: int, part: PartialFile) -> None:
-    """That a partial answer goes on where the part ends, in the same file."""
+    """Check that a partial answer continues where the part ends, in the same file."""
     now = Version.described(headers, None).validator
     begins = re.match(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
     if begins is None or int(begins[1]) != offset or now not in (None, version.validator):
@@ -304,7 +304,7 @@ _OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
 
 
 def fetch_hub(repo_id: str) -> Path:
-    """The weights and their descriptions of a repository on the Hugging Face hub: a folder in the hub's own cache.
+    """Return the folder of a Hugging Face repository's weights and descriptions in the hub's cache.
 
     Weights are safetensors, or what else there is. HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE are respected,
     and files that other programs put into that cache are used.
@@ -357,7 +357,7 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
 
 
 def _reporting(what: str) -> type[Any]:
-    """A progress bar as the hub's library wants one, that draws nothing and tells `progress` instead."""
+    """Return a progress bar class for the hub's library that draws nothing and reports to `progress`."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     report = receiver()  # the hub's library downloads in threads
@@ -376,7 +376,7 @@ def _reporting(what: str) -> type[Any]:
 
 
 class _Nowhere:
-    """A stream that forgets."""
+    """A stream that discards what is written."""
 
     def write(self, text: str) -> int:
         return len(text)

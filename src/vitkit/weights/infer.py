@@ -25,7 +25,7 @@ _STEM_UNIT = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\."
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known beside the shapes.
+    """Facts about the checkpoint besides its shapes.
 
     Attributes:
         fields: of the configuration: what the user says, over what the format says.
@@ -50,14 +50,14 @@ class Known:
 
 @dataclass(frozen=True)
 class Inferred:
-    """The configuration of the checkpoint as it is, and what had to be assumed."""
+    """The configuration of the checkpoint, and the assumptions made."""
 
     config: ViTConfig
     assumed: dict[str, str]
 
 
 def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
-    """The configuration that our tensors of these shapes belong to.
+    """Infer the configuration of tensors of these shapes, under our names.
 
     Raises:
         VitkitError: a tensor is missing without which the configuration cannot be told, or the grid is ambiguous.
@@ -114,13 +114,13 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
 
 
 def _remainder(written: Pair, config: ViTConfig) -> bool:
-    """Whether images of the written size have this grid and pixels beyond it."""
+    """Return whether images of the stated size have this grid, with pixels left over."""
     sides = zip(written, config.image_size, config.patch_size, strict=True)
     return written != config.image_size and all(0 <= side - length < patch for side, length, patch in sides)
 
 
 def _vote(sizes: Iterable[int]) -> int:
-    """The most common; 0 when there is none."""
+    """Return the most common value; 0 if there is none."""
     candidates = list(sizes)
     return max(candidates, key=candidates.count, default=0)
 
@@ -192,7 +192,7 @@ def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) 
 
 
 def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> int:
-    """The first axis of these tensors, as most of them have it; 0 when none is there.
+    """Return the most common length of the first axis of these tensors; 0 if there are none.
 
     Raises:
         VitkitError: there is no majority; which is the damaged one cannot be told.
@@ -222,7 +222,7 @@ _SETTING_BY = {
 
 
 def _check_settings(fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known) -> None:
-    """What the tensors tell cannot be told otherwise."""
+    """Check that the settings agree with what the tensors show."""
     for name, tensor in _SETTING_BY.items():
         if name in settings and settings[name] != fields[name]:
             raise VitkitError(f"{known.theirs(tensor)}: the weights have {name} {fields[name]}, not {settings[name]}")
@@ -250,7 +250,7 @@ _DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transform
 
 
 def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
-    """Whether somebody who named nothing but another width gets a model with the same tensors and other heads."""
+    """Return whether naming only another width gives the same tensors with other heads."""
     others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
     has_others = any(fields[name] for name in others) or fields["stem"] is not None
     is_plain = not has_others and fields.get("rotary", "none") == "none"
@@ -280,7 +280,7 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
 def _possible_losses(
     shapes: Mapping[str, Shape], fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known
 ) -> dict[str, str]:
-    """What a whole file of a rarer architecture and a damaged file of a common one have in common, by field."""
+    """Return, by field, the tensors whose absence means a rarer architecture or a damaged common one."""
     assumed: dict[str, str] = {}
     usual = {size.hidden_size: size.layers for size in VARIANTS.values()}
     usual |= {hidden_size: layers for layers, hidden_size in _LARGER}
@@ -307,7 +307,7 @@ def _possible_losses(
 
 
 def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, assumed: dict[str, str]) -> Pair:
-    """The patch grid that the positions were learned on; settles `prefix_positions` on the way."""
+    """Return the patch grid that the positions were learned on, and settle `prefix_positions`."""
     stride = stride_of(fields["stem"])
 
     def grid_of(size: Pair) -> Pair:
@@ -337,7 +337,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
 
 
 def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> str:
-    """Why these positions fit no grid: a token that is missing, or a grid that is not square."""
+    """Return why these positions fit no grid: a missing token, or a grid that is not square."""
     extra = length - math.isqrt(length) ** 2
     positions = known.theirs("pos_embed")
     if extra in (1, 2) and not fields["class_token"]:
@@ -353,7 +353,7 @@ def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> str:
 
 
 class Namesake(NamedTuple):
-    """What a file of such a shape may also be.
+    """Another architecture whose files have the same tensors.
 
     Attributes:
         field: of the configuration, in which the two differ.
@@ -432,7 +432,7 @@ _TUTORIAL = Namesake(
 
 
 def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str]) -> dict[str, str]:
-    """What had to be assumed of a bare file with timm's names, by field.
+    """Return, by field, the assumptions about a file with timm's names and no description.
 
     Args:
         config: as it was understood.

@@ -48,7 +48,7 @@ class Meaning:
 
 
 def split_timm(source: str) -> tuple[str, bool]:
-    """A name without `timm:`, and whether that stood ahead of it.
+    """Return a name without its prefix `timm:`, and whether it had one.
 
     Raises:
         VitkitError: what follows is no published name.
@@ -63,7 +63,7 @@ def split_timm(source: str) -> tuple[str, bool]:
 
 
 def meaning_of(name: str, use: Use) -> Meaning | None:
-    """What a bare model name means for this use; None for whatever else a source may be.
+    """Return what a bare model name means for this use; None for any other source.
 
     Raises:
         VitkitError: no weights of that model are published, or none for this use, or none with that tag.
@@ -81,7 +81,7 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
 
 
 def weights_for(model: str, use: Use) -> Entry | None:
-    """The weights that a bare model name means.
+    """Return the weights that a bare model name means.
 
     For an answer the ImageNet-1k classifier, for training the backbone that fine-tunes best. Names ending in `_in21k`
     mean files of ImageNet-21k for both, and DeiT has its own.

@@ -30,7 +30,7 @@ _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)"
 
 
 def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeights:
-    """A network's weights, its pixels and its classes.
+    """Read a network's weights, its preprocessing and its classes.
 
     Args:
         config: whose network it is, and its name.
@@ -66,7 +66,7 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
 
 
 def published_pixels(config: NetworkConfig) -> tuple[dict[str, Any], str]:
-    """What the library's published weights of this name read, as fields of `Preprocess`; and whose they are, in words.
+    """Return the preprocessing of the library's published weights as fields of `Preprocess`, and its owner.
 
     Where it publishes none, they are torchvision's usual ones.
     """
@@ -136,7 +136,7 @@ def _fetch(config: NetworkConfig) -> Path:
 
 
 def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor], path: Path) -> NetworkConfig:
-    """With as many classes as the head in the file has."""
+    """Return the configuration with the number of classes of the head in the file."""
     head = f"{anatomy_of(config).head}.weight"
     if head not in tensors:
         raise VitkitError(f"{path} is no {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}")
@@ -177,7 +177,7 @@ def _classes(
 
 
 def _modern(name: str) -> str:
-    """The name that torchvision gives a tensor today: DenseNet's had a point more."""
+    """Return torchvision's present name of a tensor: DenseNet's names once had one more point."""
     old = _OLD_DENSENET.fullmatch(name)
     return name if old is None else f"{old[1]}{old[2]}"
 

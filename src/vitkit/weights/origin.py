@@ -39,7 +39,7 @@ from vitkit.weights.preprocessing import describe
 
 @functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target
 def shapes_of(config: Config) -> Mapping[str, torch.Size]:
-    """The tensors of a model of this configuration, as they are saved."""
+    """Return the shapes of the saved tensors of a model of this configuration."""
     if isinstance(config, NetworkConfig):
         return {name: torch.Size(shape) for name, shape in network.shapes_of(config).items()}
     with torch.device("meta"):
@@ -47,7 +47,7 @@ def shapes_of(config: Config) -> Mapping[str, torch.Size]:
 
 
 class TensorFamily(NamedTuple):
-    """A family by the names of its tensors.
+    """A family, recognised by the names of its tensors.
 
     Attributes:
         name: of the family, and what it has that vitkit's model has not.
@@ -144,7 +144,7 @@ _TYPES = {
 
 
 def family_of(checkpoint: Checkpoint) -> str | None:
-    """The family that a checkpoint is of, and what sets it apart; None where its names do not tell."""
+    """Return the family of a checkpoint and its distinguishing tensors; None if its names show none."""
     written = _written(checkpoint.config or {})
     if written is not None:
         return written
@@ -167,7 +167,7 @@ def _written(config: Mapping[str, Any]) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceWeights:
-    """A source as it is: its configuration, its tensors under our names, and what came with them."""
+    """A source of weights: its configuration, its tensors under our names, and what came with them."""
 
     format: str
     config: Config
@@ -232,7 +232,7 @@ def read_model_folder(
 
 
 def _shapes(config: Config, folder: Path) -> Mapping[str, Any]:
-    """The tensors of the model; what another library cannot build here is no damage."""
+    """Return the tensors of the model; a network that cannot be built here is not treated as damaged."""
     try:
         return shapes_of(config)
     except VitkitError as error:
@@ -273,7 +273,7 @@ def _positive(description: Mapping[str, Any], name: str) -> float:
 
 
 def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where the weights came from, in the form that later commands look into."""
+    """Return where the weights came from, in the form that later commands read."""
     stored = description["provenance"]
     if not isinstance(stored, dict):
         raise VitkitError(f"provenance must be an object, not {stored!r:.80}")
@@ -292,7 +292,7 @@ def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_balance(balance: Mapping[str, Any] | None, classes: Sequence[str]) -> None:
-    """What balanced training has given the heads: a number or more for each class."""
+    """Check that the class corrections of balanced training have a number or more for each class."""
     if balance is None:
         return
     lists = {name: balance.get(name) for name in ("counts", "shift", "in_head")}
@@ -372,7 +372,7 @@ def read_foreign(
 
 @dataclasses.dataclass(frozen=True)
 class _ClassNames:
-    """Class names, and how they were come by."""
+    """Class names, and where they come from."""
 
     classes: tuple[str, ...] = ()
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -381,7 +381,7 @@ class _ClassNames:
 
 
 def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _ClassNames:
-    """By the checkpoint itself, else by a file beside it, else by their number."""
+    """Name the classes by the checkpoint, else by a file next to it, else by their numbers."""
     if layout.classes and config.num_classes and len(layout.classes) != config.num_classes:
         raise VitkitError(f"{checkpoint.path} names {len(layout.classes)} classes for a head of {config.num_classes}")
     if not config.num_classes:
@@ -397,7 +397,7 @@ def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, 
 
 
 def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
-    """The pixels of weights that nothing describes, and why these.
+    """Return the preprocessing of weights that nothing describes, and the reason for the choice.
 
     Scripts of tutorials that fine-tune the weights of ImageNet-21k write class_indices.json, and read images otherwise
     than timm does: what lies beside that file was trained by one of them.
@@ -441,7 +441,7 @@ def _glance(checkpoint: Checkpoint) -> str:
 
 
 def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
-    """The same refusal, or where the checkpoint is of a family that vitkit does not know, that family's name."""
+    """Return the refusal, naming the family of the checkpoint if it is one that vitkit does not know."""
     family = family_of(checkpoint)
     return error if family is None else VitkitError(f"{checkpoint.path}: this is {family}; it is not supported yet")
 

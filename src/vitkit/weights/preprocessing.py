@@ -26,7 +26,7 @@ _FILES = (model_folder.DESCRIPTION, "preprocessor_config.json", "open_clip_confi
 
 
 def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
-    """A preprocessing in any of the ways of naming one; what it leaves out stays as it is in `base`.
+    """Return a preprocessing from any form of naming one; omitted fields keep the values of `base`.
 
     Args:
         named: one of these:
@@ -47,7 +47,7 @@ def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
 
 
 def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
-    """The fields of `Preprocess` that are named, checked, and without the size, which is the model's.
+    """Return the named fields of `Preprocess`, checked, without the size, which belongs to the model.
 
     Raises:
         VitkitError: as `preprocess_of`.
@@ -66,7 +66,7 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
 
 
 def leaves_open(settings: Mapping[str, Any]) -> bool:
-    """Whether settings say so little that the answers rest on what is assumed of the others."""
+    """Return whether the settings leave so much open that the answers depend on assumptions."""
     needed = {"fit", "interpolation", "mean", "std"}
     if str(settings.get("fit", "")).endswith("crop"):
         needed.add("crop_pct")
@@ -79,7 +79,7 @@ def _is_file(text: str) -> bool:
 
 
 def _in_words(text: str, channels: int) -> dict[str, Any]:
-    """Of an owner's name, or of settings with commas between them."""
+    """Parse an owner's name, or settings separated by commas."""
     text = text.strip()
     theirs = pixels_of(text)
     if theirs is not None:
@@ -124,7 +124,7 @@ def _known(name: str) -> str:
 
 
 def _in_file(path: Path) -> Mapping[str, Any]:
-    """What a file says, or one of those that describe a model in a folder."""
+    """Read the settings in a file, or in a file that describes a model in a folder."""
     file = path
     if path.is_dir():
         file = next((path / name for name in _FILES if (path / name).is_file()), path)
@@ -143,7 +143,7 @@ def _in_file(path: Path) -> Mapping[str, Any]:
 
 
 def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
-    """The settings in a file of ours, of transformers, timm or OpenCLIP; or a file of nothing else."""
+    """Read the settings in a file of ours, transformers, timm or OpenCLIP; or in a file of nothing else."""
     from vitkit.weights.formats import huggingface_described, open_clip, timm
 
     if isinstance(written.get("preprocess"), dict):
@@ -208,7 +208,7 @@ def _sides(name: str, value: Any) -> Pair:
 
 
 def _of_channels(name: str, value: Any, channels: int) -> Any:
-    """One number for all channels, or one for each."""
+    """Return one number for each channel from one for all, or from one for each."""
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if not values or not all(map(is_number, values)) or max(values) > 1:
         raise VitkitError(f"preprocess: {name} must be numbers from 0 to 1, as pixels are then, not {value!r:.60}")

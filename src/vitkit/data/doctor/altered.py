@@ -62,7 +62,7 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 
 @dataclass(frozen=True)
 class Described:
-    """What is known of n pictures' looks.
+    """The appearance of n pictures.
 
     Attributes:
         words: descriptions of their keypoints, picture by picture, (keypoints,): `keypoints.find_keypoints`.
@@ -80,7 +80,7 @@ class Described:
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> Described:
-        """What the doctor has read."""
+        """Collect what the doctor has read."""
         counts = [len(fact.keypoints) // BYTES for fact in facts]
         aspects = np.array([fact.width / fact.height for fact in facts], np.float64)
         words, places = unpack([fact.keypoints for fact in facts])
@@ -91,12 +91,12 @@ class Described:
 
     @cached_property
     def has_much(self) -> Bools:
-        """Whether there is as much in a picture as in photographs: two drawings or digits may share all they have."""
+        """Return whether a picture has the detail of photographs: two drawings or digits may share all of theirs."""
         return np.diff(self.ends) == MOST
 
     @cached_property
     def owner(self) -> Ints:
-        """The picture of each keypoint."""
+        """Return the picture of each keypoint."""
         return np.repeat(np.arange(len(self)), np.diff(self.ends))
 
     @cached_property
@@ -111,7 +111,7 @@ class Described:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.float32]:
-        """Of the codes."""
+        """Return the lengths of the codes."""
         return np.sqrt((self.codes.astype(np.float32) ** 2).sum(axis=1))
 
     @cached_property
@@ -124,7 +124,7 @@ class Described:
 
     @cached_property
     def points(self) -> npt.NDArray[np.complex128]:
-        """Where each keypoint is, x + y i in short sides of its picture."""
+        """Return the position of each keypoint, x + y i in short sides of its picture."""
         wide = self.aspects / np.minimum(self.aspects, 1)
         high = 1 / np.minimum(self.aspects, 1)
         x, y = self.places.T
@@ -132,7 +132,7 @@ class Described:
 
     @cached_property
     def tags(self) -> npt.NDArray[np.uint64]:
-        """A number for each picture, which says which of two is laid upon the other."""
+        """Return a number for each picture, which decides which picture of a pair is mapped onto the other."""
         sums = np.concatenate([[np.uint64(0)], np.cumsum(self.words)])
         return sums[self.ends[1:]] - sums[self.ends[:-1]]
 
@@ -151,13 +151,13 @@ _SPREAD = np.array([4, 4, 3.3, 3.5, 3.5, 3.3, 3.3, 2.3, 3.3, 3.3, 2.7, 2.7, 1.9,
 
 
 def ends_of(counts: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Ints:
-    """Where each picture's keypoints begin, and where the last one's end."""
+    """Return the index of the first keypoint of each picture, and the end of the last one's."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What speaks for pairs of pictures showing one, an entry each.
+    """The evidence that pairs of pictures show the same, one entry per pair.
 
     Attributes:
         matches: keypoints of the first that are most like one of the second, and the other way round.
@@ -176,7 +176,7 @@ class Evidence:
 
     @property
     def score(self) -> Floats:
-        """How many agree times what part of the matches those are."""
+        """Return the number of agreeing matches times their share of all matches."""
         return self.agreeing**2 / np.maximum(self.matches, 1)
 
     @property
@@ -193,7 +193,7 @@ class Evidence:
 def find_altered(
     pictures: Described, others: Described | None, progress: Callable[[int, int], None] | None = None
 ) -> Pairs | None:
-    """Every pair of altered copies, as they are and mirrored; None where too many look alike to tell.
+    """Find all pairs of altered copies, as they are and mirrored; None if too many look alike to decide.
 
     Args:
         pictures: some.
@@ -237,7 +237,7 @@ def _is_too_many(looks: int, pictures: int) -> bool:
 
 @dataclass(frozen=True)
 class _SearchTask:
-    """Pictures from `start` to `stop` of one set, to be looked up in the other."""
+    """The pictures from `start` to `stop` of one set, to be searched for in the other."""
 
     is_swapped: bool  # the `others` are looked up
     start: int
@@ -246,7 +246,7 @@ class _SearchTask:
 
 @dataclass(frozen=True)
 class _Index:
-    """Keypoints of pictures that have much in them, in order of their hashes.
+    """The keypoints of detailed pictures, sorted by hash.
 
     Attributes:
         starts: where each hash begins.
@@ -271,7 +271,7 @@ class _Index:
 
 
 class _Search:
-    """Keypoints by their hash.
+    """A search for keypoints by hash.
 
     Of two pictures the one that has less in it is looked up, or else the one with the lower tag, so that it does not
     matter which set it is in. Two that have little are not compared.
@@ -298,7 +298,7 @@ class _Search:
         self.size = sum(map(len, sides))
 
     def block(self, task: _SearchTask) -> tuple[Pairs | None, int]:
-        """The pairs of a task's pictures, None where too many are alike; and how many were looked at closely."""
+        """Return the pairs of a task's pictures, None if too many are alike; and the number of close comparisons."""
         source = self._sides[task.is_swapped]
         target = 0 if self._within or task.is_swapped else 1
         side = self._sides[target]
@@ -380,7 +380,7 @@ def _choices(probes: int) -> Ints:
 
 
 def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, is_mirrored: bool) -> tuple[Ints, Ints]:
-    """The pairs of pictures of which three hits or more lie in the same arrangement."""
+    """Return the pairs of pictures in which three hits or more have the same arrangement."""
     pair = source.owner[first] * len(side) + side.owner[second]
     order = np.argsort(pair, kind="stable")
     starts = np.flatnonzero(np.diff(pair[order], prepend=-1))
@@ -412,13 +412,13 @@ def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, 
 
 
 def _distinct(numbers: Ints, which: Bools) -> Ints:
-    """How many different numbers of each row are chosen, (rows,)."""
+    """Return how many different numbers of each row are chosen, (rows,)."""
     ordered = np.sort(np.where(which, numbers, -1), axis=1)
     return (np.diff(ordered, axis=1, prepend=-1) > 0).sum(axis=1)
 
 
 def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.complex128]:
-    """Where keypoints are, in the picture or its mirror image."""
+    """Return the positions of keypoints in the picture or its mirror image."""
     points = side.points[rows]
     if not is_mirrored:
         return points
@@ -429,7 +429,7 @@ def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.c
 def _movements(
     a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, p: Ints, q: Ints
 ) -> tuple[npt.NDArray[np.complex128], Bools]:
-    """For pairs of matches, (..., m) and p, q of them: turn and growth as one number, and whether it can be."""
+    """Return rotation and scale between pairs p, q of matches (..., m) as complex numbers, and their validity."""
     before = a[..., q] - a[..., p]
     movement = (b[..., q] - b[..., p]) / np.where(before == 0, 1, before)
     area = movement.real**2 + movement.imag**2
@@ -441,7 +441,7 @@ def _movements(
 
 
 def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_mirrored: bool) -> Evidence:
-    """What speaks for pictures i of the one being altered copies of pictures j of the other."""
+    """Gather the evidence that pictures i of one set are altered copies of pictures j of the other."""
     n = len(i)
     first, second = _padded(source, i), _padded(side, j)  # (n, 96) keypoints, -1 for none
     a_codes, b_codes = (
@@ -484,7 +484,7 @@ def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_
 
 
 def _padded(side: Described, pictures: Ints) -> Ints:
-    """The numbers of pictures' keypoints, (n, 96), -1 where they have fewer."""
+    """Return the indices of the pictures' keypoints, (n, 96), padded with -1."""
     numbers = side.ends[pictures, None] + np.arange(MOST)
     return np.where(numbers < side.ends[pictures + 1, None], numbers, -1)
 
@@ -529,7 +529,7 @@ def _best_movement(
 
 
 def _inverse(plane: Floats) -> Floats:
-    """The affine map that undoes one, (3, 2) each."""
+    """Invert an affine map, (3, 2)."""
     turned = np.linalg.inv(plane[:2])
     return np.vstack([turned, -plane[2] @ turned])
 
@@ -558,7 +558,7 @@ def _reached(
 
 
 def _correlation(a: Pixels, b: Pixels, plane: Floats, aspects: tuple[float, float]) -> float:
-    """Of the greys of two thumbnails where the pictures overlap, the second brought onto the first."""
+    """Correlate the greys of two thumbnails where the pictures overlap, with the second mapped onto the first."""
     greys = [pixels @ _LUMA for pixels in (a, b)]
     side = _FINE * THUMBNAIL
     at = (np.arange(side) + 0.5) / side

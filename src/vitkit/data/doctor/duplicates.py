@@ -27,7 +27,7 @@ _MOST_PAIRS = 100  # of a kind, for each image, before giving up
 
 @dataclass(frozen=True)
 class Link:
-    """Two images, by index, that show one picture.
+    """Two images, by index, that show the same picture.
 
     `exact`: equal bytes; `near`: resized or recompressed; `altered`: cropped, captioned, recoloured and the like;
     `mirrored`: left and right are swapped, whatever else was done.
@@ -41,7 +41,7 @@ class Link:
 def find_known(
     new: Described, known: Described, progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[tuple[int, int, Kind]], LookedFor]:
-    """Which pictures show one that is known: resized, recompressed, altered or mirrored.
+    """Find the pictures that show a known one: resized, recompressed, altered or mirrored.
 
     Args:
         new: pictures.
@@ -82,7 +82,7 @@ def _with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
 
 
 def _are_alike(links: Sequence[tuple[int, int, Kind]], new: int, known: int) -> bool:
-    """Whether a large part of the new pictures would be copies of one another."""
+    """Return whether a large part of the new pictures would be copies of one another."""
     forest = Forest(new + known)
     for i, j, _ in links:
         forest.join(i, new + j)
@@ -92,7 +92,7 @@ def _are_alike(links: Sequence[tuple[int, int, Kind]], new: int, known: int) -> 
 
 @dataclass(frozen=True)
 class Compared:
-    """Contents, each of which was compared with each other.
+    """Contents that have all been compared with each other.
 
     Attributes:
         digests: of the contents, in order.
@@ -163,7 +163,7 @@ def _none() -> Pairs:
 
 
 def _kept(pairs: Pairs, before: Sequence[bytes], now: Sequence[bytes]) -> Pairs:
-    """The pairs of which both are still there, by their places now; the digests of both times are in order."""
+    """Return the pairs of which both images remain, by their present indices; digests are sorted at both times."""
 
     def place(pair: int) -> int | None:
         i = bisect_left(now, before[pair])
@@ -185,7 +185,7 @@ def find_duplicates(
     progress: Callable[[int, int], None] | None = None,
     compared: Compared | None = None,
 ) -> tuple[list[Link], LookedFor]:
-    """Every picture that is there more than once.
+    """Find all pictures that occur more than once.
 
     Args:
         facts: of readable images.
@@ -227,7 +227,7 @@ def _links(
     altered: Sequence[tuple[int, int]],
     mirrored: Sequence[tuple[int, int]],
 ) -> list[Link]:
-    """As few as connect the pairs, but all mirrored ones that the others leave apart: the reader may omit some."""
+    """Return the fewest links that connect the pairs, with all mirrored ones that stay separate otherwise."""
     forest = Forest(images)
     links = [Link(i, j, "near") for i, j in near if forest.join(i, j)]
     links += [Link(i, j, "altered") for i, j in altered if forest.join(i, j)]
@@ -239,13 +239,13 @@ def _is_one_scene(links: Sequence[Link], images: int, contents: int) -> bool:
 
 
 class Forest:
-    """Things that belong together, by number; each group is known by its lowest one."""
+    """Sets of items that belong together, by number; each set is represented by its lowest number."""
 
     def __init__(self, things: int) -> None:
         self._above = list(range(things))
 
     def find(self, thing: int) -> int:
-        """The lowest number of the thing's group."""
+        """Return the lowest number of the item's set."""
         while self._above[thing] != thing:
             self._above[thing] = self._above[self._above[thing]]
             thing = self._above[thing]
@@ -258,12 +258,12 @@ class Forest:
         return low != high
 
     def roots(self) -> list[int]:
-        """The group of each thing."""
+        """Return the set of each item."""
         return [self.find(thing) for thing in range(len(self._above))]
 
 
 def connect(links: Sequence[Link], images: int) -> list[int]:
-    """A number for each image, the same for all that links connect: the lowest index among them."""
+    """Return a number for each image, the same for all connected images: the lowest index among them."""
     forest = Forest(images)
     for link in links:
         forest.join(link.first, link.second)

@@ -21,7 +21,7 @@ from vitkit.system.progress import progress
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a data set is made of, and what is wrong with it.
+    """The content of a data set, and its problems.
 
     Attributes:
         table: the readable images, without classes that have none.
@@ -41,7 +41,7 @@ class Diagnosis:
 
     @property
     def has_problems(self) -> bool:
-        """Whether a result on this data could not be trusted."""
+        """Return whether a result on this data could not be trusted."""
         return any(finding.severity == "problem" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosi
 
 
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
-    """A number for each image, the same for copies of one picture: anew, where images that linked others are gone.
+    """Return a group number for each image, equal for copies; computed again if connecting images are gone.
 
     Args:
         table: readable images, all of which have been compared before.
@@ -125,7 +125,7 @@ def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
 
 
 def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], None]) -> tuple[list[Link], LookedFor]:
-    """What is new is compared with all; what has been compared with one another before is not again."""
+    """Compare new images with all; pairs that were compared before are not compared again."""
     digests = tuple(sorted({fact.digest for fact in facts}))
     before = memory.compared(digests)
     compared = None if before is None else Compared(before[0], *before[1])
@@ -160,7 +160,7 @@ def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequen
 
 
 def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> list[Copies]:
-    """The groups that the links make."""
+    """Return the groups that the links form."""
     kinds: dict[int, set[Kind]] = {}
     for link in links:
         kinds.setdefault(twins[link.first], set()).add(link.kind)

@@ -32,7 +32,7 @@ _SUFFIXES_OF = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something the user should know: a `problem` spoils the result, a `warning` may, a `note` is for the record."""
+    """Something the user should know: a `problem` invalidates the result, a `warning` may, a `note` does not."""
 
     severity: Literal["problem", "warning", "note"]
     text: str
@@ -43,7 +43,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Copies:
-    """Images, by index, that show one picture.
+    """Images, by index, that show the same picture.
 
     Attributes:
         images: two or more.
@@ -99,7 +99,7 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
 
 
 def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
-    """What the search for copies could not decide."""
+    """Report what the search for copies could not decide."""
     if looked_for != "altered":
         left = {"exact": "exact copies", "near": "exact, resized, recompressed and mirrored copies"}[looked_for]
         kind = {"exact": "near", "near": "altered"}[looked_for]
@@ -113,7 +113,7 @@ def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
 
 
 def of_sets(table: ImageTable) -> Iterator[Finding]:
-    """That images may have several classes, which a `;` alone may have decided."""
+    """Report that images may have several classes, which a `;` alone may have decided."""
     summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
     if summary is not None:
         yield Finding("note", summary)
@@ -174,7 +174,7 @@ def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
 
 
 def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
-    """What is odd about the pictures, and read all the same."""
+    """Report unusual properties of readable pictures."""
     if modes := Counter(fact.mode for fact in facts if fact.mode not in ("RGB", "L")):
         named = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
         were = plural(sum(modes.values()), "image is", "images are")
@@ -192,7 +192,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
-    """How much of the pictures the model will not see."""
+    """Report how much of the pictures the model will not see."""
     lost = [1 - preprocess.kept(fact.width, fact.height) for fact in facts]
     cropped = sum(part > MOST_LOST for part in lost)
     if cropped > MOST_CROPPED * len(facts):
@@ -207,7 +207,7 @@ def _fits_name(path: str, image_format: str) -> bool:
 
 
 def _pair(table: ImageTable, copies: Copies, groups: Sequence[Any]) -> str:
-    """Two of the images that are in different groups."""
+    """Return two of the images that are in different groups."""
     first = copies.images[0]
     other = next(i for i in copies.images if groups[i] != groups[first])
     return f"{table.paths[first]} = {table.paths[other]}" + ("" if copies.kind == "exact" else f" ({copies.kind})")

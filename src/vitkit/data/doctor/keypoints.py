@@ -49,7 +49,7 @@ Fine = npt.NDArray[np.uint16]
 
 
 def working_copy(picture: Image.Image) -> Grey:
-    """The greys of a picture at the size at which keypoints are looked for, (height, width)."""
+    """Return the greys of a picture at the size in which keypoints are searched, (height, width)."""
     scale = SHORT / min(picture.size)
     width, height = (min(_LONGEST, max(SHORT, round(side * scale))) for side in picture.size)
     filter_ = Image.Resampling.BILINEAR if scale < 1 else Image.Resampling.BICUBIC
@@ -57,7 +57,7 @@ def working_copy(picture: Image.Image) -> Grey:
 
 
 def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
-    """The keypoints of each picture, at most 96 of 12 bytes: `unpack` reads them.
+    """Find the keypoints of each picture, at most 96 of 12 bytes each, which `unpack` reads.
 
     Args:
         pictures: of `working_copy`. Those of like shape are worked on together, which changes nothing but the time.
@@ -87,7 +87,7 @@ def unpack(packed: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArray
 
 @dataclass(frozen=True)
 class _Level:
-    """Where the images of one size of blobs lie in `_Pyramid.images`, n of them, and what a pixel of theirs is."""
+    """The images of one blob size in `_Pyramid.images`: their offset, their number n, and the size of a pixel."""
 
     start: int
     height: int
@@ -97,7 +97,7 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Pyramid:
-    """Pictures at eight blurs, one level after the other, each (n, height, width) and flat.
+    """Pictures at eight blurs, one level after the other, each (n, height, width) and flattened.
 
     Attributes:
         images: blurred.
@@ -114,7 +114,7 @@ class _Pyramid:
 
 @dataclass(frozen=True)
 class _Points:
-    """Keypoints of several pictures, an entry each.
+    """Keypoints of several pictures, one entry each.
 
     Attributes:
         picture: whose they are.
@@ -139,7 +139,7 @@ class _Points:
 
 
 def _find(canvas: Grey, sizes: Ints) -> list[bytes]:
-    """The packed keypoints of pictures on a canvas each, (n, H, W); `sizes` are their heights and widths, (n, 2)."""
+    """Return the packed keypoints of pictures on canvases (n, H, W); `sizes` are heights and widths, (n, 2)."""
     pyramid = _pyramid(canvas)
     points = _blobs(pyramid)
     inside = (points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1])
@@ -184,7 +184,7 @@ def _pyramid(canvas: Grey) -> _Pyramid:
 
 
 def _on_canvas(picture: Grey, shape: tuple[int, ...]) -> Grey:
-    """The picture with its last row and column repeated."""
+    """Return the picture with its last row and column repeated."""
     bottom, right = (wide - side for wide, side in zip(shape, picture.shape, strict=True))
     return np.pad(picture, ((0, bottom), (0, right)), "edge") if bottom or right else picture
 
@@ -221,7 +221,7 @@ def _extrema(differences: npt.NDArray[np.int16]) -> Ints:
 
 
 def _blobs(pyramid: _Pyramid) -> _Points:
-    """The extrema that are no edges, to a fraction of a pixel."""
+    """Find the extrema that are not edges, with subpixel positions."""
     starts, heights, widths, pixels = (
         np.array([getattr(level, name) for level in pyramid.levels]) for name in ("start", "height", "width", "pixels")
     )
@@ -253,7 +253,7 @@ def _blobs(pyramid: _Pyramid) -> _Points:
 
 
 def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
-    """Those of each picture that stand out most: first one of each cell of a grid, then the second of each, ..."""
+    """Choose each picture's strongest keypoints: first one per cell of a grid, then the second of each, ..."""
     cells = np.maximum(np.round(_CELLS * sizes / sizes.min(axis=1, keepdims=True)), 1)[points.picture]  # (points, 2)
     row, column = (
         (part * at / side).astype(np.int64)
@@ -266,7 +266,7 @@ def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
 
 
 def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
-    """Each entry's place in its group, the highest merit first, and the order of group and place."""
+    """Return each entry's rank in its group by merit, and the order by group and rank."""
     index = np.arange(len(group))
     order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)  # much faster than by two keys
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))

@@ -40,7 +40,7 @@ def as_pixels(thumbnails: list[bytes]) -> Pixels:
 def find_pairs(
     pixels: Pixels, others: Pixels | None, most: int, progress: Callable[[int, int], None] | None = None
 ) -> Pairs | None:
-    """Every pair that agrees, as it is and mirrored; None where there are more than `most`.
+    """Find all pairs that agree, as they are and mirrored; None if there are more than `most`.
 
     Args:
         pixels: thumbnails, (n, 16, 16, 3).
@@ -68,7 +68,7 @@ def find_pairs(
 
 
 class _LikenessSearch:
-    """Pictures and what they are compared with, in order along the axis in which the former differ most.
+    """Pictures and candidates, sorted along the axis of the pictures' largest variance.
 
     Along it no likely pair lies far apart, so that a block of pictures is compared with those that lie near it alone.
 
@@ -91,7 +91,7 @@ class _LikenessSearch:
         )
 
     def block(self, start: int) -> Pairs:
-        """The pairs of the pictures from this place in the order on."""
+        """Return the pairs of the pictures from this position of the order on."""
         first, second = self._likely(start)
         even = _dot(self._spectra[first, :_EVEN], self._beside[second, :_EVEN])
         odd = _dot(self._spectra[first, _EVEN:], self._beside[second, _EVEN:])
@@ -104,7 +104,7 @@ class _LikenessSearch:
         return matches
 
     def _likely(self, start: int) -> tuple[Places, Places]:
-        """Those that may agree by their bounds."""
+        """Return the pairs that may agree according to their bounds."""
         end = min(start + _BLOCK, len(self._keys))
         low = start if self._within else int(np.searchsorted(self._keys_beside, self._keys[start] - _REACH))
         high = int(np.searchsorted(self._keys_beside, self._keys[end - 1] + _REACH, side="right"))
@@ -122,7 +122,7 @@ class _LikenessSearch:
 
 
 def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Places, Floats, Floats]:
-    """The places of the pictures along an axis, where they lie on it, and the bounds in that order."""
+    """Return the order of pictures along an axis, their positions on it, and the sorted bounds."""
     keys = bounds @ axis.astype(np.float32)
     order = np.argsort(keys, kind="stable")
     return order, keys[order], bounds[order]
@@ -178,7 +178,7 @@ def _structure(pixels: Pixels) -> Floats:
 
 
 def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_mirrored: bool) -> npt.NDArray[np.bool_]:
-    """Which pairs of thumbnails agree in structure and in colour, (pairs,), the former mirrored if asked."""
+    """Return which pairs of thumbnails agree in structure and colour, (pairs,), the first mirrored if requested."""
     result = np.zeros(len(first), bool)
     for start in range(0, len(first), _REPORT_EVERY):
         span = slice(start, start + _REPORT_EVERY)

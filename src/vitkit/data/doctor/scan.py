@@ -48,7 +48,7 @@ _KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # what decodes from memory as from a file
 
 
 def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
-    """The facts of files that are not known by their stamps; None for a picture larger than this process may decode."""
+    """Return facts of files not known by their stamps; None if a picture is too large to decode in this process."""
     with QUIET:
         contents = [_read(file) for file, _ in files]
         known = memory.of_contents([content.digest for content in contents if isinstance(content, _Content)])
@@ -70,7 +70,7 @@ def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
 
 @dataclass(frozen=True)
 class _Look:
-    """What is in a file.
+    """What a process reads from a file.
 
     Attributes:
         facts: None for a picture larger than this process may decode.
@@ -85,14 +85,14 @@ class _Look:
 
 @dataclass(frozen=True)
 class _Content:
-    """What is in a file: its digest, and itself where that need not be read again."""
+    """The digest of a file, and its bytes if they would be read again."""
 
     digest: bytes
     itself: bytes | None
 
 
 def _read(file: Place) -> _Content | Facts:
-    """What is in a file, or why it cannot be opened."""
+    """Read a file, or return why it cannot be opened."""
     digest = hashlib.sha256()
     parts, first = 0, b""
     try:
@@ -118,7 +118,7 @@ def _look(file: Place, content: _Content, known: Facts | None) -> _Look:
 
 
 def _may_pass(cause: BaseException | None) -> bool:
-    """Whether the machine is to blame, and not what is in the file."""
+    """Return whether the failure is due to the machine and not to the file."""
     return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
 
 
@@ -145,7 +145,7 @@ _MOST = 32  # processes
 
 
 class Readers:
-    """Processes that are handed files, and tell what is in them. Threads may share them.
+    """Processes that examine files. They are safe to use from several threads.
 
     Args:
         processes: how many; one is this process alone.
@@ -174,7 +174,7 @@ class Readers:
             reader.wait()
 
     def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
-        """The facts of each file; None where it is to be looked at in this process."""
+        """Return the facts of each file; None if it must be examined in this process."""
         if not self._all:
             return [None] * len(files)
         reader = self._idle.get()
@@ -185,7 +185,7 @@ class Readers:
 
 
 class _Reader:
-    """One process, which may come to nothing."""
+    """One process, which may fail."""
 
     def __init__(self, room: int) -> None:
         self._process = subprocess.Popen(  # noqa: S603  # this program
@@ -254,7 +254,7 @@ _MANY = 2_000  # new files from which on processes are worth their start
 
 
 def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], None] | None = None) -> list[Facts]:
-    """The facts of each file, in order. Files seen before, under any name, are recognised and not decoded again.
+    """Return the facts of each file, in order. Known contents are recognised under any name and not decoded again.
 
     Args:
         files: any number of image files.
@@ -285,7 +285,7 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
 
 
 def _examine_all(files: Sequence[Stamped], readers: Readers, memory: Memory) -> list[Facts]:
-    """In another process, and here what is too large for it."""
+    """Examine the files in another process; those that are too large for it, in this one."""
     facts = readers.examine(files)
     left = [i for i, fact in enumerate(facts) if fact is None]
     if left:

@@ -27,7 +27,7 @@ _OF_TRAINING = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "l
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is one of these.
+    """Return the layout of this checkpoint if it is one of these; None otherwise.
 
     Raises:
         VitkitError: it is, and lacks what all of the family have.
@@ -79,7 +79,7 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
 
 
 def _base_of(checkpoint: Checkpoint) -> float:
-    """Of periods base ** (i / n), which training in bfloat16 has rounded; one alone is 1, whatever the base.
+    """Fit the base of periods base ** (i / n), which bfloat16 has rounded; for a single period it is 1.
 
     Raises:
         VitkitError: they are otherwise.
@@ -116,7 +116,7 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
 
 
 def _masked(bias: str, mask: str) -> Piece:
-    """The authors' layer multiplies its bias by a mask, which is 0 for k."""
+    """Return the tensors of a layer that multiplies its bias by a mask, which is 0 for k."""
     return Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), lambda ours, _: (ours, _mask(ours)))
 
 
@@ -139,7 +139,7 @@ _BIASES = ((".attn.q_bias", ".attn.q_proj.bias"), (".attn.v_bias", ".attn.v_proj
 
 
 def _eva02(checkpoint: Checkpoint) -> Layout | None:
-    """By the layout that timm has for the same model."""
+    """Return EVA-02's layout, derived from timm's layout of the same model."""
     names = checkpoint.tensors
     is_parted = eva.has(names, r"blocks\.\d+\.attn\.q_proj\.weight$")
     rules = (*_RENAMED, *(_BIASES if is_parted else ()))
@@ -184,12 +184,12 @@ _POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
 
 
 def _unsplit(_ours: Tensor, _config: ViTConfig) -> tuple[None]:
-    """Of a part alone what theirs was cannot be told, and nothing is written under these names."""
+    """Write nothing under these names: a part alone does not determine the original tensor."""
     return (None,)
 
 
 def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
-    """By the layout that timm has for the same model, of which the text encoder is no part."""
+    """Return the Perception Encoder's layout, derived from timm's; the text encoder is ignored."""
     names = checkpoint.tensors
     for name in ("visual.positional_embedding", "visual.conv1.weight"):
         if name not in names:
@@ -225,7 +225,7 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
-    """What one block has all have, so that what is missing is called by its authors' name."""
+    """Return the names that every block has, so that a missing tensor is called by its authors' name."""
     matches = {match: piece for name, piece in pieces.items() if (match := _BLOCK.fullmatch(name))}
     layers, completed = {match[1] for match in matches}, dict(pieces)
     for match, piece in matches.items():
@@ -255,7 +255,7 @@ _RENAMED_DINO = {".mlp.w12.": ".mlp.fc1.", ".mlp.w3.": ".mlp.fc2."}
 
 
 def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is DINOv2's own."""
+    """Return the layout of this checkpoint if it is DINOv2's own; None otherwise."""
     names = checkpoint.tensors
     has_blocks = any(re.match(r"blocks\.(\d+\.)?\d+\.ls1\.gamma$", name) for name in names)
     if not has_blocks or not ({"register_tokens", "mask_token"} & set(names) or any(".mlp.w12." in n for n in names)):
@@ -277,7 +277,7 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _absent(names: Collection[str]) -> list[str]:
-    """What the file would call the tensors that it lacks: what one block has, all have."""
+    """Return the file's names of the tensors it lacks: all blocks have the same ones."""
     matches = [match for name in names if (match := _BLOCK_DINO.fullmatch(name))]
     blocks, parts = ({match[group]: None for match in matches} for group in (1, 3))
     expected = ["register_tokens", *(block + part for block in blocks for part in parts)]

@@ -52,7 +52,7 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
 
 
 def settled(classifier: Classifier) -> dict[str, Tensor]:
-    """The model's tensors as layouts have them that know no temperature: the same probabilities at temperature 1."""
+    """Return the tensors for layouts without a temperature: the same probabilities at temperature 1."""
     tensors = classifier.model.state_dict()
     if classifier.temperature != 1:
         heads = [name for name in tensors if name.partition(".")[0] in ("head", "head_dist")]
@@ -61,7 +61,7 @@ def settled(classifier: Classifier) -> dict[str, Tensor]:
 
 
 def ours_of(classifier: Classifier) -> VisionTransformer:
-    """The classifier's model, of which there are other layouts.
+    """Return the classifier's model if it is ours, which other layouts exist for.
 
     Raises:
         VitkitError: it is another library's network, whose tensors have that library's names already.
@@ -70,7 +70,7 @@ def ours_of(classifier: Classifier) -> VisionTransformer:
 
 
 def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
-    """The model's tensors under a layout's names."""
+    """Return the model's tensors under a layout's names."""
     config, tensors = ours_of(classifier).config, {}
     for name, ours in settled(classifier).items():
         if name not in layout.pieces:
@@ -84,7 +84,7 @@ def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
 
 
 def said(classifier: Classifier) -> dict[str, Any]:
-    """What arrays cannot say."""
+    """Return the text that describes what arrays cannot express."""
     config = ours_of(classifier).config
     fields = ("gelu", "position_resize", "heads", "pool", "in_channels")
     return {
@@ -104,7 +104,7 @@ def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: di
 
 
 def metadata(classifier: Classifier) -> dict[str, str]:
-    """Of a safetensors file: what transformers wants, and the record of what the weights were trained on."""
+    """Return a safetensors file's metadata: what transformers needs, and the record of the training data."""
     pictures = {} if classifier.pictures is None else {PICTURES: to_text(classifier.pictures)}
     return {"format": "pt", **pictures}
 

@@ -45,7 +45,7 @@ FIELDS: dict[str, Any] = {
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is one of these."""
+    """Return the layout of this checkpoint if it is one of these; None otherwise."""
     names = checkpoint.tensors
     prefix = next((p for p in _PREFIXES if any(name.startswith(f"{p}Transformer/") for name in names)), "")
     if not any(name.startswith(f"{prefix}Transformer/") for name in names):
@@ -79,7 +79,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def layout_for(config: ViTConfig) -> Layout:
-    """How the reference names a model of this configuration, in the numbering of the published files."""
+    """Return the reference's names for a model of this configuration, numbered as in the published files."""
     stages = config.stem or ()
     pieces = _pieces(config.layers, _OLD, _POSITIONS, stages, stacked=False)
     return Layout(format="Google npz", pieces=pieces, fields=FIELDS, preprocess=PIXELS)
@@ -143,7 +143,7 @@ def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
 
 
 def _out(ours: str, theirs: str) -> dict[str, Piece]:
-    """What joins the heads."""
+    """Return the pieces of the projection that joins the heads."""
     weight = Piece(
         (f"{theirs}/kernel",),
         lambda kernel: kernel.flatten(0, 1).t(),  # (H, D_h, D)
@@ -233,7 +233,7 @@ def _stages(names: Iterable[str]) -> list[int]:
 
 
 def _heads(tensors: Mapping[str, StoredTensor]) -> int | None:
-    """The second last axis of the query, key and value kernels; the most common, should one be damaged."""
+    """Return the heads by the kernels of query, key and value; the most common, in case one is damaged."""
     heads = [
         tensor.shape[-2]
         for name, tensor in tensors.items()
@@ -272,7 +272,7 @@ def write(classifier: Classifier, destination: Path) -> None:
 
 
 def _comment(classifier: Classifier) -> bytes:
-    """The note, where every reader of zip files passes it over."""
+    """Return the note as a comment of the zip file, which every reader ignores."""
     note = said(classifier)
     if len(to_json({"vitkit": note}).encode()) > _COMMENT:
         del note["classes"]

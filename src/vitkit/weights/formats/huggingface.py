@@ -52,7 +52,7 @@ _CUSTOMARY: dict[str, dict[str, Any]] = {
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is Hugging Face's."""
+    """Return the layout of this checkpoint if it is Hugging Face's; None otherwise."""
     names = checkpoint.tensors
     matches = [match for name in names if (match := _BLOCK.match(name))]
     if not matches:
@@ -101,7 +101,7 @@ def _layout(
 
 
 def layout_for(config: ViTConfig) -> Layout:
-    """How Hugging Face names a model of this configuration."""
+    """Return Hugging Face's names for a model of this configuration."""
     family = family_of(config)
     names: list[str] = [f"{family}."]
     if config.distill_head:
@@ -117,7 +117,7 @@ def layout_for(config: ViTConfig) -> Layout:
 
 
 def family_of(config: ViTConfig) -> str:
-    """The transformers model that has this configuration's parts."""
+    """Return the transformers model that has the parts of this configuration."""
     if config.registers:
         return "dinov2_with_registers"
     if config.layer_scale is not None or config.mlp_kind == "swiglu" or config.pool == "token+gap":
@@ -128,7 +128,7 @@ def family_of(config: ViTConfig) -> str:
 
 
 def _prefix(names: Iterable[str], of_blocks: str | None) -> str:
-    """What stands ahead of all but the blocks: transformers writes ViTMSN's blocks without the prefix of the rest."""
+    """Return the prefix of all names but the blocks': transformers saves ViTMSN's blocks without it."""
     ahead = (family for family in _CUSTOMARY if any(name.startswith(f"{family}.embeddings.") for name in names))
     prefix = next(ahead, of_blocks)
     return f"{prefix}." if prefix else ""
@@ -267,7 +267,7 @@ _WRITTEN = {
 
 
 def write(classifier: Classifier, destination: Path) -> None:
-    """A folder with the tensors, config.json and preprocessor_config.json."""
+    """Write a folder with the tensors, config.json and preprocessor_config.json."""
     write_folder(classifier, destination, _files)
 
 
@@ -352,7 +352,7 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
 
 
 def _mlp_ratio(config: ViTConfig) -> int:
-    """The ratio from which transformers computes this MLP size; for gated MLPs it takes two thirds, in eights."""
+    """Return the ratio that gives this MLP size in transformers; gated MLPs get 2/3 of it, in multiples of eight."""
     if config.mlp_kind == "mlp":
         if config.mlp_size % config.hidden_size == 0:
             return config.mlp_size // config.hidden_size

@@ -31,7 +31,7 @@ def activation(name: str) -> str:
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The class names, in order; None where there are none.
+    """Return the class names, in order; None if there are none.
 
     Raises:
         VitkitError: they do not number the classes.
@@ -89,7 +89,7 @@ def _fit(written: Mapping[str, Any], is_number_short_side: bool) -> dict[str, An
 
 
 def of_channels(written: Any, name: str, file: str = "preprocessor_config.json") -> tuple[float, ...]:
-    """A number for each channel.
+    """Return a number for each channel.
 
     Raises:
         VitkitError: it is something else.
@@ -114,7 +114,7 @@ def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
 
 
 def or_usual(config: Mapping[str, Any], name: str, usual: Any) -> Any:
-    """What is written under a name; null and nothing are the library's own default."""
+    """Return the value of a field; if it is null or missing, the library's default."""
     value = config.get(name)
     return usual if value is None else value
 
@@ -128,7 +128,7 @@ def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 
 def _side(size: Any, name: str) -> tuple[int, bool]:
-    """The side of a square, and whether it is the picture's short side alone."""
+    """Return the side of a square, and whether only the short side of a picture has this length."""
     is_short_side = isinstance(size, Mapping) and "shortest_edge" in size
     keys = ("shortest_edge",) if is_short_side else ("height", "width")
     sides = [size[key] for key in keys if key in size] if isinstance(size, Mapping) else [size]
@@ -138,7 +138,7 @@ def _side(size: Any, name: str) -> tuple[int, bool]:
 
 
 def processor(preprocess: Preprocess) -> dict[str, Any]:
-    """A `Preprocess` as preprocessor_config.json.
+    """Return a `Preprocess` as preprocessor_config.json.
 
     Raises:
         VitkitError: theirs cannot say it.

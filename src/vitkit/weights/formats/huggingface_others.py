@@ -36,7 +36,7 @@ _PARTS = {  # of a block: in files, and in memory
 
 
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is one.
+    """Return the layout of this checkpoint if it is one; None otherwise.
 
     Raises:
         VitkitError: it is, and has what vitkit's model has not.
@@ -71,7 +71,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _shared(prefix: str) -> tuple[str, str]:
-    """The table of all layers: in files, and in memory."""
+    """Return the piece of the table of all layers: shared in files and in memory."""
     return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
 
 
@@ -163,7 +163,7 @@ SIZE_ASSUMED = f"{SIDE} pixels: no tensor tells; image_size=... does"
 
 
 def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is one.
+    """Return the layout of this checkpoint if it is one; None otherwise.
 
     Raises:
         VitkitError: it is, and is made otherwise than DINOv3's published models.

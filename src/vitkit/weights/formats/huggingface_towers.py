@@ -63,7 +63,7 @@ _BESIDE = {  # what a whole file holds beside the image encoder
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it holds Hugging Face's CLIP or SigLIP.
+    """Return the layout of this checkpoint if it holds Hugging Face's CLIP or SigLIP; None otherwise.
 
     Raises:
         VitkitError: it is of a kind that has these names and computes something else.
@@ -117,7 +117,7 @@ def _layout(
 
 
 def layout_for(config: ViTConfig) -> Layout:
-    """How Hugging Face names an image encoder of this configuration."""
+    """Return Hugging Face's names for an image encoder of this configuration."""
     family = family_of(config)
     return Layout(
         format=f"Hugging Face {_NAMES[family]}",
@@ -127,12 +127,12 @@ def layout_for(config: ViTConfig) -> Layout:
 
 
 def family_of(config: ViTConfig) -> str:
-    """Which of the two has this configuration's parts."""
+    """Return the one of the two families that has the parts of this configuration."""
     return "clip" if config.embed_norm else "siglip"
 
 
 def _family(checkpoint: Checkpoint, prefix: str) -> str:
-    """By config.json, else by what the one has and the other has not."""
+    """Return the family by config.json, or by the tensors that only one of them has."""
     kernel = checkpoint.tensors.get(f"{prefix}embeddings.patch_embedding.weight")
     kind = (checkpoint.config or {}).get("model_type")
     if kind in _NAFLEX_TYPES or (kind is None and kernel is not None and len(kernel.shape) == 2):
@@ -148,7 +148,7 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
 
 
 def _is_map(config: Mapping[str, Any] | None, checkpoint: Checkpoint) -> bool:
-    """Whether SigLIP pools by attention; a few are without."""
+    """Return whether SigLIP pools by attention; a few models do not."""
     if config is not None:
         return bool(config.get("vision_use_head", True))
     pattern = re.compile(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)")
@@ -199,7 +199,7 @@ def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
 
 
 def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
-    """Of one layer, of images as of texts."""
+    """Return the pieces of one layer, which images and texts share."""
     qkv = [f"{theirs}.self_attn.{each}_proj" for each in "qkv"]
     return {
         **pair(f"{ours}.norm1", f"{theirs}.layer_norm1"),
@@ -228,7 +228,7 @@ def _pool(theirs: str) -> dict[str, Piece]:
 
 
 def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `_pool` cannot split again: their one tensor of q, k and v, by its name, of ours by our names."""
+    """Return the projections of q, k and v that `_pool` cannot split again, by name, with ours under our names."""
     return {
         f"head.attention.in_proj_{part}": torch.cat([tensors[f"attn_pool.q.{part}"], tensors[f"attn_pool.kv.{part}"]])
         for part in ("weight", "bias")
@@ -236,7 +236,7 @@ def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def tower_files(classifier: Classifier) -> Files:
-    """The tensors of the image encoder, and what describes them.
+    """Return the tensors of the image encoder, and the files that describe them.
 
     Raises:
         VitkitError: neither of the two has this model's parts; a head has no place in them.

@@ -38,7 +38,7 @@ _SAYS_OF_TIMM = "erf; some of SigLIP's encoders have the same tensors and GELU b
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is OpenCLIP's.
+    """Return the layout of this checkpoint if it is OpenCLIP's; None otherwise.
 
     Raises:
         VitkitError: its image encoder is none of those that are known.
@@ -116,7 +116,7 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What open_clip_config.json says of the image encoder; what it leaves out is OpenCLIP's default."""
+    """Return the image encoder's fields in open_clip_config.json, with OpenCLIP's defaults for missing ones."""
     described = (config or {}).get("model_cfg")
     if not isinstance(described, Mapping):
         return {}
@@ -170,7 +170,7 @@ def _pieces(depth: int) -> dict[str, Piece]:
 
 
 def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
-    """Of one layer, of images as of texts."""
+    """Return the pieces of one layer, which images and texts share."""
     return {
         **pair(f"{ours}.norm1", f"{theirs}.ln_1"),
         **{f"{ours}.attn.qkv.{part}": same(f"{theirs}.attn.in_proj_{part}") for part in ("weight", "bias")},

@@ -22,7 +22,7 @@ VITKIT = "folder"  # vitkit's model folder, which is no layout of others
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """How one publisher names and keeps tensors.
+    """A publisher's names and files for tensors.
 
     Attributes:
         name: as it is asked for.
@@ -48,7 +48,7 @@ class CheckpointFormat:
     marks: tuple[str, ...] = ()
 
     def recognise(self, checkpoint: Checkpoint) -> Layout | None:
-        """The layout of a checkpoint, if it is one of these.
+        """Return the layout of a checkpoint if it has this format; None otherwise.
 
         Raises:
             VitkitError: it is, and holds what vitkit's model has not.
@@ -86,37 +86,37 @@ def register(form: CheckpointFormat) -> None:
 
 
 def readable() -> list[CheckpointFormat]:
-    """Those that are recognised, in the order in which they are asked."""
+    """Return the formats that can be recognised, in the order in which they are tried."""
     return [form for form in CHECKPOINT_FORMATS.values() if form.reader]
 
 
 def writable() -> dict[str, CheckpointFormat]:
-    """Those that can be written."""
+    """Return the formats that can be written."""
     return {name: form for name, form in CHECKPOINT_FORMATS.items() if form.writer}
 
 
 def kinds() -> tuple[str, ...]:
-    """What a checkpoint can be converted to."""
+    """Return the kinds to which a checkpoint can be converted."""
     return (VITKIT, *writable())
 
 
 def kind_of(destination: Path) -> str:
-    """What a checkpoint is converted to where nothing but the destination says so."""
+    """Return the kind to convert to if nothing but the destination determines it."""
     return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
 
 
 def file_suffixes() -> tuple[str, ...]:
-    """How files end that are written."""
+    """Return the suffixes of the files that can be written."""
     return tuple(suffix for form in writable().values() for suffix in form.suffixes)
 
 
 def pixel_owners() -> tuple[str, ...]:
-    """By whose names the pixels of a checkpoint can be told."""
+    """Return the owners whose names determine the preprocessing of a checkpoint."""
     return tuple(owner for form in CHECKPOINT_FORMATS.values() for owner in form.pixels)
 
 
 def pixels_of(owner: str) -> Mapping[str, Any] | None:
-    """The fields of `Preprocess`, but for the size, that this owner's weights are trained with; None: of nobody."""
+    """Return this owner's fields of `Preprocess` except the size; None for an unknown owner."""
     for form in CHECKPOINT_FORMATS.values():
         if owner in form.pixels:
             pixels: Mapping[str, Any] = getattr(import_module(form.reader.split(":")[0]), form.pixels[owner])

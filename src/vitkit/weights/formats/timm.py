@@ -47,7 +47,7 @@ _HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2, "test_v
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it has timm's names."""
+    """Return the layout of this checkpoint if it has timm's names; None otherwise."""
     variant = fields_by_names(checkpoint.tensors)
     is_block = re.compile(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.")
     if not variant and not any(is_block.match(name) for name in checkpoint.tensors):
@@ -82,7 +82,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _pieces(names: Collection[str], variant: Mapping[str, Any]) -> dict[str, Piece]:
-    """Every tensor under our name, where a variant of the blocks has no names of its own."""
+    """Return each tensor under our name, except where a variant of the blocks has its own names."""
     pieces = {_our_name(name): Piece((name,)) for name in names}
     for handler in handlers_of(ViTConfig(**variant), TIMM):
         renamed = handler.read(names)
@@ -93,12 +93,12 @@ def _pieces(names: Collection[str], variant: Mapping[str, Any]) -> dict[str, Pie
 
 
 def _unsplit(parts: int) -> Split:
-    """The handler writes the tensors itself: of one of ours alone, what theirs was cannot be told."""
+    """Refuse to write one tensor alone: the handler writes the tensors itself, from several of ours."""
     return lambda _ours, _config: (None,) * parts
 
 
 def layout_for(config: ViTConfig) -> Layout:
-    """How timm names a model of this configuration."""
+    """Return timm's names for a model of this configuration."""
     root = {} if config.stem != () else {_our_name(name): same(name) for name in _ROOT}
     return Layout(format="timm", pieces=root, fields=FIELDS)
 
@@ -114,7 +114,7 @@ def _our_name(name: str) -> str:
 
 
 def eps_of(is_clip: bool) -> float:
-    """What timm adds to variances."""
+    """Return what timm adds to variances."""
     return 1e-5 if is_clip else 1e-6
 
 
@@ -140,13 +140,13 @@ def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def beside(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What stands beside the tensors: timm's config.json, or the note of vitkit's own export."""
+    """Return the description stored with the tensors: timm's config.json, or the note of vitkit's export."""
     note = noted(checkpoint)
     return note if note else _describe(checkpoint.config or {})
 
 
 def written(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What `model_args` in timm's config.json says of the configuration, where the tensors cannot."""
+    """Return the fields that `model_args` in timm's config.json states and the tensors cannot show."""
     arguments = (checkpoint.config or {}).get("model_args") or {}
     activation = arguments.get("act_layer", "gelu")
     fields: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def written(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _written_bare(checkpoint: Checkpoint) -> dict[str, bool]:
-    """What `model_args` says is not there, and the tensors of a damaged file would lack as well."""
+    """Return the parts absent according to `model_args`, which a damaged file would lack as well."""
     arguments = (checkpoint.config or {}).get("model_args") or {}
     lacks_bias, lacks_prefix = arguments.get("qkv_bias") is False, arguments.get("no_embed_class") is True
     return {**({"qkv_bias": False} if lacks_bias else {}), **({"prefix_positions": False} if lacks_prefix else {})}
@@ -214,7 +214,7 @@ def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:
-    """The pixels that such files are trained with, where nothing beside the weights says so."""
+    """Return the preprocessing that such files are usually trained with, if nothing describes it."""
     if _is_clip(checkpoint):
         return CLIP
     if has_layer_scale or _is_beit3(checkpoint):  # DeiT III, DINOv2
@@ -233,7 +233,7 @@ def _side(checkpoint: Checkpoint) -> int:
 
 
 def write(classifier: Classifier, destination: Path) -> None:
-    """A folder, or a file by its ending."""
+    """Write a folder, or a file if the path has the suffix of one."""
     if destination.suffix in CHECKPOINT_FORMATS["timm"].suffixes:
         _write_state(classifier, destination)
     else:
@@ -299,7 +299,7 @@ def _files(classifier: Classifier) -> Files:
 
 
 def _architecture(config: ViTConfig) -> str:
-    """A model that timm knows, of the right class; the arguments say the rest."""
+    """Return the name of a timm model of the right class; the arguments give the differences."""
     if config.stem is not None:
         return _HYBRIDS[config.stem]
     if config.distill_token:

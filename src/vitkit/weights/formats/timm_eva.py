@@ -43,7 +43,7 @@ _HEADS = {  # by family and hidden size, where a head has not 64 features, or an
 
 @dataclass(frozen=True)
 class EvaFamily:
-    """One family of these names.
+    """A family of timm's Eva models.
 
     Attributes:
         name: as people say it.
@@ -63,7 +63,7 @@ class EvaFamily:
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is of one of these families.
+    """Return the layout of this checkpoint if it belongs to one of these families; None otherwise.
 
     Raises:
         VitkitError: it is, and lacks what all of the family have.
@@ -101,7 +101,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _family(names: Names, architecture: str) -> EvaFamily | None:
-    """By the tensors, each family by what the others have not."""
+    """Return the family whose distinguishing tensors are there."""
     is_scaled = has(names, r"blocks\.\d+\.gamma_[12]$")
     if has(names, r"norm_pre\."):
         is_encoder = has(names, r"attn_pool\.") or not has(names, r"norm\.")
@@ -243,7 +243,7 @@ def _sizes(names: Names) -> tuple[int, int]:
 
 
 def _grid_of_table(names: Names) -> tuple[int, int] | None:
-    """The square of patches that have positions."""
+    """Return the square grid of patches that have positions."""
     shape = names["pos_embed"].shape if "pos_embed" in names else ()
     patches = shape[1] - ("cls_token" in names) if len(shape) == 3 else 0
     side = math.isqrt(max(patches, 0))
@@ -273,7 +273,7 @@ def pieces_of(names: Names) -> dict[str, Piece]:
 
 
 def _parts(block: str) -> list[tuple[str, Piece]]:
-    """What a block may keep otherwise than we do."""
+    """Return the parts of a block that may be stored otherwise than ours."""
     table = block.replace("blocks", "rel_pos")
     q, k, v, gate, value = (
         f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
@@ -303,7 +303,7 @@ _ALIGNED = {"naflexvit_base_patch16_radio_v3": (7, 768), "naflexvit_huge_patch16
 
 @dataclass(frozen=True)
 class NaFlexFamily:
-    """One family of these names.
+    """A family of timm's NaFlexViT models.
 
     Attributes:
         name: as people say it.
@@ -321,7 +321,7 @@ class NaFlexFamily:
 
 
 def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is a NaFlexViT.
+    """Return the layout of this checkpoint if it is a NaFlexViT; None otherwise.
 
     Raises:
         VitkitError: it is, and lacks what tells its sizes, or has patches that are not square.
@@ -359,7 +359,7 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _family_naflex(names: Mapping[str, StoredTensor], architecture: str) -> NaFlexFamily:
-    """By how it ends."""
+    """Return the family, by the last layers."""
     plain = {"class_token": False, "prefix_positions": False}
     if any(name.startswith("attn_pool.") for name in names):
         fields = plain | {"pool": "map", "gelu": "tanh", "position_resize": "siglip2"}
@@ -438,7 +438,7 @@ _SIDE = 224  # of images, where neither a tensor nor a file beside tells
 
 
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if its positions are biases by offset.
+    """Return the layout of this checkpoint if its positions are biases by offset; None otherwise.
 
     Raises:
         VitkitError: it is, and lacks what tells the sizes.
@@ -531,7 +531,7 @@ def _size_of_tables(names: Names) -> tuple[int, int]:
 
 
 def _pieces_beit(names: Names) -> dict[str, Piece]:
-    """As of `eva`; and one table or MLP for all blocks."""
+    """Return the pieces of `eva`, and one table or MLP for all blocks."""
     pieces = pieces_of(names)
     shared = (
         {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in MLP_PARTS} if has(names, r"shared_.*mlp") else {}

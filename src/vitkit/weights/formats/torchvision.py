@@ -30,7 +30,7 @@ _LAYER = "encoder.layers.encoder_layer_"
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of this checkpoint, if it is torchvision's."""
+    """Return the layout of this checkpoint if it is torchvision's; None otherwise."""
     layers = [m[1] for name in checkpoint.tensors if (m := re.match(rf"{re.escape(_LAYER)}(\d+)\.", name))]
     if not layers:
         return None
@@ -68,7 +68,7 @@ def _pieces(depth: int, mlp: tuple[str, str]) -> dict[str, Piece]:
 
 
 def _customary(tensors: Mapping[str, StoredTensor], last_layer: int) -> dict[str, Any]:
-    """As torchvision publishes them: the models above 224 px are SWAG's, which see the whole picture."""
+    """Return torchvision's preprocessing: models above 224 px are SWAG's, which see the whole picture."""
     positions, kernel = (
         tensors[n].shape if n in tensors else () for n in ("encoder.pos_embedding", "conv_proj.weight")
     )
