@@ -50,11 +50,11 @@ class Augment:
     random_erasing: float = 0.0
 
     def build(self, preprocess: Preprocess) -> v2.Transform:
-        """The transform from a decoded picture to a picture of the model's size."""
+        """Return the transform from a decoded picture to a picture of the model's size."""
         return v2.Compose([v2.Lambda(partial(self.reduce, preprocess=preprocess)), self.build_random(preprocess)])
 
     def reduce(self, image: Image.Image, preprocess: Preprocess) -> Image.Image:
-        """What is done to a decoded picture alike every time it is seen: it gets no larger than crops of it need."""
+        """Reduce a decoded picture, the same way each time, to the size that its crops need."""
         short_side = self.short_side(preprocess)
         if short_side is None:
             return preprocess.resize(image)
@@ -73,11 +73,11 @@ class Augment:
         return math.ceil(max(preprocess.size) / math.sqrt(self.crop_scale[0] * 3 / 4))
 
     def decoded_side(self, preprocess: Preprocess) -> int:
-        """The hint that `decode` takes, which leaves twice as many pixels: as evaluation's, or what crops need."""
+        """Return the hint for `decode`, with twice as many pixels as evaluation or the crops need."""
         return max(preprocess.short_side, math.ceil((self.short_side(preprocess) or 0) / 2))
 
     def build_random(self, preprocess: Preprocess) -> v2.Transform:
-        """The transform from what `reduce` returns to a picture of the model's size."""
+        """Return the transform from what `reduce` returns to a picture of the model's size."""
         interpolation = InterpolationMode[preprocess.interpolation.upper()]
         steps: list[torch.nn.Module] = []
         if self.crop_scale is not None:
@@ -103,7 +103,7 @@ class Augment:
         return v2.Compose(steps or [v2.Identity()])
 
     def build_pixels(self) -> v2.Transform:
-        """The transform of the normalised pixels, (C, height, width)."""
+        """Return the transform of the normalised pixels, (C, height, width)."""
         return v2.RandomErasing(self.random_erasing) if self.random_erasing else v2.Identity()
 
 
@@ -126,7 +126,7 @@ class Mixing:
     def apply(
         self, images: Tensor, targets: Tensor, seed: int, before: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Each image mixed with the one before it, the first with the last.
+        """Mix each image with the one before it, the first with the last.
 
         Args:
             images: (B, C, height, width).
@@ -152,14 +152,14 @@ class Mixing:
 
 
 def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slice]:
-    """Of this part of the area, in the picture's proportions, about a centre; cut off at the picture's edges."""
+    """Return a rectangle of this share of the area and the picture's proportions, cropped at the edges."""
     half = area**0.5 / 2
     dy, dx = int(half * h), int(half * w)
     return slice(max(y - dy, 0), min(y + dy, h)), slice(max(x - dx, 0), min(x + dx, w))
 
 
 def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
-    """The transform's outcome for these seeds, whatever was drawn before and whichever process draws it."""
+    """Apply the transform with these seeds, independently of earlier draws and of the process."""
     generator = torch.default_generator  # `torch.manual_seed` would format a traceback for CUDA: 1 ms an image
     state = generator.get_state()
     generator.manual_seed(mix_seeds(*seeds))
@@ -170,7 +170,7 @@ def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
 
 
 def mix_seeds(*seeds: int) -> int:
-    """One 63-bit seed from several numbers; any change in any of them changes it (SplitMix64's finaliser)."""
+    """Combine several numbers to one 63-bit seed; any change in any of them changes it (SplitMix64's finaliser)."""
     mixed = 0
     for seed in seeds:
         mixed = (mixed ^ seed) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF

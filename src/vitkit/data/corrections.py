@@ -202,7 +202,7 @@ def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[st
 
 
 def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The added pictures that have a place, and the others: of data that come split, what is in no split's folder."""
+    """Split the added pictures into those with a split and the others, which are in no split's folder."""
     if not any(table.splits):
         return added, []
     homes = _split_of_folder(table)

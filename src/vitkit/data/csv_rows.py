@@ -34,7 +34,7 @@ class CsvRows:
 def read_rows(
     name: str, text: TextIO, known: Mapping[str, str], needed: Sequence[str], may: str, *, joins: Collection[str] = ()
 ) -> CsvRows:
-    """The rows of a list, whose delimiter is what its header has most of, or what a line `sep=;` ahead of it says.
+    """Read the rows of a list; its delimiter is the commonest in the header, or that of a first line `sep=;`.
 
     Columns without a title at the end, as spreadsheets leave them, are passed over where all of their cells are empty.
 
@@ -97,7 +97,7 @@ def _without_last_empty(titles: Sequence[str]) -> list[str]:
 
 
 def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Iterator[tuple[int, list[str]]]:
-    """The rows below the header, which begin in line `first`, with the number of the line that each begins in."""
+    """Yield the rows below the header, which starts in line `first`, with the number of their first lines."""
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     line = first
     try:

@@ -195,7 +195,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _is_free(size: int) -> bool:
-    """Whether this many bytes can be allocated; they are released again at once."""
+    """Return whether this many bytes can be allocated; they are released again at once."""
     try:
         bytearray(size)
     except MemoryError:
@@ -214,13 +214,13 @@ def _draft(image: Image.Image, short_side: int) -> None:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The picture, turned as its EXIF data says."""
+    """Return the picture, rotated according to its EXIF data."""
     orientation = _orientation(image)
     return image.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else image
 
 
 def _orientation(image: Image.Image) -> int | None:
-    """The EXIF orientation. (`ImageOps.exif_transpose` also rewrites the EXIF data, and fails on unusual data.)"""
+    """Return the EXIF orientation. (`ImageOps.exif_transpose` also rewrites EXIF data, and fails on unusual data.)"""
     try:
         orientation: int | None = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # unreadable metadata does not make the picture unreadable
@@ -243,7 +243,7 @@ def _to_rgb(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Imag
 
 
 def flattened(image: Image.Image) -> Image.Image:
-    """The picture in 8-bit RGB, with transparency composited on white."""
+    """Return the picture in 8-bit RGB, with transparency composited on white."""
     if image.has_transparency_data:
         return _in_strips(image, _on_white)
     is_done = image.mode == "RGB" and image.format == "JPEG"  # other readers may keep their file or its bytes alive
@@ -266,7 +266,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def reason(path: str | Place, error: Exception, content: bytes | None = None) -> str:
-    """A few words on why a file cannot be read.
+    """Return a few words on why a file cannot be read.
 
     Args:
         path: the file.
@@ -350,7 +350,7 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
 
 
 def decoders() -> str:
-    """A name for the installed decoders, by which results are cached: other decoders may give other results."""
+    """Return a name for the installed decoders, by which results are cached: others may give other results."""
     from importlib.metadata import version
 
     Image.init()
@@ -415,12 +415,12 @@ class Samples:
 
     @property
     def are_bytes(self) -> bool:
-        """Whether Pillow's conversion to RGB is right for them."""
+        """Return whether Pillow's conversion to RGB is right for them."""
         return self.bits <= 8 and self.kind == "unsigned"
 
 
 def _read_samples(image: ImageFile.ImageFile) -> Samples:
-    """The samples of a file that has been opened and not yet loaded."""
+    """Return the samples of a file that has been opened and not yet loaded."""
     wide = image.mode.startswith(("I", "F"))
     if image.format == "TIFF":
         return _of_tiff(image.tag_v2, _is_shortened(image), is_grey=wide or image.mode == "L")  # type: ignore[attr-defined]
@@ -445,7 +445,7 @@ def _of_tiff(tags: Any, is_shortened: bool, *, is_grey: bool) -> Samples:
 
 
 def _number(value: Any) -> float | None:
-    """The number, or the first number, of a tag; None if it has none."""
+    """Return the number, or the first number, of a tag; None if it has none."""
     while isinstance(value, (tuple, list)):
         value = value[0] if value else None
     try:
@@ -456,7 +456,7 @@ def _number(value: Any) -> float | None:
 
 
 def _of_png(file: IO[bytes]) -> float | None:
-    """The largest number that the significant bits of a PNG (its sBIT chunk) can hold; None without that chunk."""
+    """Return the largest number in the significant bits of a PNG (its sBIT chunk); None without that chunk."""
     position = file.tell()
     try:
         file.seek(8)
@@ -474,14 +474,14 @@ def _of_png(file: IO[bytes]) -> float | None:
 
 
 def _is_shortened(image: ImageFile.ImageFile) -> bool:
-    """Whether Pillow reads 16-bit colours as bytes."""
+    """Return whether Pillow reads 16-bit colours as bytes."""
     args = image.tile[0][3] if image.tile else ()
     raw = args[0] if isinstance(args, tuple) and args else args
     return isinstance(raw, str) and raw.startswith(("RGB", "LA")) and ";16" in raw
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """The picture a few rows at a time, each strip with its first row."""
+    """Yield the picture a few rows at a time, each strip with its first row."""
     if image.width * image.height <= STRIP:
         yield 0, image
         return
@@ -525,7 +525,7 @@ def _pairs(extrema: Any) -> list[tuple[float, float]]:
 
 
 def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
-    """The numbers as in the file: Pillow has neither signed bytes nor unsigned 32-bit numbers."""
+    """Return the numbers as in the file: Pillow has neither signed bytes nor unsigned 32-bit numbers."""
     stored = np.asarray(image)
     if samples.kind == "signed" and stored.dtype == np.uint8:
         return stored.view(np.int8)
@@ -535,7 +535,7 @@ def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
 
 
 def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
-    """The least and the largest finite number, and whether all numbers are finite."""
+    """Return the least and the largest finite number, and whether all numbers are finite."""
     low, high, is_finite = math.inf, -math.inf, True
     for _, strip in _strips(image):
         values = _values(strip, samples)
@@ -549,7 +549,7 @@ def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
 
 
 def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str | None]:
-    """The numbers that are black and white, and the doubt about them, if any."""
+    """Return the numbers of black and white, and the doubt about them, if any."""
     if samples.kind == "float" and low >= 0 and high <= 1:
         return 0.0, 1.0, None
     if samples.kind != "unsigned" and _states_range(samples, low, high):
@@ -575,21 +575,21 @@ def _dark(high: float, bits: int) -> str:
 
 
 def _states_range(samples: Samples, low: float, high: float) -> bool:
-    """Whether the file states a range that all of its numbers are in."""
+    """Return whether the file states a range that contains all of its numbers."""
     if samples.low is None or samples.high is None:
         return False
     return samples.low < samples.high and samples.low <= low and high <= samples.high
 
 
 def _stated_bits(samples: Samples, high: float) -> int | None:
-    """The bits of the largest number in use that the file states. (By the standard that number need not be white.)"""
+    """Return the number of significant bits that the file states. (By the standard the maximum need not be white.)"""
     if samples.high is None or samples.high < max(high, 1):
         return None
     return min(int(samples.high).bit_length(), samples.bits)
 
 
 def _is_unscaled(image: Image.Image, samples: Samples) -> bool:
-    """Whether a PNG has its significant bits at the bottom. The standard has them at the top, repeated below."""
+    """Return whether a PNG has its significant bits at the bottom instead of, as the standard says, at the top."""
     if samples.high is None:
         return False
     used = 0
@@ -624,7 +624,7 @@ class MemoryBudget:
         self.clear()
 
     def limit(self, most: int) -> None:
-        """From now on refuse pictures larger than this instead of decoding them alone."""
+        """Refuse pictures larger than this from now on, instead of decoding them alone."""
         self._size = self._most = most
 
     def clear(self) -> None:

@@ -52,7 +52,7 @@ class _Room:
         self._used = np.frombuffer(mmap.mmap(-1, 8), np.int64)
 
     def take(self, size: int) -> int | None:
-        """Where so many bytes begin; None where there are not as many left. The lock must be held."""
+        """Return the offset of this many free bytes; None if there are not as many. The lock must be held."""
         start = int(self._used[0])
         if start + size > self.size:
             return None
@@ -124,7 +124,7 @@ class DiskCache:
         return image
 
     def _path_of(self, file: Place) -> Path | None:
-        """Where the picture of a file would be; None where the file cannot be read."""
+        """Return where the picture of a file is cached; None if the file cannot be read."""
         content = stamp_of(file)
         if content is None:  # changed so lately that its times tell nothing
             try:
@@ -166,7 +166,7 @@ def _read(path: Path) -> Image.Image | None:
 
 
 def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> str:
-    """Where decoded pictures are kept: `auto` as ram, disk or none, and ram as disk where it cannot be shared.
+    """Return where to cache pictures: resolves `auto` to ram, disk or none, and ram to disk if it cannot be shared.
 
     Args:
         cache: what was asked for.
@@ -237,7 +237,7 @@ def _free_disk() -> int:
 
 
 def _kept() -> list[tuple[float, int, Path]]:
-    """When each kept file was last used, its bytes, and the file."""
+    """Return the time of last use, the size and the path of each cached file."""
     listed = []
     for folder in cache_folder().glob("pictures-*/??"):
         with contextlib.suppress(OSError), os.scandir(folder) as entries:

@@ -54,7 +54,7 @@ Source: TypeAlias = str | Held | Stored
 
 
 def is_in_memory(source: object) -> bool:
-    """Whether something is a picture in memory, or an array or tensor that may be one, or several."""
+    """Return whether something is a picture in memory, or an array or tensor that may hold one or several."""
     if isinstance(source, np.ndarray):
         return source.dtype.kind not in "OUS"  # of texts and other objects it is a list
     return isinstance(source, Image.Image) or _is_tensor(source)
@@ -81,7 +81,7 @@ def sources_of(sources: object) -> Iterator[Source]:
 
 
 def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the picture") -> Image.Image:
-    """A PIL image as it is; of an array or tensor the image that it holds, in L, RGB or RGBA.
+    """Return a PIL image unchanged, and an array or tensor as the image it holds, in L, RGB or RGBA.
 
     Args:
         picture: see the table above.
@@ -111,7 +111,7 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
 
 @contextmanager
 def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]:
-    """As `decode.picture_of`, of a picture in memory.
+    """Return a picture in memory as `decode.picture_of` returns one in a file.
 
     Raises:
         UnreadableImageError: it is a PIL image whose file is damaged, or closed.
@@ -135,7 +135,7 @@ def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]
 
 
 def as_file(image: Image.Image) -> bytes:
-    """What is in a file that keeps a PIL image without loss, for the one decoder to read.
+    """Return the content of a lossless file of a PIL image, for the common decoder to read.
 
     Raises:
         VitkitError: no file keeps images of this mode.

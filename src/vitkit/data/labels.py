@@ -141,12 +141,12 @@ def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
 
 
 def _is_added_to(known: LabelFile, content: bytes) -> bool:
-    """Whether a file begins with what is known of it, at whose end a row ends."""
+    """Return whether a file starts with its known content, which ends at the end of a row."""
     return known.content.startswith(_HEADER) and known.content.endswith(b"\n") and content.startswith(known.content)
 
 
 def _is_cut_from(known: LabelFile, content: bytes) -> bool:
-    """Whether rows were taken from the end of a file, as undoing does."""
+    """Return whether rows were removed from the end of a file, as undo does."""
     return _takes_rows(content) and len(content) < len(known.content) and known.content.startswith(content)
 
 
@@ -224,7 +224,7 @@ def undo_edits(
 
 
 def _content_for_writing(path: Path) -> bytes | None:
-    """What is in a file that is held, without what a crash has left of an addition; None where it is not there."""
+    """Return the content of a locked file without an addition that a crash cut short; None without a file."""
     try:
         mend_append(path)
         return read_bytes(path)
@@ -242,7 +242,7 @@ def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = No
 
 
 def _takes_rows(content: bytes) -> bool:
-    """Whether rows can be appended: under these columns, behind a whole row, and not into quotes."""
+    """Return whether rows can be appended: same columns, after a complete row, and not inside quotes."""
     return content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0
 
 
@@ -265,7 +265,7 @@ def _text(edits: Iterable[Edit]) -> bytes:
 
 
 def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
-    """What is to be written, which would be read as it is: labels are hours of work, and must not be lost on a name.
+    """Return the text to write, after checking that it reads back unchanged: labels are hours of work.
 
     Raises:
         VitkitError: a name has line ends that look like rows, or the like.
@@ -341,7 +341,7 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
 
 
 def _list_that_proposed(name: str, label: str, cells: dict[str, str]) -> str:
-    """The name of a list of doubtful labels, in a row of it whose label was made the suggested one, or emptied."""
+    """Return the list of suspects that a row with its suggestion, accepted or emptied, came from."""
     suggested = restored(cells.get("suggested", "")).strip()
     return Path(name).name if suggested and label.strip() in (suggested, EXCLUDED) else ""
 
@@ -394,7 +394,7 @@ class Suspect(NamedTuple):
 
 
 def is_list_of_suspects(file: str | Path) -> bool:
-    """Whether a file is one, by its header."""
+    """Return whether a file is a list of suspects, by its header."""
     path = Path(file)
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False

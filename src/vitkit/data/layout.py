@@ -78,7 +78,7 @@ class Folder:
 
     @cached_property
     def holds_images(self) -> bool:
-        """Whether there are images at any depth."""
+        """Return whether there are images at any depth."""
         return self.has_images or any(folder.holds_images for folder in self.folders)
 
     @cached_property
@@ -88,7 +88,7 @@ class Folder:
 
     @property
     def is_made_of_folders(self) -> bool:
-        """Whether all its images lie in folders of their own."""
+        """Return whether all its images lie in subfolders."""
         return not self.has_images and bool(self.full)
 
 
@@ -360,7 +360,7 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
 
 
 def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others: Sequence[Folder]) -> bool:
-    """Whether the only folder with a split's name is a class like those beside it."""
+    """Return whether the only folder with a split's name is a class like its siblings."""
     if lone.outer.has_images:
         return True
     unlabelled = [split_of_folder(child.name) is not None and not undouble(child).full for child in others]

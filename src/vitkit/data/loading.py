@@ -190,7 +190,7 @@ class BatchedImages:
         return next(islice(batches, batch, None))
 
     def images_in(self, first: int, last: int) -> tuple[int, int]:
-        """How many images training batches `first` to `last` have: those that this process answers for, and all.
+        """Return the number of images in batches `first` to `last`: of this process, and of all.
 
         Batches after the epoch's last have none.
         """
@@ -212,7 +212,7 @@ class BatchedImages:
 
     @property
     def has_val(self) -> bool:
-        """Whether there are validation images."""
+        """Return whether there are validation images."""
         return len(self.val) > 0
 
     def val_batches(self) -> Iterator[Batch]:
@@ -226,7 +226,7 @@ class BatchedImages:
         return self._loader(self.val, sampler=indices, batch_size=self.batch_size)
 
     def put_together(self, shares: Sequence[Tensor]) -> Tensor:
-        """What the processes computed for the validation images, by rank, in the order of the images, each once."""
+        """Join the processes' results for the validation images, by rank, in the order of the images, each once."""
         whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
         for rank, share in enumerate(shares):
             ranks = range(rank, len(self.val), self.process[1])
@@ -286,7 +286,7 @@ def tell_lost_workers_once() -> None:
 
 
 def is_worker_lost(error: BaseException) -> bool:
-    """Whether a process which prepares images was killed, or had no shared memory.
+    """Return whether a process that prepares images was killed, or had no shared memory.
 
     PyTorch says so, unless it was just reading what the process sent, where the connection breaks off.
     """
@@ -334,12 +334,12 @@ class _TableImages(Images):
 
     @property
     def labels(self) -> Sequence[int]:
-        """The labels of the table."""
+        """Return the labels of the table."""
         return self.table.labels
 
     @property
     def paths(self) -> Sequence[str]:
-        """The keys of the table: paths relative to the data's folder."""
+        """Return the keys of the table: paths relative to the data's folder."""
         return self.table.paths
 
     def __len__(self) -> int:

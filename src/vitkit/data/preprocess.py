@@ -66,11 +66,11 @@ class Preprocess:
             raise VitkitError(f"mean {self.mean} and std {self.std} are of pixels from 0 to 1")
 
     def __call__(self, image: Image.Image) -> npt.NDArray[np.float32]:
-        """An RGB picture of any size -> (C, height, width) float32."""
+        """Convert an RGB picture of any size to (C, height, width) float32."""
         return self.normalise(self.resize(image))
 
     def resize(self, image: Image.Image) -> Image.Image:
-        """The part of the picture that the model sees, at the model's size."""
+        """Return the part of the picture that the model sees, at the model's size."""
         h, w = self.size
         full_h, full_w, top, left = self._placement(image.width, image.height)
         if self.fit == "pad":
@@ -92,7 +92,7 @@ class Preprocess:
         return left * x, top * y, (left + w) * x, (top + h) * y
 
     def normalise(self, image: Image.Image) -> npt.NDArray[np.float32]:
-        """An RGB picture of the model's size -> (C, height, width) float32, (pixel / 255 - mean) / std."""
+        """Convert an RGB picture of the model's size to (C, height, width) float32: (pixel / 255 - mean) / std."""
         if len(self.mean) == 1:
             image = image.convert("L")
         pixels = np.asarray(image, dtype=np.float32).reshape(*self.size, len(self.mean)) / np.float32(255)
@@ -107,7 +107,7 @@ class Preprocess:
 
     @property
     def short_side(self) -> int:
-        """What the short side of a picture is resized to, at least: the hint that `decode` takes."""
+        """Return the minimal short side to which a picture is resized: the hint for `decode`."""
         return max(self.before_crop) if self.fit.endswith("crop") else max(self.size)
 
     @property
@@ -116,7 +116,7 @@ class Preprocess:
         return math.floor(self.size[0] / self.crop_pct + 1e-6), math.floor(self.size[1] / self.crop_pct + 1e-6)
 
     def kept(self, width: int, height: int) -> float:
-        """The part of the picture's area that the model sees, 0 to 1."""
+        """Return the part of the picture's area that the model sees, 0 to 1."""
         if not self.fit.endswith("crop"):
             return 1.0
         (h, w), (full_h, full_w) = self.size, self.before_crop
@@ -133,7 +133,7 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Preprocess:
-        """What `to_dict` wrote.
+        """Read what `to_dict` wrote.
 
         Raises:
             VitkitError: it is something else.

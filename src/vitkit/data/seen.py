@@ -82,7 +82,7 @@ class PictureRecord:
 
     @property
     def has_keypoints(self) -> bool:
-        """Whether altered copies of every picture can be looked for."""
+        """Return whether altered copies of every picture can be searched."""
         return len(self.aspects) == len(self) and bool((self.aspects > 0).all())
 
     @property
@@ -438,7 +438,7 @@ def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overl
 
 
 def read_digests(table: ImageTable) -> dict[str, str]:
-    """The beginning of the SHA-256 of each readable image of a table, and of those that are left out, by its path."""
+    """Return the beginning of the SHA-256 of each readable image, by path; of those left out as well."""
     paths = [*table.paths, *(path for path, _, _ in table.left_out)]
     with Memory() as memory:
         facts = scan([table.at(path) for path in paths], memory, partial(progress, "reading images"))
@@ -452,7 +452,7 @@ def highest(*roles: str | None) -> str | None:
 
 
 def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
-    """The split that each known picture had, and the images that belong to two.
+    """Return the split that each known picture had, and the images that belong to two.
 
     A file that is known keeps its own. A new one goes with its copies, and with its group. One that is known with
     another label is a copy of what it was none of before, perhaps (a mirror image is one within a class alone): where
@@ -488,14 +488,14 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
 
 
 def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]:
-    """Whether an image is known and as it was, known with another label, or at most like a picture that is known."""
+    """Return whether an image is known and unchanged, known with another label, or only similar to a known one."""
     if overlap.kinds[index] != "exact":
         return "new"
     return "moving" if index in overlap.relabelled else "fixed"
 
 
 def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
-    """All that became of the copies of the images of such a standing, for each group that has one."""
+    """Return what happened to the copies of images of this standing, for each group that has one."""
     touched: dict[int, set[str]] = {}
     for i, group in enumerate(groups):
         if _standing(overlap, i) == standing:

@@ -283,7 +283,7 @@ def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
 
 
 def has_no_folders(data: str | Path) -> bool:
-    """Whether a folder's pictures all lie in the folder itself."""
+    """Return whether all pictures lie directly in the folder."""
     root = Path(data)
     kind = kind_of(root) if root.exists() else None
     if kind is None or kind.read_unlabelled is None:

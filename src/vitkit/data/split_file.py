@@ -103,7 +103,7 @@ def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
 
 
 def groups_from_file(path: Path) -> dict[str, int]:
-    """The number of the group of each image that has one, from what `groups_to_list` gave; none without the file.
+    """Return the group numbers from what `groups_to_list` gave; none without the file.
 
     Raises:
         VitkitError: the file is damaged.
@@ -216,7 +216,7 @@ def look_over(
 
 
 def is_unchanged(file: Place, digest: str | None) -> bool:
-    """Whether a file holds the picture that a run recorded; so it is taken where the run recorded none."""
+    """Return whether a file holds the picture that a run recorded; True if the run recorded none."""
     return digest is None or digest_of(file) == digest
 
 
@@ -267,7 +267,7 @@ def locate(table: ImageTable) -> ImageTable:
 
 
 def read_contents(split_file: Path) -> dict[str, str]:
-    """The beginning of the SHA-256 of each image of a run by its path, as far as the run knows them."""
+    """Return the beginning of the SHA-256 of each image of a run by its path, as far as the run knows them."""
     try:
         contents = from_json(read_text(split_file)).get("contents", {})
         for digest in contents.values():

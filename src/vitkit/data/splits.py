@@ -40,7 +40,7 @@ def deal_sets(
     rng: np.random.Generator,
     have: Sequence[Counter[int]],
 ) -> list[int]:
-    """The number of the split (train, val, test) of each group of images that may have several classes.
+    """Return the split (train, val, test) of each group of images that may have several classes, as a number.
 
     Every class has an image in train. `have` is what the splits have already, of each class and in all.
     """

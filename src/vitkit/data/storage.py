@@ -124,7 +124,7 @@ def below_storage(path: str | Path) -> Stored | None:
 
 
 def is_there(place: Place) -> bool:
-    """Whether there is such a file, or such an image in its storage."""
+    """Return whether the file, or the image in its storage, exists."""
     if isinstance(place, Stored):
         return place.key in place.storage.keys()  # noqa: SIM118  # a storage is no mapping
     if os.path.isfile(place):  # noqa: PTH113  # a Path takes three times as long

@@ -86,12 +86,12 @@ class ImageTable:
         return open_place(self.file(index))
 
     def lies_among(self, path: Path) -> bool:
-        """Whether the path is below a folder of the photographs."""
+        """Return whether the path is below a folder of the photographs."""
         return any(path.resolve().is_relative_to(folder) for folder in self.folders)
 
     @property
     def task(self) -> Task:
-        """Whether each image has one class, or may have several."""
+        """Return whether each image has one class, or may have several."""
         return MULTI_LABEL if self.sets else SINGLE_LABEL
 
     def classes_of(self, index: int) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ class Task(Protocol):
         """Return the labels to choose from, for a table with these classes and labels."""
 
     def refuses(self, label: str) -> bool:
-        """Whether a label joins several classes though an image can have but one."""
+        """Return whether a label joins several classes although an image can have only one."""
 
     def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
         """Return `sets` and `labels` of a table whose images have these class numbers."""

@@ -415,7 +415,7 @@ class Survey:
 
     @property
     def is_certain(self) -> bool:
-        """Whether a picture is known again by its looks: a tensor may show a part of it, and another part each time."""
+        """Return whether pictures can be recognised by their looks: a tensor may show another part each time."""
         return not self.shapes and bool(self.contents)
 
     def facts(self, preprocess: Preprocess) -> list[Facts]:

@@ -68,7 +68,7 @@ def _from(root: Path | None, folder: str) -> str:
 
 
 def is_passed_over(folder: str) -> bool:
-    """Whether a folder is hidden, or is the one that macOS adds to its archives."""
+    """Return whether a folder is hidden, or is the one that macOS adds to its archives."""
     return folder.startswith(".") or folder == "__MACOSX"
 
 

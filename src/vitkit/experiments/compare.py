@@ -63,7 +63,7 @@ class Comparison(Result):
 
     @property
     def pairs(self) -> list[dict[str, Any]]:
-        """How every two models differ on all the data: difference (0-1), 95 % interval, p among all pairs, verdict."""
+        """Return the difference of each pair of models (0-1) with 95 % interval, joint p-value and verdict."""
         return list(self.figures["pairs"])
 
     @property
@@ -78,7 +78,7 @@ class Comparison(Result):
 
     @property
     def summary(self) -> list[str]:
-        """The best model with the accuracy to expect of it, and how far a seed moves a training, in words."""
+        """Return the best model with its expected accuracy and the effect of the seed, in words."""
         luck = self.figures["luck"]
         return [self.figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
 
@@ -275,7 +275,7 @@ def _arguments(
 def _begun(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], say: Say, hold: ExitStack
 ) -> tuple[Path, Plan]:
-    """A folder that is held, with a plan in it."""
+    """Return a new locked folder with a plan in it."""
     for name in ("data", "models"):
         if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
@@ -300,7 +300,7 @@ def _begun(
 def _taken_up(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
-    """The folder of a comparison that was begun, held again, and its plan; what is said anew must be as it was."""
+    """Resume a comparison: lock its folder again, and check that the new arguments agree with its plan."""
     from vitkit.experiments.comparison_plan import Plan
 
     folder = PLACE.lock(out, hold)
@@ -324,7 +324,7 @@ def _taken_up(
 
 
 def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
-    """The plan without the models of which a training led nowhere; the reader is told.
+    """Return the plan without the models of which a training failed; the reader is told.
 
     Raises:
         VitkitError: none is left.

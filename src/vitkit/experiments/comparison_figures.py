@@ -122,7 +122,7 @@ class JudgedFamily:
 
 
 def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
-    """The models at each fraction; how far seeds move them is estimated from all models at all fractions."""
+    """Return the models at each fraction; the seeds' effect is estimated over all models and fractions."""
     places, answers, spreads = [], [], []
     for judged_fraction in judged:
         jobs = [job for job in plan.jobs if job.fraction == judged_fraction.fraction]
@@ -250,7 +250,7 @@ def of_model(
 
 
 def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
-    """How every two models differ on the same images with the same seeds, in the order of the models."""
+    """Return the difference of each pair of models on the same images and seeds, in the models' order."""
     judged, family, place = models.judged, models.family, models.place
     twos = list(itertools.combinations(plan.models, 2))
     compared = list(itertools.combinations(range(family.models), 2))  # those that share their runs count once
@@ -295,7 +295,7 @@ def better_of(a: str, b: str, difference: Difference) -> str | None:
 
 
 def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:
-    """Both verdicts on two models, in a sentence: on these trained ones, and on what other seeds would give.
+    """Return both verdicts on two models in a sentence: for these trainings, and for trainings with other seeds.
 
     Args:
         a: the first model.
@@ -367,7 +367,7 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
 
 
 def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) -> dict[str, Any] | None:
-    """How far its seed moves a training's accuracy, and from which trainings that is known; None with one seed."""
+    """Return the standard deviation that the seed gives the accuracy, and its source; None with one seed."""
     family = models.family
     if family.seeds == 1:
         return None

@@ -187,7 +187,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
 
 
 def _of_idle(labels: Sequence[str], idle: Sequence[Mapping[str, str]], shared: Collection[str]) -> list[str]:
-    """Which fields change nothing for some of the models, a line each.
+    """Return a line for each field that has no effect on some of the models.
 
     Raises:
         VitkitError: one that was named for the comparison changes nothing for any.
@@ -239,14 +239,14 @@ class _Candidate:
 
     @property
     def configuration(self) -> str:
-        """What decides how a training goes, but for its seed and its images; the same text, the same training."""
+        """Return all that determines a training except seed and images, as text that can be compared."""
         return replace(self.start.recipe, seed=0).to_toml()
 
 
 def _fields(
     name: str, arguments: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
 ) -> dict[str, Any]:
-    """Of a recipe for one model, as `vitkit train` would resolve them."""
+    """Return the fields of a recipe for one model, as `vitkit train` would resolve them."""
     is_file = name.endswith(RECIPES)
     if is_file and arguments["recipe"] is not None:
         raise VitkitError(f"{name} is a recipe of its own: leave out --recipe {arguments['recipe']}")
@@ -290,7 +290,7 @@ def _jobs(
     seeds: Sequence[int],
     budget: tuple[str, str] | None,
 ) -> tuple[tuple[ComparisonJob, ...], list[str]]:
-    """All trainings, those of one seed side by side, and what is to be told of the budget."""
+    """Return all trainings, ordered by seed, and what the user should know about the budget."""
     folders: dict[tuple[str, float, int], str] = {}
     jobs, notes = [], []
     for fraction in fractions:
@@ -319,7 +319,7 @@ def _folder(place: int, label: str, fraction: float, seed: int) -> str:
 
 
 def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
-    """How many epochs of so many images a budget of computation is, at least one, and a line about it."""
+    """Return how many epochs of this many images a compute budget allows, at least one, and a line about it."""
     epoch = passes_of(entry.start.recipe.method) * forward_flops(entry.start) * images
     epochs = max(int(flops // epoch), 1)
     spent = (

@@ -16,7 +16,7 @@ NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy", "selec
 
 
 def names_of(models: str | Sequence[str]) -> list[str]:
-    """The models asked for, one by one, with commas between them if in one text.
+    """Return the requested models as a list; a string is split at its commas.
 
     Raises:
         VitkitError: there is none, or one is empty.
@@ -28,7 +28,7 @@ def names_of(models: str | Sequence[str]) -> list[str]:
 
 
 def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
-    """The parts of the training images asked for, the smallest first.
+    """Return the requested fractions of the training images, in ascending order.
 
     Raises:
         VitkitError: one is no number above 0 and up to 1.
@@ -46,7 +46,7 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
 
 
 def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, str] | None:
-    """What each training may take, and how much of it.
+    """Return the kind of the budget of each training, and its size.
 
     Raises:
         VitkitError: it is none of the three kinds, or a field says otherwise.
@@ -122,7 +122,7 @@ class ExperimentFolder:
         return Path(out)
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """What was written at the beginning.
+        """Read the plan.
 
         Raises:
             VitkitError: it is damaged.
@@ -134,5 +134,5 @@ class ExperimentFolder:
         return stored
 
     def damaged(self, folder: Path) -> VitkitError:
-        """That the plan cannot be understood."""
+        """Return the error for a plan that cannot be read."""
         return VitkitError(f"{folder / self.plan} is damaged: begin the {self.what} anew in another folder")

@@ -54,12 +54,12 @@ _TELLING = ("seed", "max_images", "model", "model_fields", "method", "epochs")
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run has written the last of its files."""
+    """Return whether a run has written the last of its files."""
     return (folder / REPORT).is_file()
 
 
 def is_done(job: ComparisonJob, out: Path) -> bool:
-    """Whether a job's run is finished, and what its files hold is written down."""
+    """Return whether a job's run is finished and its results are recorded."""
     return is_finished(out / job.folder) and _digests_of(job, out).is_file()
 
 
@@ -269,7 +269,7 @@ def make_side_by_side(
 
 
 def _environments(count: int, device: str) -> list[dict[str, str]]:
-    """Where each worker computes."""
+    """Return the environment of each worker, which determines its device."""
     threads = max((os.cpu_count() or 1) // count, 1)
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     if choose_device(device) != "cuda":

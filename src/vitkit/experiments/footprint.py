@@ -60,7 +60,7 @@ class Ledger:
         self._events.clear()
 
     def enter(self, tensor: Tensor) -> None:
-        """A tensor that an operation returned; what it shares with others counts once."""
+        """Record a tensor that an operation returned; shared memory counts once."""
         storage = tensor.untyped_storage()
         if (address := storage._cdata) not in self._alive:
             self._alive[address] = number, size = next(self._numbers), storage.nbytes()
@@ -77,7 +77,7 @@ class Ledger:
         self._events.append((number, size))
 
     def peak_without(self, tensors: Iterable[Tensor]) -> int:
-        """The most since `mark` of all but these tensors, which are alive."""
+        """Return the peak since `mark` without these tensors, which are still alive."""
         numbers = {self._alive[tensor.untyped_storage()._cdata][0] for tensor in tensors}
         sizes = [size for number, size in self._events if number not in numbers]
         born = sum(size for number, size in self._events if number in numbers)
@@ -188,7 +188,7 @@ class Footprint:
 def rehearse_step(
     config: Config, recipe: Recipe, images: int, *, precision: str, on_gpu: bool, teacher: nn.Module | None = None
 ) -> Footprint:
-    """What the second step of a training takes, when the optimiser has its moments.
+    """Return the memory of a training's second step, when the optimiser has its moments.
 
     Args:
         config: of the model.

@@ -62,7 +62,7 @@ class JudgingImages:
         return images_in_words(self.left, self.split)
 
     def findings(self) -> list[str]:
-        """What makes the figures say less than they seem to, a sentence each."""
+        """Return a sentence for each reason why the figures mean less than they seem to."""
         notes = []
         if self.seen:
             who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
@@ -76,7 +76,7 @@ class JudgingImages:
         return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """How many images do not judge, and how many of them each model had seen, in plain JSON types."""
+        """Return, as plain JSON types, how many images are left out and how many of them each model had seen."""
         return {"images": len(self.left_out), "seen": {model: len(paths) for model, paths in self.seen.items()}}
 
     def check(self) -> None:
@@ -145,7 +145,7 @@ def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]
 
 
 def hash_of_images(images: SplitImages, split: str) -> str:
-    """Of the images of a split, by their content and their class, whatever they are called."""
+    """Hash the images of a split by their content and class, independently of their names."""
     table, contents = images.images.table, contents_of(images.images)
     chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
     return _hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
@@ -166,5 +166,5 @@ def check_judge(run: Path, test_hash: str) -> ImageTable:
 
 
 def _hash_of(rows: Sequence[tuple[str, str]]) -> str:
-    """Of the classes of images and the digests of their content, sorted."""
+    """Hash classes and image digests, sorted."""
     return hashlib.sha256(to_json([list(row) for row in rows]).encode()).hexdigest()

@@ -135,7 +135,7 @@ class SeedSpread:
 
 
 def _image_part(right: Floats, units: Units) -> float:
-    """The variance of the accuracy of one of several trainings (S, n) that only the finite number of images brings."""
+    """Return the variance of one training's accuracy due to the finite number of images, from trainings (S, n)."""
     S, n = right.shape
     rest = right - right.mean(axis=0) - right.mean(axis=1, keepdims=True) + right.mean()
     squares = sum(float((np.bincount(units.group, row) ** 2).sum()) for row in rest)
@@ -143,7 +143,7 @@ def _image_part(right: Floats, units: Units) -> float:
 
 
 def _likelihood(sampled: float, freedom: float, true: Floats) -> Floats:
-    """How likely a sample variance is where the true one is as given, up to a factor."""
+    """Return the likelihood of a sample variance given the true one, up to a factor."""
     logarithm = -freedom / 2 * (np.log(true) + sampled / true)
     return np.exp(logarithm - logarithm.max())
 
@@ -172,7 +172,7 @@ class Difference:
 
     @property
     def is_distinguished(self) -> bool:
-        """Whether the first is better or worse by more than chance, among all pairs that are compared."""
+        """Return whether the first differs by more than chance, allowing for all pairs that are compared."""
         return self.p < LEVEL
 
 
@@ -217,7 +217,7 @@ class Family:
 
     @cached_property
     def luck(self) -> Floats:
-        """The standard deviation of each model's accuracy that its seed brings, (M,): the middle of what it may be."""
+        """Return the standard deviation of each model's accuracy over seeds, (M,): the median of its posterior."""
         return np.sqrt(np.median(self._seed_variances, axis=0) * self.seeds)
 
     @cached_property
@@ -231,12 +231,12 @@ class Family:
 
     @cached_property
     def _seed_variances(self) -> Floats:
-        """Of the mean over seeds, what it may be, (draws, M)."""
+        """Return draws of the variance of the mean over seeds, (draws, M)."""
         return self.spread.pooled(self._others, np.random.default_rng(0)) / self.seeds
 
     @cached_property
     def _image_factors(self) -> Floats:
-        """How many times its estimate the variance between images may be, (draws,)."""
+        """Return draws of the variance between images relative to its estimate, (draws,)."""
         freedom = max(self.units.count - 1, 1)
         return freedom / np.random.default_rng(1).chisquare(freedom, DRAWS)
 
@@ -329,7 +329,7 @@ class Family:
 
 
 def _step_down(drawn: Floats, seen: Floats) -> Floats:
-    """The p-value of each pair among all (Westfall and Young 1993, their free step-down).
+    """Return the joint p-value of each pair (Westfall and Young 1993, free step-down).
 
     Args:
         drawn: how far apart chance alone brings each pair, (draws, pairs).
@@ -343,13 +343,13 @@ def _step_down(drawn: Floats, seen: Floats) -> Floats:
 
 
 def _summary(variances: Floats) -> Floats:
-    """The standard errors that belong to draws of a variance (draws, m), by some of their quantiles, (quantiles, m)."""
+    """Return quantiles of the standard errors for draws of a variance (draws, m): (quantiles, m)."""
     step = len(variances) // _QUANTILES
     return np.sqrt(np.sort(variances, axis=0)[step // 2 :: step])
 
 
 def _p_of(mean: Floats, errors: Floats) -> Floats:
-    """How probable means at least as far from 0 are where the truth is 0, (m,).
+    """Return the probability of means at least this far from 0 if the truth is 0, (m,).
 
     Args:
         mean: (m,).

@@ -65,7 +65,7 @@ def _smooth(picture: Image.Image, width: float, _: np.random.Generator) -> Image
 
 
 def _paste(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.Image:
-    """A rectangle of the picture's proportions, wherever it fits."""
+    """Cover a rectangle with the picture's proportions at a random place."""
     pixels = np.array(picture)
     height, width = (max(round(side * part**0.5), 1) for side in pixels.shape[:2])
     top, left = (int(rng.integers(0, s - length + 1)) for s, length in zip(pixels.shape, (height, width), strict=False))
@@ -95,14 +95,14 @@ CHANGES: dict[str, Change] = {
 
 
 def at_one_size(picture: Image.Image, short_side: int) -> Image.Image:
-    """The picture with this many pixels along its short side."""
+    """Return the picture with this many pixels along its short side."""
     scale = short_side / min(picture.size)
     width, height = (max(round(side * scale), short_side) for side in picture.size)
     return picture.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image.Image:
-    """A picture under a stress, the same for the same key.
+    """Return a picture under a stress, the same for the same key.
 
     Args:
         picture: RGB.
@@ -118,7 +118,7 @@ def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image
 
 
 def variants(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[Image.Image]:
-    """The picture as it is, then under each stress at each strength above nothing, in their order."""
+    """Yield the unchanged picture, then the picture under each stress at each positive strength."""
     yield picture
     for name in names:
         for strength in STRESSES[name].strengths[1:]:
@@ -129,7 +129,7 @@ ANSWERS = "stress"  # a folder beside the runs
 
 
 def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str) -> list[dict[str, Any]]:
-    """The accuracy of each model under each stress, at each strength, with 95 % intervals.
+    """Return the accuracy of each model under each stress and strength, with 95 % intervals.
 
     Args:
         plan: of the comparison.
@@ -176,7 +176,7 @@ def _short_side(run: Path) -> int:
 def _answers(
     out: Path, folder: str, paths: Sequence[str], names: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which images a run has right as they are (``), and under each stress (`blur 2`), as known or asked now; (n,)."""
+    """Return which images a run classifies correctly unchanged (``) and under each stress (`blur 2`); (n,) each."""
     file = out / ANSWERS / f"{Path(folder).name}.json"
     keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
     stored: dict[str, Any] = {}
@@ -192,7 +192,7 @@ def _answers(
 def _ask(
     run: Path, paths: Sequence[str], names: Sequence[str], keys: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, str]:
-    """For each key a `1` for each image that is right, else a `0`."""
+    """Return, for each key, a string of `1` for each correctly classified image and `0` for each other."""
     from vitkit.data.split_file import images_of_run, refuse_changed
     from vitkit.system.run_files import SPLIT
     from vitkit.weights import load
@@ -214,7 +214,7 @@ def _ask(
 def _of_image(
     classifier: Classifier, table: ImageTable, i: int, names: Sequence[str], side: int, key: str
 ) -> npt.NDArray[np.bool_]:
-    """Whether the classifier is right about each variant of an image, (V,)."""
+    """Return whether the classifier is correct on each variant of an image, (V,)."""
     import torch
 
     from vitkit.data.decode import picture_of

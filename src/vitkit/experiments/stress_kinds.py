@@ -79,7 +79,7 @@ STRESSES: dict[str, Stress] = {
 
 
 def stresses_of(names: str | Sequence[str]) -> tuple[str, ...]:
-    """The kinds asked for, each once; text has commas.
+    """Return the requested kinds, each once; a string is split at its commas.
 
     Raises:
         VitkitError: one is not known.

@@ -406,7 +406,7 @@ def _classes_of(recipe: Recipe) -> int:
 
 
 def _model_name(recipe: Recipe) -> str | None:
-    """Of the recipe's model, or of the published weights that it starts from."""
+    """Return the name of the recipe's model, or of the published weights it starts from."""
     name = recipe.model or recipe.weights.split(".")[0]
     return name if is_model_name(name) else None
 
@@ -441,7 +441,7 @@ def _left_out(recipe: Recipe) -> list[str]:
 
 
 def passes(recipe: Recipe, images: int) -> tuple[int, int]:
-    """How many images a training computes, and how many steps it takes; a head that is fitted at once takes none."""
+    """Return how many images a training processes, and its number of steps: none for a head in closed form."""
     if recipe.method == "probe":
         return images * (1 + recipe.views), 0
     batches = math.ceil(images / recipe.batch_size)
@@ -449,14 +449,14 @@ def passes(recipe: Recipe, images: int) -> tuple[int, int]:
 
 
 def tokens_of(recipe: Recipe, config: Config) -> int:
-    """That go through the layers for an image in training; 0 where there are none."""
+    """Return the number of tokens per training image that pass through the layers; 0 if there are none."""
     if isinstance(config, NetworkConfig):
         return 0
     return config.prefix_tokens + max(1, round(config.patches * (1 - recipe.patch_dropout)))
 
 
 def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
-    """The network that is imitated, on the meta device; None without one.
+    """Return the teacher network on the meta device; None without a teacher.
 
     Raises:
         VitkitError: it is not known without its weights.
@@ -482,7 +482,7 @@ def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
 def memories(
     job: PlannedTraining, images: int, devices: int, room: int, precision: str
 ) -> tuple[Footprint, tuple[DeviceMemory, ...]]:
-    """The step of a training, and what a device holds in it: as the recipe has it first, then otherwise.
+    """Return the memory of a training step: first as in the recipe, then with alternatives.
 
     Args:
         job: the training.

@@ -46,7 +46,7 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
 
 
 def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a recipe, of a network without those that it does not know; and a line for each of these.
+    """Return a recipe's fields without those that a network does not have, and a line for each of these.
 
     For recipes that were not written for it: a published one, or one for all models of a comparison.
     """
@@ -62,7 +62,7 @@ def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], l
 
 
 def _has(network: NetworkConfig, rate: str) -> bool:
-    """Whether a network has layers that drop so."""
+    """Return whether a network has layers with this kind of dropout."""
     try:
         check_rates(network.replace(**{rate: 0.1}))
     except VitkitError:
@@ -71,7 +71,7 @@ def _has(network: NetworkConfig, rate: str) -> bool:
 
 
 def network_of(recipe: Recipe) -> NetworkConfig | None:
-    """The network that a recipe trains, as far as its fields tell without reading weights; None of our own models.
+    """Return the library network that a recipe trains, without reading weights; None for our own models.
 
     Raises:
         VitkitError: the library that the model's name calls is not installed, or has no such network.
@@ -134,7 +134,7 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
 
 
 def network_of_file(recipe: Recipe) -> str | None:
-    """Of which network of another library the recipe's weights are a file, which does not say so itself."""
+    """Return the library network that the recipe's weights are a file of, if the file does not name it."""
     return recipe.model if is_network_name(recipe.model) and recipe.weights not in ("auto", "none") else None
 
 
@@ -150,7 +150,7 @@ def look_at_weights(recipe: Recipe) -> WeightsSource:
 
 
 def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[Config, LoadPlan]:
-    """The configuration of a model that starts from these weights, and the plan of reading them without their head.
+    """Return the configuration of a model that starts from these weights, and the plan to load all but the head.
 
     Raises:
         VitkitError: they cannot be understood, or a change is one that they cannot follow.
@@ -174,7 +174,7 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
 
 
 def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConfig:
-    """With what the head of class names reads: the vector of length 1 that images share with texts."""
+    """Return the configuration with a head of class names, which reads unit vectors shared by images and texts."""
     words = look_for_words(weights)
     if words is None:
         raise VitkitError(f"head_from names: {weights_of(recipe)} has no text encoder")

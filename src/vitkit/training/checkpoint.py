@@ -83,7 +83,7 @@ class Clock:
 
     @property
     def is_up(self) -> bool:
-        """Whether the budget is used up."""
+        """Return whether the budget is used up."""
         return bool(self._budget) and self.elapsed >= float(self._budget or 0)
 
 
@@ -450,7 +450,7 @@ class RunWriter:
         return {name: state.metrics[name] for name in names if name in state.metrics}
 
     def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
-        """Whether to keep this epoch's weights. A tie goes to the later epoch, which has seen more.
+        """Decide whether to keep this epoch's weights. A tie goes to the later epoch, which has seen more images.
 
         Without a val split there is no value, and every epoch is kept. A loss that is not finite is never best.
         """

@@ -54,12 +54,12 @@ def share_out(model: VisionTransformer, device: torch.device, processes: int) ->
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether each process has but a part of the weights."""
+    """Return whether each process has only a part of the weights."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def full_weights(model: nn.Module) -> dict[str, Any]:
-    """The weights of a model in parts, in the first process; all call it, and the others get nothing."""
+    """Return all weights of a sharded model in the main process, and nothing in the others; all must call it."""
     return get_model_state_dict(model, options=_FULL)
 
 
@@ -69,7 +69,7 @@ def set_full_weights(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The weights, and what the optimiser knows of each by its name; of a model in parts, in the first process."""
+    """Return the weights and the optimiser's state by name; for a sharded model, in the main process."""
     if is_sharded(model):
         moments: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FULL)
         return full_weights(model), moments.get("state", {})
@@ -97,7 +97,7 @@ def set_full_state(
 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Of the optimiser's parameters, in its order."""
+    """Return the names of the optimiser's parameters, in its order."""
     name_of = {parameter: name for name, parameter in model.named_parameters()}
     return [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -125,7 +125,7 @@ class ProcessGroup:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes and talks."""
+        """Return whether this is the process that writes and reports."""
         return self.rank == 0
 
     def broadcast_from_main(self, work: Callable[[], T]) -> T:
@@ -149,7 +149,7 @@ class ProcessGroup:
         return work() if result is None else result
 
     def gather(self, value: T) -> list[T]:
-        """What each process brings, by rank."""
+        """Return the values of all processes, by rank."""
         if self.size == 1:
             return [value]
         everyone: list[Any] = [None] * self.size
@@ -157,11 +157,11 @@ class ProcessGroup:
         return everyone
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true of any process; all of them learn it at the same time."""
+        """Return in all processes whether the condition holds in any of them."""
         return any(self.gather(flag))
 
     def before(self, values: Tensor, length: int) -> Tensor:
-        """For each image of one's own share of a batch the one before it in the whole batch; for the first the last.
+        """Return, for each image of this process's share of a batch, the previous one of the whole batch (circular).
 
         Args:
             values: this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on; if there are
@@ -195,7 +195,7 @@ class ProcessGroup:
                 dist.broadcast(tensor, src=0)
 
     def whole(self, model: Model) -> Model:
-        """The model itself; or where its parts lie on several devices, a whole copy for the first process."""
+        """Return the model itself, or a complete copy in the main process if its parts lie on several devices."""
         if not is_sharded(model):
             return model
         state = full_weights(model)
@@ -243,7 +243,7 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
 
 
 def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = ALONE) -> Fabric:
-    """Where and how a training computes: the device of this process, and its precision.
+    """Return the Fabric of a training: this process's device and its precision.
 
     Args:
         precision: float32 or bfloat16.
@@ -312,7 +312,7 @@ def check_team(recipe: Recipe, team: ProcessGroup) -> None:
 
 
 def describe_team(recipe: Recipe, team: ProcessGroup) -> list[str]:
-    """What the user should know of several processes, if there are."""
+    """Return what the user should know about several processes; empty if there is only one."""
     if team.size == 1:
         return []
     if recipe.method == "probe":

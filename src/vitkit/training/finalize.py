@@ -99,7 +99,7 @@ class PriorCorrection:
     in_head: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON types."""
+        """Return the fields as plain JSON types."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
@@ -108,7 +108,7 @@ class PriorCorrection:
         return cls(**typed)
 
     def at(self, temperature: float, strength: float) -> PriorCorrection:
-        """The same correction for a model with this temperature, applied at this strength."""
+        """Return the correction for a model with this temperature, applied at this strength."""
         return replace(self, strength=strength, in_head=tuple(temperature * strength * value for value in self.shift))
 
 
@@ -121,7 +121,7 @@ def prior_correction(
     task: Task = SINGLE_LABEL,
     has_teacher: bool = False,
 ) -> PriorCorrection:
-    """The correction that gives a model this prior after a training with this balance.
+    """Return the correction that gives a model this prior after a training with this balance.
 
     Args:
         counts: the number of training images of each class.
@@ -150,7 +150,7 @@ def log_weights(counts: Sequence[int], balance: Balance, task: Task = SINGLE_LAB
 
 
 def logit_shift(model: Model, correction: PriorCorrection) -> Tensor:
-    """The shift (K,) that the correction adds to the model's logits, which are the mean over its heads."""
+    """Return the shift (K,) that the correction adds to the model's logits, which are the mean over its heads."""
     heads = sum(getattr(model, name) is not None for name in ("head", "head_dist"))
     return torch.tensor(correction.in_head) * (len(correction.heads) / max(heads, 1))
 
@@ -185,7 +185,7 @@ def record_correction(classifier: Classifier, correction: PriorCorrection) -> No
 
 
 def correction_of(classifier: Classifier) -> PriorCorrection | None:
-    """The correction recorded in a classifier; None if it was not trained by a run."""
+    """Return the correction recorded in a classifier; None if it was not trained by a run."""
     stored = classifier.provenance.get(BALANCE)
     return None if stored is None else PriorCorrection.from_dict(stored)
 
@@ -247,7 +247,7 @@ def _calibrate(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
 
 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:
-    """The shift that the classifier's logits include now, and the full shift of calibrated logits; (K,) each."""
+    """Return the shift in the classifier's current logits, and the full shift of calibrated logits; (K,) each."""
     if correction is None:
         return np.zeros(len(classifier.classes)), np.zeros(len(classifier.classes))
     whole = correction.at(1.0, 1.0)

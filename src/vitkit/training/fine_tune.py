@@ -70,7 +70,7 @@ _JUDGED = 512  # images
 
 
 def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
-    """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
+    """Return the recipe with the learning rate that short runs found best, for a resumed run to use as well."""
     assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     report_step = partial(progress, "trying learning rates")
@@ -95,7 +95,7 @@ def find_lr(
     fabric: Fabric,
     progress: Callable[[int, int], None],
 ) -> dict[float, float]:
-    """The validation loss that each learning rate leads to in a few steps; infinite where it leads nowhere.
+    """Return each learning rate's validation loss after a few steps; infinite if the training diverges.
 
     Args:
         model: where every short run starts; it is left as it is, as is what random numbers follow.

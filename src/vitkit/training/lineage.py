@@ -56,7 +56,7 @@ class RunImages:
         return cls(diagnosis.table, diagnosis.facts, twins, twins if groups is None else tuple(groups))
 
     def take(self, indices: Sequence[int]) -> RunImages:
-        """The images at these indices."""
+        """Return the images at these indices."""
         facts, twins, groups = (tuple(values[i] for i in indices) for values in (self.facts, self.twins, self.groups))
         return RunImages(self.table.take(list(indices)).compact(), facts, twins, groups)  # type: ignore[arg-type]
 
@@ -197,7 +197,7 @@ def _compare(images: RunImages, record: PictureRecord, whose: str) -> Overlap:
 
 
 def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
-    """The record of the weights after a run on these images; `has_labels` says whether the labels were learned."""
+    """Return the record of the weights after a run; `has_labels` says whether the labels were learned."""
     images = split_images.images
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
     roles = exposures(images.table, images.twins, split_images.overlap)
@@ -205,12 +205,12 @@ def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels
 
 
 def contents_of(images: RunImages) -> dict[str, str]:
-    """The first bytes of each file's SHA-256 in hexadecimal, by path, to recognise files that were moved."""
+    """Return the first bytes of each file's SHA-256 in hexadecimal, by path, to recognise files that were moved."""
     return {path: fact.digest[:DIGEST].hex() for path, fact in zip(images.table.paths, images.facts, strict=True)}
 
 
 def _source(recipe: Recipe) -> str:
-    """The name of the weights, or else of the teacher, without its folder."""
+    """Return the name of the weights, or else of the teacher, without its folder."""
     return without_place(weights_of(recipe) if recipe.weights != "none" else str(recipe.teacher))
 
 
@@ -300,7 +300,7 @@ def _moved_findings(table: ImageTable, overlap: Overlap, kept: Sequence[str | No
 
 
 def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str | None:
-    """A message about earlier runs in the same folder whose test images this run trains on; None if there are none.
+    """Return a note on earlier runs in the same folder whose test images this run trains on; None if there are none.
 
     Args:
         out: the run folder; None for the default one.

@@ -121,7 +121,7 @@ class Learning(Protocol):
 
     @property
     def takes_labels(self) -> bool:
-        """Whether `loss` accepts the labels themselves as targets when images are not mixed."""
+        """Return whether `loss` accepts the labels themselves as targets when images are not mixed."""
 
     def targets(self, labels: Tensor) -> Tensor:
         """Convert labels (B,) into targets (B, K), which can be mixed."""
@@ -168,7 +168,7 @@ class Objective:
 
     @property
     def takes_labels(self) -> bool:
-        """Whether labels (B,) contain everything that targets would, which is so without class weights."""
+        """Return whether labels (B,) contain all that targets would, which is so without class weights."""
         return self.class_weights is None
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
@@ -198,7 +198,7 @@ class Objective:
 
     @torch.no_grad()
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """Whether the mean of the heads classifies each image correctly, (B,)."""
+        """Return whether the mean of the heads classifies each image correctly, (B,)."""
         answers = _mean_of_heads(heads)
         return answers.argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 

@@ -152,7 +152,7 @@ class Average(nn.Module):
 
     @property
     def model(self) -> nn.Module:
-        """The model with the averaged weights."""
+        """Return the model with the averaged weights."""
         return self.averaged.module
 
     def update(self, model: nn.Module) -> None:

@@ -73,7 +73,7 @@ _BEGAN_FROM = (
 
 
 def frozen(recipe: Recipe) -> Recipe:
-    """The recipe of a head on the frozen weights that this one begins from, which reads the class token and the mean.
+    """Return the recipe of a head that reads the class token and the mean of this recipe's frozen starting weights.
 
     `new_classifier` makes of it the model whose features are asked for.
     """
@@ -109,7 +109,7 @@ class HeadImages:
 
 
 def head_images(recipe: Recipe, table: ImageTable, classifier: Classifier) -> HeadImages:
-    """The images in the files of a table."""
+    """Return the images in the files of a table."""
     train, preprocess = table.of_split("train"), classifier.preprocess
     augmented = TrainingImages(train, preprocess, augment_of(recipe), recipe.seed)
     return HeadImages(
@@ -210,7 +210,7 @@ def compute_features(
     precision: str,
     progress: Callable[[int, int], None],
 ) -> tuple[Tensor, Tensor]:
-    """What the head reads of each image, (n, D) float32, and its label, (n,)."""
+    """Return what the head reads of each image, (n, D) float32, and its label, (n,)."""
     device = torch.device(devices.choose_device(recipe.device))
     model.eval().to(device)
     count, done = len(images), 0  # type: ignore[arg-type]  # every set of images here has a length
@@ -252,7 +252,7 @@ def choose_head(
     penalty: float = MIDDLE,
     begun: Fit | None = None,
 ) -> Fit:
-    """The head whose regularisation suits the held-out images best, by their log loss.
+    """Return the head whose regularisation has the lowest log loss on the held-out images.
 
     Args:
         x: features of training images, (n, D).

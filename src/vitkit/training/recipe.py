@@ -31,7 +31,7 @@ _OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
 
 
 def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes by the fields' own names, each as its field's type; `none` is None where a field may have no value.
+    """Return the changes by field name, each as the type of its field; `none` becomes None if the field allows it.
 
     Args:
         changes: what `create_model` takes besides a name.
@@ -78,7 +78,7 @@ _PREFIX = "model."
 
 
 def read_sets(texts: Iterable[str]) -> dict[str, Any]:
-    """The changes that `--set` asks for, by the names of `ViTConfig`'s fields; `name` is the model's.
+    """Parse the changes of `--set`, by the names of `ViTConfig`'s fields; `name` is the model's.
 
     Raises:
         VitkitError: a text is none of `model.FIELD=VALUE`, or a field is unknown, given twice, or of another type.
@@ -137,7 +137,7 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe, those of its model among them, with flags over them; both unfolded."""
+    """Return the fields of a recipe and its model, overridden by the flags; both flattened."""
     below = {name: value for name, value in (fields.get("model_fields") or {}).items() if name not in flags}
     above = flags.get("model_fields") or {}
     merged = {**fields, **flags, "model_fields": {**below, **above}}

@@ -88,7 +88,7 @@ def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Reque
 
 
 def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
-    """The name of the bundled recipe that a command asks for by name or by its data; None for any other."""
+    """Return the bundled recipe that a command names directly or by its data; None for any other."""
     if recipe is not None:
         return None if Path(recipe).is_file() or str(recipe) not in bundled() else str(recipe)
     data = flags.get("data")
@@ -98,7 +98,7 @@ def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | 
 
 
 def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[str]:
-    """A line that says which values of a published recipe the flags change; none where they change none."""
+    """Return a line on the values of a published recipe that the flags change; None if they change none."""
     name = published(flags, recipe)
     if name is None:
         return []

@@ -237,7 +237,7 @@ def report(
 
 
 def _tried(path: Path) -> Tried | None:
-    """How the weights fared of which the run's were chosen; None where they were named."""
+    """Return the scores of the weights among which the run chose; None if the weights were named."""
     if not path.is_file():
         return None
     selection = Selection.from_dict(from_json(path.read_text(encoding="utf-8")), path)
@@ -262,13 +262,13 @@ def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Plac
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
-    """Of images that were not trained on, each once."""
+    """Return the images that were not trained on, each once."""
     both = {part.split: part for part in (seen, evaluation) if part is not None}
     return [part for split, part in both.items() if split in ("val", "test")]
 
 
 def _kept(recipe: Recipe, table: ImageTable, epoch: int) -> str:
-    """What became the model, and what chose it."""
+    """Describe which weights became the model, and what chose them."""
     has_val = "val" in table.splits
     if epoch == ZERO_SHOT:
         return "zero-shot: nothing learned from photographs suited the val images better"
@@ -297,7 +297,7 @@ def _spent(rows: list[dict[str, float]]) -> str:
 
 
 def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
-    """How good the model was before it had learned anything, where it began from the names of its classes."""
+    """Return the accuracy before any training, for a model that starts from the names of its classes."""
     lines = [
         f"{name} {row[name]:.4f}"
         for row in rows
@@ -308,7 +308,7 @@ def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
 
 
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
-    """What is known of what the weights had seen before the run."""
+    """Describe what is known of the images that the weights had seen before the run."""
     if record is None:
         return {}
     if record.is_whole:
@@ -425,7 +425,7 @@ def _features(
 
 
 def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None = None) -> str | None:
-    """The last weights that the run began from, directly or through other runs, and that had seen none of its images.
+    """Return the last weights in the run's ancestry that had seen none of its images.
 
     Weights without a record, as published ones are, count as such.
 
@@ -452,7 +452,7 @@ def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource |
 
 
 def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
-    """What a model began from; a run's recipe says where that lies, its model.json, which travels, only its name."""
+    """Return what a model started from: a run's recipe has the path, its portable model.json only the name."""
     recipe = Path(source) / RECIPE
     if recipe.is_file():
         began = build(load_fields(recipe), str(recipe))

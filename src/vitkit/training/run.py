@@ -288,7 +288,7 @@ def _known(file: Path) -> dict[str, FoldFigure]:
 
 
 def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
-    """What the model of a fold that was done before says of the images that count, as its report had it."""
+    """Return a finished fold's evaluation on the images that count, as its report had it."""
     images = images_of_run(folder / SPLIT)
     split = held_out_split(images)
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
@@ -298,7 +298,7 @@ def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -
 
 
 def _unseen(folder: Path) -> str:
-    """What is known of the images that the folds' models were tested on."""
+    """Describe what is known of the images that the folds' models were tested on."""
     record = fold_folder(folder, 0) / RECORD
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
         return "had not seen it"
@@ -703,7 +703,7 @@ def _refuse(fields: dict[str, Any]) -> None:
 def _preprocess_of(
     datasets: Datasets, data_survey: Survey, preprocess_before: Preprocess
 ) -> tuple[Preprocess, list[str]]:
-    """How pictures are prepared for the model, and what is worth a line of that.
+    """Return the preprocessing for the model, and a line about it if it is worth one.
 
     Raises:
         VitkitError: what the caller says is no preprocessing, or is for another size than the model's.
@@ -755,7 +755,7 @@ class _Seen:
 def _look_up(
     blueprint: Blueprint, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
 ) -> tuple[bytes, _Seen]:
-    """The record of what the weights will have seen after the run, and what that says of the validation images."""
+    """Return the record of the weights after the run, and what it implies for the validation images."""
     before = ancestry_of(blueprint.recipe, blueprint.pictures, None if teacher is None else teacher.pictures)
     facts, table = data_survey.facts(classifier.preprocess), data_survey.table
     overlap = find_overlap(before, table, facts)

@@ -136,7 +136,7 @@ def lock_run(folder: Path, hold: ExitStack) -> None:
 
 @contextmanager
 def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
-    """On an interruption, say how to resume; on a failure before there is a model, remove the folder.
+    """Print how to resume after an interruption; remove the folder after a failure that leaves no model.
 
     Args:
         run: which.
@@ -157,7 +157,7 @@ def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
 
 @contextmanager
 def reporting(run: Run) -> Iterator[None]:
-    """On an interruption during the report, say that the model is saved and how to continue."""
+    """Print, after an interruption during the report, that the model is saved and how to continue."""
     try:
         yield
     except Interrupted:

@@ -164,7 +164,7 @@ def rank(trial: Trial) -> tuple[float, float]:
 
 
 def no_difference(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], groups: Sequence[int]) -> float:
-    """How probable it is, where two are equally good, that their answers differ as one-sidedly as these: a sign test.
+    """Return the p-value of a sign test: the probability of such one-sided answers from two equally good models.
 
     Args:
         first: which images one has right, (n,).
@@ -200,7 +200,7 @@ class SelectionImages:
 
     @classmethod
     def of(cls, table: ImageTable, groups: Sequence[int], seed: int) -> SelectionImages:
-        """Of the training images among these, `MOST` of them at most.
+        """Select at most `MOST` of these training images.
 
         Raises:
             VitkitError: they are too few to choose by.
@@ -222,7 +222,7 @@ class SelectionImages:
         return min(len(self.table), max(LEAST, 2 * len(self.table.classes)))
 
     def parts(self, count: int) -> int:
-        """Of a cross-validation of the first images: PARTS, or as many groups as the largest class has."""
+        """Assign the first images to the PARTS of a cross-validation; fewer if the largest class has fewer groups."""
         pairs = {(label, self.groups[i]) for i in range(count) for label in self.table.classes_of(i)}
         return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
 
@@ -338,7 +338,7 @@ def _frozen_encoder(candidate: Blueprint, table: ImageTable) -> Classifier:
 
 
 def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
-    """By a few images, the first of which only warm up."""
+    """Measure the cost on a few images, the first of which only warm up."""
     started, recipe = time.monotonic(), candidate.recipe
     pilot = recipe.replace(workers=0, batch_size=_PILOT)
     classifier = _frozen_encoder(candidate, judges.table)
@@ -357,7 +357,7 @@ def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
 
 
 def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
-    """Of a cross-validation, by fits to noise of few and of more images: most of a small fit is not the images'."""
+    """Measure the cost of a cross-validation by fits to noise: small fits have a cost that no image explains."""
     K, seconds = len(judges.table.classes), []
     counts = [min(count, len(judges.table)) for count in _FITTED]
     for count in counts:
@@ -426,7 +426,7 @@ def _cross_validate(
 
 
 def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: int) -> Tensor:
-    """Which images of one part are right by a probe on the others, whose penalty one of these has chosen; (n,)."""
+    """Return whether a probe on the other parts classifies each image of this part correctly, (n,)."""
     tested = fold_of == part
     judging = fold_of == (part + 1) % int(fold_of.max() + 1)
     fitted = ~(tested | judging)

@@ -62,7 +62,7 @@ class ValidationOutcome:
 
 
 def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_before: bool = False) -> bool:
-    """Whether a model calls (almost) every image the same though it ought to know better.
+    """Return whether a model predicts (almost) one class for all images though it should do better.
 
     That is when 99 % of the predictions are one class, no class has more than 90 % of the images, and the accuracy is
     no better than always answering the largest class gives. A model that has only just begun to learn looks the same,
@@ -157,7 +157,7 @@ class StabilityGuard:
         return path
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
-        """Whether an epoch's outcome, if there are validation images, is one to go on from."""
+        """Return whether to continue from the outcome of an epoch, if there are validation images."""
         if outcome is None:
             return True
         if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
@@ -187,7 +187,7 @@ class StabilityGuard:
 
 
 def all_finite(weights: Mapping[str, Tensor]) -> bool:
-    """Whether no number of these tensors is infinite or NaN."""
+    """Return whether all values of these tensors are finite."""
     return all(bool(weight.isfinite().all()) for weight in weights.values())
 
 
@@ -228,7 +228,7 @@ class FiniteCheck:
         return norm.isfinite() & torch.tensor(not self._is_bad(), device=norm.device)
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
-        """Whether to take the step, along a gradient of this norm, ().
+        """Return whether to take the step along a gradient of this norm, ().
 
         Raises:
             DivergedError: it is the third in a row that is left out.
@@ -376,7 +376,7 @@ class SafePoint:
         return False
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The weights, where those of the last epoch will not do."""
+        """Return the weights to fall back to, if those of the last epoch are unusable."""
         return self._weights if self.is_doubtful else None
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -403,7 +403,7 @@ def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
 
 
 def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    """The gradient with the strides of its parameter, as `backward` leaves it and the optimiser's kernel wants it.
+    """Return the gradient with the strides of its parameter, as `backward` leaves it and the optimiser needs it.
 
     Convolutions answer images in channels-last order with gradients in that order.
     """

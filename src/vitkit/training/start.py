@@ -143,7 +143,7 @@ class JudgeStart:
         self._validate, self._writer = validate, writer
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Of a run that goes on, the start has been judged."""
+        """Skip the check in a resumed run, whose start has been checked."""
         if state.epoch == 0 and state.step == 0:
             self._validate()
             self._writer.keep_start(state)
@@ -297,7 +297,7 @@ def choose_precision(precision: str, device: str = "auto") -> str:
 
 
 def choose_compile(recipe: Recipe) -> bool:
-    """Whether torch.compile is to make the steps quicker: by default on GPUs, where its compiler is installed."""
+    """Return whether torch.compile makes the steps faster: by default on GPUs with its compiler installed."""
     if recipe.compile != "auto":
         return recipe.compile == "on"
     has_compiler = devices.choose_device(recipe.device) == "cuda" and importlib.util.find_spec("triton") is not None
@@ -386,7 +386,7 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
 
 
 def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
-    """Whether some labels follow what a run proposed, by the name that they are marked with or by what it suggests."""
+    """Return whether labels follow a run's proposals, by their mark or by the run's suggestions."""
     return any(
         proposal.by == run.name or run.suggested.get(proposal.digest, ("", None))[1] == label
         for proposal, label in followed
@@ -394,7 +394,7 @@ def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
 
 
 def _record_of(run: Earlier) -> PictureRecord | None:
-    """What a run knows of its pictures; None where that is gone or damaged."""
+    """Return what a run knows of its pictures; None if that is gone or damaged."""
     try:
         return PictureRecord.from_bytes(read_bytes(run.folder / RECORD), run.folder)
     except (VitkitError, OSError):
@@ -402,7 +402,7 @@ def _record_of(run: Earlier) -> PictureRecord | None:
 
 
 def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Recipe) -> list[SplitImages]:
-    """The images of a run, or of each fold, with what was proposed of them, and with what the reader should know."""
+    """Return the images of a run or of each fold with their proposals, and notes for the reader."""
     return [
         replace(
             part,
@@ -414,7 +414,7 @@ def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Re
 
 
 def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[Finding]:
-    """That labels carry what earlier runs had learned, and whether that spoils the test."""
+    """Report that labels contain what earlier runs had learned, and whether that affects the test."""
     if proposed.taught is None:
         return []
     names, role_of = listed(proposed.teachers), proposed.taught.role_of()
@@ -435,7 +435,7 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[
 
 
 def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
-    """That images are deleted of which an earlier run doubted the label: they would be mistakes, as a rule."""
+    """Report deleted images with labels that an earlier run had suspected; they would have been errors."""
     held_out = held_out_split(part.images.table)
     for run in proposed.earlier:
         if run.is_ancestor and (gone := run.gone(proposed.digests, held_out)):
@@ -444,7 +444,7 @@ def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
 
 
 def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
-    """What was proposed, with the split of each image that is left out: the held-out one, or none."""
+    """Return the proposals, with the split of each image that is left out: the held-out one, or none."""
     proposals, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
     held_out = held_out_split(images.table)
     left = [
@@ -580,7 +580,7 @@ def resolve(
 
 
 def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) -> tuple[Blueprint, list[str]]:
-    """The model that a recipe asks for, with what depends on its weights and its architecture; and why, a line each.
+    """Resolve the model of a recipe, with what depends on its weights and architecture, and notes on both.
 
     Args:
         recipe: with nothing else left open.
@@ -603,7 +603,7 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
 
 
 def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed) -> list[SplitImages]:
-    """The images split as the recipe says: once, or with each fold in turn as its test images."""
+    """Split the images as the recipe says: once, or with each fold as the test images in turn."""
     if recipe.folds is None:
         proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
         return [divide(images, recipe, before, proposers)]

@@ -192,7 +192,7 @@ def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Ten
 
 
 def _try(teacher: Teacher, size: tuple[int, int]) -> None:
-    """What has no answer is found out before a run begins; hard distillation would take NaN for the first class."""
+    """Check before a run begins that the teacher's answers are finite; hard distillation takes NaN for a class."""
     height, width = size
     try:
         logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))

@@ -253,7 +253,7 @@ FEW_SHOT = Measurement(
 
 
 def measure_few_shot(subject: Subject) -> Measured:
-    """The accuracy on all held-out images for each number of training images a class, drawn anew for each seed.
+    """Return the held-out accuracy for each number of training images per class, drawn again for each seed.
 
     Its interval is of other draws and of other test images. The penalty is chosen on the few images themselves, by
     leaving each out in turn.
@@ -328,7 +328,7 @@ ATTENTION_DISTANCE = Measurement(
 
 
 def measure_attention_distance(subject: Subject) -> Measured:
-    """The mean attention distance of each layer's heads, and those of the nearest and the farthest head."""
+    """Return the mean attention distance of each layer, and of its nearest- and farthest-looking heads."""
     import numpy as np
 
     from vitkit.experiments.lab.measure import Measured
@@ -396,5 +396,5 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def names() -> tuple[str, ...]:
-    """As they are asked for."""
+    """Return the ablations that were requested, in that order."""
     return tuple(EXPERIMENTS)

@@ -40,7 +40,7 @@ class AblationVariant:
 
 
 def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
-    """A variant in which fields of the model differ."""
+    """Make a variant with other values of the model's fields."""
     return AblationVariant(label, {"model_fields": fields} if fields else {}, paper)
 
 

@@ -293,7 +293,7 @@ _HELD, _NOT_SHOWN, _REVERSED = "held", "not shown", "the other way round"
 def plan_ablation(
     ablation: Ablation, data: str, preset: Preset, seeds: int, shared: Mapping[str, Any]
 ) -> tuple[Plan, list[dict[str, Any]]]:
-    """All trainings, and what each variant is, before anything is trained.
+    """Plan all trainings and variants before anything is trained.
 
     Raises:
         VitkitError: a variant cannot be built or trained on these images, or what it varies was asked for.
@@ -360,7 +360,7 @@ def plan_ablation(
 
 
 def in_folder(plan: Plan, folder: Path) -> Plan:
-    """The plan with the runs that others start from where they are."""
+    """Return the plan with the paths of the runs that other runs start from."""
     jobs = []
     for job in plan.jobs:
         weights = str(job.fields["weights"])
@@ -374,7 +374,7 @@ def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[
 
 
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
-    """What the finished runs say, in plain JSON types."""
+    """Return the results of the finished runs, as plain JSON types."""
     from vitkit.experiments.comparison_figures import read_judged
     from vitkit.experiments.judging import after_training
 
@@ -407,14 +407,14 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
 
 
 def _of_run(job: ComparisonJob, folder: Path, judged: Judged) -> dict[str, Any]:
-    """The accuracy on the images that judge, and the log loss where the run's own evaluation counted the same ones."""
+    """Return the accuracy on the judging images, and the log loss if the run evaluated the same images."""
     figures = counted_figures(read_figures(folder / EVALUATION))
     loss = figures.get("loss") if figures.get("images") == len(judged.paths) else None
     return {"accuracy": float(judged.answers[job.model, job.seed].mean()), "loss": loss}
 
 
 def family_of(labels: Sequence[str], judged: Judged) -> Family:
-    """The variants, for statistics of all of them together."""
+    """Return the variants for joint statistics."""
     import numpy as np
 
     from vitkit.experiments.statistics import Family
@@ -423,7 +423,7 @@ def family_of(labels: Sequence[str], judged: Judged) -> Family:
 
 
 def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
-    """How each variant differs from one of them, judged jointly with the other variants."""
+    """Compare each variant with one of them, jointly with the other variants."""
     from vitkit.experiments.comparison_figures import numbers_of, verdict
 
     family, last = family_of(labels, judged), labels.index(against)
@@ -447,7 +447,7 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
 
 
 def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Whether each of the source's claims is seen here: the interval of the difference lies above 0."""
+    """Return whether each of the source's claims holds here: the interval of the difference lies above 0."""
     claims = []
     for pair in pairs:
         if pair["a"] not in ablation.better:
@@ -474,7 +474,7 @@ CORPORA = {  # by the last part of a recipe's name
 
 
 def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
-    """The variants of an ablation with the published hyper-parameters, and what training each would take.
+    """Return the variants of an ablation with the published hyper-parameters, and the cost of each training.
 
     Args:
         ablation: which.

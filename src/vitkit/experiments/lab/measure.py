@@ -49,11 +49,11 @@ class Subject:
 
     @property
     def held_out(self) -> str:
-        """The split that judges: test, or val where there is none."""
+        """Return the split that judges: test, or val if there is none."""
         return held_out_split(self.table)
 
     def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:
-        """What the head reads of each image, (n, D).
+        """Return what the head reads of each image, (n, D).
 
         Raises:
             VitkitError: one cannot be read any more.
@@ -93,7 +93,7 @@ class Measured:
 
 
 def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
-    """A model, and images split so that it is not judged by what its weights have seen.
+    """Return a model, and images split so that those that judge it were not seen by its weights.
 
     Raises:
         VitkitError: the model or the data cannot be had, or the images have several classes each.

@@ -20,7 +20,7 @@ _MODEL = "vit_micro_patch4_32"  # of photographs, at 32 px; data with a recipe o
 
 
 def base_fields(ablation: Ablation, data: str, preset: Preset, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe that all variants share.
+    """Return the recipe that all variants share.
 
     Args:
         ablation: whose recipe `paper` takes.
@@ -39,7 +39,7 @@ def base_fields(ablation: Ablation, data: str, preset: Preset, fields: Mapping[s
 
 
 def published_recipe(ablation: Ablation) -> str:
-    """The name of the bundled recipe with the published hyper-parameters.
+    """Return the name of the bundled recipe with the published hyper-parameters.
 
     Raises:
         VitkitError: there is none.
@@ -50,7 +50,7 @@ def published_recipe(ablation: Ablation) -> str:
 
 
 def base_config(fields: Mapping[str, Any]) -> ViTConfig:
-    """Of the model that variants are variants of.
+    """Return the configuration of the model that the variants modify.
 
     Raises:
         VitkitError: it is no Vision Transformer, or cannot be built.
@@ -62,7 +62,7 @@ def base_config(fields: Mapping[str, Any]) -> ViTConfig:
 
 
 def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
-    """The recipe of one variant.
+    """Return the recipe of one variant.
 
     Args:
         base: what all share.
@@ -108,7 +108,7 @@ _OF_BOTH = (  # what a pre-training has from the recipe that it is for: the same
 
 
 def pretraining_fields(fields: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
-    """Of the pre-training that comes before a variant's training.
+    """Return the recipe of the pre-training before a variant's training.
 
     All training images are learned from, however few of them the training is given with `max_images`.
 

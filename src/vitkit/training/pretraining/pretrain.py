@@ -181,12 +181,12 @@ class KeyedImages(Images):
 
     @property
     def labels(self) -> Sequence[int]:
-        """The labels of the images, which are not used."""
+        """Return the labels of the images, which are not used."""
         return self.images.labels
 
     @property
     def paths(self) -> Sequence[str]:
-        """The paths of the images."""
+        """Return the paths of the images."""
         return self.images.paths
 
     def __len__(self) -> int:
