@@ -43,9 +43,9 @@ class _Member:
     """The place of a member in the archive, and how it is compressed.
 
     Attributes:
-        offset: of the member's local header in a zip, and of its bytes in a tar.
+        offset: the offset of the member's local header in a zip, and of its bytes in a tar.
         packed, size: bytes in the archive, and as they were.
-        method: of a zip's compression; None in a tar.
+        method: the method of a zip's compression; None in a tar.
         check: the CRC-32 of the bytes, where the archive has one.
         is_encrypted: it cannot be read without a password.
     """
@@ -63,8 +63,8 @@ class _MemberIndex:
     """The members of an archive.
 
     Attributes:
-        members: by key.
-        folders: that are members themselves, so that an empty one is known.
+        members: the members by key.
+        folders: the folders that are members themselves, so that an empty one is known.
         ignored: count of members passed over, by reason.
         unsafe: names that no file below a folder can have.
     """
@@ -257,8 +257,8 @@ class _Tree:
     """The folders in an archive, as if they were on disk.
 
     Args:
-        path: of the archive.
-        overlooked: is told what is passed over.
+        path: the path of the archive.
+        overlooked: receives what is passed over.
 
     Raises:
         VitkitError: a name is both a file's and a folder's, or the archive is refused.

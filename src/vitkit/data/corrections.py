@@ -57,7 +57,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
 
     Args:
         table: images, split or not.
-        labels: of them.
+        labels: their labels.
         may_add: whether a picture that is in the data's folder, and not in the table, comes into it.
 
     Returns:
@@ -105,10 +105,10 @@ class _EditTally:
 
     Attributes:
         lost: paths that no picture has.
-        known: of each image that is named, the label that it had before by the first edit, and all that it got.
-        proposed: of each image that a model proposed a label for, the label before the first proposal, and by whom.
-        proposed_of_added: by whom, of pictures that are added.
-        last: of each image that is named, its last label that does not leave it out.
+        known: by image, its label before the first edit, and all labels it has received.
+        proposed: by image, the label before a model's first proposal, and the proposer.
+        proposed_of_added: who proposed the label of each added picture.
+        last: the last label, by image, that does not leave the image out.
     """
 
     lost: dict[str, None] = field(default_factory=dict)
@@ -317,7 +317,7 @@ class Followed:
     """The labels of a table's images, updated as rows are added to a label file.
 
     Attributes:
-        labels: of each image, as a label file has it; `EXCLUDED` of those that are left out.
+        labels: the labels of each image, as a label file has it; `EXCLUDED` of those that are left out.
         lost: paths of the label file that no picture in the data's folder has.
     """
 

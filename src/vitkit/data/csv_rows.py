@@ -19,7 +19,7 @@ class CsvRows:
     """What is in a CSV file.
 
     Attributes:
-        titles: of the columns, as they stand there.
+        titles: the titles of the columns, as they stand there.
         columns: what each of them is.
         delimiter: a comma, a semicolon or a tab, or what the file names by `sep=`.
         rows: the number of the line that each begins in, and its cells by column; none is empty throughout.
@@ -40,7 +40,7 @@ def read_rows(
 
     Args:
         name: what the user called it.
-        text: of the file.
+        text: the text of the file.
         known: what a column is by its title in small letters; others keep their titles.
         needed: columns that must be there; the first of them holds paths.
         may: what else may be there, for people.

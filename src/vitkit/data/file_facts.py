@@ -124,7 +124,7 @@ class Memory:
         """Return contents that were compared with one another, and the result of the comparison.
 
         Args:
-            digests: of contents, each once, in order.
+            digests: the digests of contents, each once, in order.
 
         Returns:
             None where less than half of them were.

@@ -172,7 +172,7 @@ def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> 
         cache: what was asked for.
         need: bytes of all pictures (`bytes_of`).
         workers: processes that prepare images.
-        processes: that train on this machine, each with its own memory.
+        processes: the processes that train on this machine, each with its own memory.
     """
     if cache == "none":
         return cache
@@ -207,7 +207,7 @@ def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, i
     """About how many bytes the pictures of these files take.
 
     Args:
-        files: of photographs.
+        files: the files of photographs.
         short_side: what they are reduced to, at most.
         fixed: (height, width) of every picture, where they are all alike.
     """

@@ -42,7 +42,7 @@ class Held:
     """A picture in memory, and what its row is called.
 
     Attributes:
-        name: of the row, such as `picture 0`.
+        name: the name of the row, such as `picture 0`.
         image: the picture, as it was handed over.
     """
 
@@ -85,7 +85,7 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
 
     Args:
         picture: see the table above.
-        name: of it, for messages.
+        name: the name of it, for messages.
 
     Raises:
         VitkitError: its axes or numbers are those of no picture.

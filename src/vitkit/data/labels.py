@@ -55,10 +55,10 @@ class Edit(NamedTuple):
     """A row of a label file: what was said of one picture.
 
     Attributes:
-        path: as seen from the data's folder, with `/`, or absolute.
+        path: the path relative to the data's folder, with `/`, or absolute.
         label: its class from then on; several are joined by `;`; `EXCLUDED`: it is left out.
         previous: what it was until then; empty where it had none, or it is not known.
-        when: in UTC, as in 2026-11-22T23:15:01.250000Z; edits that were made at once have the same.
+        when: the time in UTC, such as 2026-11-22T23:15:01.250000Z; edits made together share it.
         proposed_by: the run whose model proposed it; empty: a person said it without a proposal.
     """
 
@@ -73,10 +73,10 @@ class Proposal(NamedTuple):
     """An image whose label was changed, or that was left out, because a model proposed it.
 
     Attributes:
-        path: of the picture.
+        path: the path of the picture.
         before: its label before the first proposal, as a label file has it; `UNLABELLED`: it had none.
         by: the run whose model proposed it, or the list that did.
-        split: of a picture that is left out, the split that it would test in; None: as it is, or not known.
+        split: the split of a picture that is left out, the split that it would test in; None: as it is, or not known.
         digest: the beginning of the file's SHA-256, by which it is found again under another name; empty: not known.
     """
 
@@ -96,8 +96,8 @@ class LabelFile:
 
     Attributes:
         name: what the user calls it.
-        edits: in their order, of which the last for a path holds.
-        lines: of the file, in which each of them begins.
+        edits: the edits in order; the last one of a path holds.
+        lines: the lines of the file, in which each of them begins.
         has_suspects: it is a run's label_errors.csv, whose labels are those that the data have until somebody edits it.
         content: the bytes that this was read from.
     """
@@ -379,7 +379,7 @@ class Suspect(NamedTuple):
     """A row of a list of label errors.
 
     Attributes:
-        path: as seen from the folder of the run's images.
+        path: the path relative to the folder of the run's images.
         label: which is doubtful; or what somebody has written there since.
         suggested: the class that it looks like.
         score: how much more probable that one is, as it stands there.
@@ -452,7 +452,7 @@ class PathFinder:
 
     Args:
         root: the folder.
-        paths: of the images.
+        paths: the paths of the images.
     """
 
     def __init__(self, root: Path, paths: Sequence[str]) -> None:

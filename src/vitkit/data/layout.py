@@ -452,7 +452,7 @@ def table_of_layout(
         name: what the user called them.
         root: the folder, or the archive.
         layout: what its folders mean.
-        overlooked: is told what is passed over.
+        overlooked: receives what is passed over.
         images_below: the images below a folder, as seen from it.
         entries: the names in a folder, and whether each is a file's.
 

@@ -85,8 +85,8 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
     others meet; `ImageData.images_in` says that it counts for nothing.
 
     Args:
-        sampler: whose keys come in batches.
-        batch_size: of all processes together.
+        sampler: the sampler whose keys come in batches.
+        batch_size: the batch size of all processes together.
         process: which process this is, and of how many.
     """
 
@@ -126,15 +126,15 @@ class BatchedImages:
     Args:
         train: asked for by (epoch, index), or (epoch, index, n) where an epoch shows one n times more.
         val: asked for by index.
-        table: whose splits they are.
-        batch_size: of all processes together.
+        table: the table whose splits they are.
+        batch_size: the batch size of all processes together.
         workers: processes that prepare images.
-        seed: of order and augmentation.
+        seed: the seed of order and augmentation.
         balanced: whether training shows every class alike.
         process: which of several processes this is, and of how many; each has its share of every batch.
 
     Attributes:
-        cache: where decoded pictures are kept: ram, disk or none.
+        cache: the cache where decoded pictures are kept: ram, disk or none.
         kept_bytes: about how many they take.
     """
 
@@ -258,10 +258,10 @@ class BatchedImages:
 
 
 class TellOnce:
-    """A handler of SIGCHLD that interrupts the program only once when several workers die together.
+    """A SIGCHLD handler that interrupts the program only once when several workers die together.
 
-    PyTorch's own raises for each of them, wherever the program just is: of the second in the midst of what is told of
-    the first. Those lost later are noticed where their images are awaited.
+    PyTorch's handler raises for each of them, wherever the program happens to be: for the second, while the error of
+    the first is being reported. Workers that die later are noticed when their images are awaited.
     """
 
     def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
@@ -318,7 +318,7 @@ class _TableImages(Images):
         preprocess: the model's pixels.
         decoded_side: the short side that `decode` may reduce a picture to.
         reduce: the part of the preparation that is the same in every epoch, whose result the cache keeps.
-        cache: of pictures, or None.
+        cache: the cache of pictures, or None.
     """
 
     def __init__(
@@ -416,9 +416,9 @@ class ImageData(BatchedImages):
         table: already split.
         preprocess: the model's pixels.
         augment: random changes of training images.
-        cache: where decoded pictures are kept for the next epoch (`keeping.choose_cache`); no pixel depends on it.
-        seed: of order and augmentation.
-        options: of `BatchedImages`.
+        cache: where decoded pictures are kept for the next epoch (`choose_cache`); no pixel depends on it.
+        seed: the seed of order and augmentation.
+        options: the options of `BatchedImages`.
     """
 
     train: TrainingImages

@@ -45,7 +45,7 @@ def materialise(name: str, say: Say = _on_stderr) -> Path:
 
     Args:
         name: a key of `DATASETS`, in any spelling.
-        say: told in one line what will be downloaded, before it is.
+        say: receives in one line what will be downloaded, before it is.
 
     Raises:
         VitkitError: offline, the server cannot be reached or sends something else than was published, or the cache

@@ -50,7 +50,7 @@ class Torchvision:
         splits: our name of each split (empty where there is one for all) and what the class is called with for it.
         options: what it is called with besides.
         samples: pairs of an image, or of the path to its file, and a label.
-        names: of the classes, in the order of the labels.
+        names: the names of the classes, in the order of the labels.
     """
 
     kind: str
@@ -114,13 +114,13 @@ class DataSet:
     """The facts about a data set that are known before it is downloaded.
 
     Attributes:
-        name: as users say it; its folder in the cache.
+        name: the name that users type, and of its folder in the cache.
         images, classes: how many there are; that so many arrived is checked.
         splits: the official ones, of train, val and test; none where the split is left to the user.
-        megabytes: to download (10^6 bytes); 0 when nothing is.
+        megabytes: the size of the download (10^6 bytes); 0 if there is none.
         host: the server that they come from.
-        licence: in a few words; the page has them all.
-        page: where the data set is described.
+        licence: the licence in a few words; the page has its text.
+        page: the page where the data set is described.
         per_class: images of each class, where a split of them is to be known before they are here.
         write: given an empty folder for what it downloads, which is deleted afterwards, and one to put `class/image` or
             `split/class/image` into.

@@ -37,7 +37,7 @@ class Preprocess:
             and crops the centre, as Hugging Face does for DeiT.
         crop_pct: the part of the resized sides that the crop keeps, for `crop` and `squash_crop`.
         interpolation: the resampling filter, antialiased.
-        floor_crop: where the margin is odd, crop a pixel further up and left, as transformers does, not as torchvision.
+        floor_crop: crop an odd margin one pixel further up and left, as transformers does, and not torchvision.
         mean, std: per channel, of pixels scaled to [0, 1].
         unknown: why nobody knows how pictures are prepared for these weights, which then read none: they learned from
             tensors that a caller had made. Empty: the other fields tell it.
@@ -100,7 +100,7 @@ class Preprocess:
         return np.ascontiguousarray(normalised.transpose(2, 0, 1))
 
     def picture_of(self, pixels: npt.NDArray[np.float32]) -> Image.Image:
-        """Back from (C, height, width) normalised numbers to a picture; what is beyond black or white is cut off."""
+        """Convert normalised numbers (C, height, width) back to a picture, clipped at black and white."""
         values = pixels.transpose(1, 2, 0) * np.array(self.std) + np.array(self.mean)
         levels = np.round(values * 255).clip(0, 255).astype(np.uint8)
         return Image.fromarray(levels[:, :, 0] if len(self.mean) == 1 else levels)

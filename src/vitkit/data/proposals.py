@@ -30,7 +30,7 @@ class Renaming:
     """The current names of classes that were renamed, by the labels of pictures that no model has changed.
 
     Args:
-        names: of each old class that is gone, the new one.
+        names: the names of each old class that is gone, the new one.
         task: how a label names its classes.
     """
 
@@ -64,10 +64,10 @@ class Earlier:
     """The labels of an earlier run, by the beginning of each file's SHA-256.
 
     Attributes:
-        folder: of the run.
-        labels: that its pictures had; several of a file that was there more than once.
-        splits: of its pictures.
-        suggested: of each doubtful label, that label and the class that it looked like.
+        folder: the folder of the run.
+        labels: the labels that its pictures had; several of a file that was there more than once.
+        splits: the splits of its pictures.
+        suggested: the suggested of each doubtful label, that label and the class that it looked like.
         proposals: what its labels had been before models proposed others.
         is_ancestor: the new run goes on from it, or keeps its split.
     """

@@ -57,7 +57,7 @@ class PictureRecord:
         is_whole: whether all that the weights were ever trained on is in here. It is not where they began from
             weights that have no record.
         counts: keypoints of each picture, (n,); (0,) where thumbnails were left out.
-        words, places: of the keypoints, picture by picture, as `keypoints.unpack` returns them.
+        words, places: the keypoints of each picture in turn, as `keypoints.unpack` returns them.
         aspects: width / height, (n,); 0 where an earlier vitkit wrote the record, which knew no keypoints.
     """
 
@@ -261,7 +261,7 @@ def make_record(
     """Make the record of the pictures of a run.
 
     Args:
-        facts: of readable images.
+        facts: the facts of readable images.
         labels: the name of each one's class, or of its classes.
         roles: train, val or test.
         is_whole: whether the weights were trained on nothing else.
@@ -385,10 +385,10 @@ def find_overlap(
     """Look for every image of a table in a record.
 
     Args:
-        record: of what weights were trained on.
+        record: the record of what weights were trained on.
         table: readable images.
         facts: what each of them holds.
-        progress: told how many of how many have been compared.
+        progress: receives how many of how many have been compared.
     """
     role_of = record.role_of()
     roles: list[str | None] = [role_of.get(fact.digest[:DIGEST]) for fact in facts]
@@ -427,7 +427,7 @@ def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overl
     """Return the readable images of a table, and what a record says of each.
 
     Args:
-        record: of what weights were trained on.
+        record: the record of what weights were trained on.
         table: images, which are read if they have not been before.
     """
     with Memory() as memory:
@@ -510,7 +510,7 @@ def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) 
     Args:
         table: every image has a split.
         twins: a number for each image, the same for copies of one picture.
-        overlap: with what the weights knew before training; None: nothing.
+        overlap: the overlap with what the weights knew before training; None if they knew nothing.
     """
     most: dict[int, str | None] = {}
     for group, split in zip(twins, table.splits, strict=True):

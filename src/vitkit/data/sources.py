@@ -31,11 +31,11 @@ class SourceKind:
     """A kind of source: one way to store labelled images.
 
     Attributes:
-        name: of the kind.
+        name: the name of the kind.
         tells: what is expected, in a few words, for who names something else.
         read: the function (name, path, layout) -> ImageTable that finds the images of a source that the user called
             `name`; it refuses what cannot be understood, or has no images.
-        suffixes: of its files, in small letters; none: it is a folder.
+        suffixes: the suffixes of its files, in small letters; none: it is a folder.
         has_layout: whether its folders may be classes or splits (`--layout`).
         storage: what gives the bytes of the images in a file of this kind; None: they are files that it leads to.
         read_unlabelled: the function (name, path) -> ImageTable that takes all images of a source as one class; None

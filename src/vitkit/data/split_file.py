@@ -188,7 +188,7 @@ def look_over(
     """Compare images of a run with what it recorded of them. Every command that reads a run's pictures asks here.
 
     Args:
-        table: of `images_of_run`.
+        table: the table of `images_of_run`.
         contents: the digest of each image by its path (`read_contents`); those without one are only looked for.
         splits: which of them are looked at; None, or `all` among them: every image.
 

@@ -176,7 +176,7 @@ def split(
     Args:
         table: the images.
         fractions: parts for train, val and test.
-        seed: of the shuffle within each class.
+        seed: the seed of the shuffle within each class.
         groups: a number for each image; images of one number stay in one split, where they are not split already.
         kept: the split that each image had in an earlier run, None for a new one. They keep it, and the new ones are
             dealt so that each split gets its part of all, or comes close.
@@ -328,8 +328,8 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
 
     Args:
         table: the images, already split.
-        limit: of training images.
-        seed: of which are kept.
+        limit: the limit of training images.
+        seed: the seed of which are kept.
 
     Raises:
         VitkitError: there are more classes to keep an image of than images to keep.
@@ -357,7 +357,7 @@ def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
 
     Args:
         images: indices, in the order in which images of one label are to come.
-        labels: of all images.
+        labels: the labels of all images.
     """
     by_class: dict[int, list[int]] = {}
     for i in images:

@@ -32,8 +32,8 @@ class ImageTable:
         labels, splits: one entry an image; a split is train, val, test, or None where it is still to be made.
         ignored: count of files and folders passed over, by reason.
         empty: class folders without an image, which are no classes.
-        folders: where the photographs lie; nothing may be written below.
-        sets: of a multi-label table, the sets of classes that images have, each sorted; a label is an index into
+        folders: the folders where the photographs lie; nothing may be written below.
+        sets: the sets of classes in a multi-label table, each sorted; a label is an index into
             them. Empty where every image has one class.
         layout: how the folders were understood, in a line; empty where there were none to understand.
         overlooked: sentences about folders that may hold images and were not looked into.
@@ -162,7 +162,7 @@ def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None
     Args:
         name: what the user called the data.
         classes: their names.
-        rows: with the labels as they stand there, of which the first is named.
+        rows: the rows with these labels; the message names the first.
 
     Raises:
         VitkitError: there are such; the message has the code point in which they differ.

@@ -25,7 +25,7 @@ class Task(Protocol):
     """A classification task: what a prediction is, and how labels are written, learned and evaluated.
 
     Attributes:
-        name: as in split.json, model.json and evaluation.json.
+        name: the name in split.json, model.json and evaluation.json.
         no_class: the label of an image without any class.
         least_classes: the fewest classes that are worth learning.
         is_sigmoid: whether each class has a probability of its own, rather than a share of one.

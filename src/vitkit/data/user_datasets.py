@@ -49,8 +49,8 @@ class _Steps:
     Attributes:
         resized: the short side, or (height, width), that pictures are brought to; None: not yet.
         size: (height, width) after all steps; None: it depends on the picture.
-        interpolation: of the resizing.
-        mean, std: of the normalisation; None: there is none so far.
+        interpolation: the interpolation of the resizing.
+        mean, std: the normalisation; None if there is none so far.
         is_float: whether the pixels are from 0 to 1 by now.
     """
 
@@ -70,7 +70,7 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
     """Determine how a dataset of tensors prepares its pictures.
 
     Args:
-        dataset: as torchvision's, with the transforms in `transform`; or a subset of such a dataset.
+        dataset: a dataset like torchvision's, with the transforms in `transform`; or a subset of one.
         shape: (C, height, width) of its tensors.
         item: what it gives at a place.
 
@@ -283,9 +283,9 @@ class Datasets:
     """The datasets that a user passes.
 
     Attributes:
-        train: to learn from.
-        val: to judge by; None for nothing.
-        class_names: of the labels, in their order; None for `train.classes`.
+        train: the training images.
+        val: the validation images, if any.
+        class_names: the class names of the labels, in their order; None for `train.classes`.
         preprocess: how their tensors were made of pictures, or how their pictures are to be prepared; in any of the
             ways of naming a preprocessing (`weights.preprocessing`). None: what the transforms of the datasets say, or
             the model's.
@@ -382,8 +382,8 @@ class Fingerprint:
     """What distinguishes an image of a dataset from others.
 
     Attributes:
-        digest: of its pixels.
-        width, height: of the image.
+        digest: the digest of its pixels.
+        width, height: the size of the image.
         thumbnail: (16, 16, C), bytes of a picture, and of a tensor the numbers that it has.
         keypoints: `keypoints.find_keypoints`.
     """
@@ -400,11 +400,11 @@ class Survey:
     """The result of one pass over the datasets.
 
     Attributes:
-        table: of stand-ins for files: `train/0` and so on, with labels and splits.
+        table: the table of stand-ins for files: `train/0` and so on, with labels and splits.
         shared: how many validation pictures are training pictures too, pixel for pixel.
         contents: a digest of each image by its stand-in; empty where a dataset gives another each time.
-        shapes: of tensors (C, height, width), by `train` or `val`, with the first that has each.
-        looks: of each image, as it came in this pass; in the order of the table.
+        shapes: the shapes of tensors (C, height, width), by `train` or `val`, with the first that has each.
+        looks: what each image looked like in this pass, in the order of the table.
     """
 
     table: ImageTable
@@ -422,7 +422,7 @@ class Survey:
         """Return the facts that copies of a picture are recognised by, as for files.
 
         Args:
-            preprocess: of the model, whose normalisation tensors are taken to have.
+            preprocess: the preprocess of the model, whose normalisation tensors are taken to have.
         """
         return [
             Facts(
@@ -447,7 +447,7 @@ class Survey:
         Tensors that are judged by decide: a file must become what the validation images are.
 
         Args:
-            datasets: that were looked through.
+            datasets: the datasets that were looked through.
             preprocess: the preprocessing of the model. Its size is that of the tensors (`check`), and it prepares
                 pictures that are no tensors.
 

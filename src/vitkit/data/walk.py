@@ -135,7 +135,7 @@ def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) ->
 
     Args:
         sources: what the user named.
-        overlooked: is told what is passed over.
+        overlooked: receives what is passed over.
 
     Raises:
         VitkitError: there is nothing of that name, or no image in it.

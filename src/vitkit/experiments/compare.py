@@ -49,7 +49,7 @@ class Comparison(Result):
     """Several models that were trained alike and tested on the same images.
 
     Attributes:
-        folder: with comparison.html, comparison.json, comparison.csv and the runs.
+        folder: the folder of comparison.html, comparison.json, comparison.csv and the runs.
         figures: all that comparison.json holds.
     """
 
@@ -211,16 +211,17 @@ def compare(
             way, with commas between them. A list will do, too.
         recipe: TOML file, or the name of a bundled recipe, for all models.
         seeds: trainings of each model, with seeds that follow one another from `seed` on.
-        budget: of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
-        fractions: of the training images, as 0.1,0.3,1; the test images stay. Smaller subsets are in the larger ones.
+        budget: the budget of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
+        fractions: the fractions of the training images, such as 0.1,0.3,1; the test images stay the same. Larger
+            subsets contain the smaller ones.
         stress: ways to make the test pictures harder, with commas between them if in one text: occlusion, shuffle,
             texture, patch, jpeg, blur.
         out: folder of the comparison; by default the next runs/compare-NAME-N.
         resume: go on with the comparison in `out`; what it was asked for need not be said again.
         devices: trainings at a time, each on a GPU of its own, or on its part of the cores.
         say: takes each line of the story.
-        progress: told what is being done, how many are done, of how many.
-        fields: of the recipe, see below, with the same meaning for all models.
+        progress: receives what is being done, how many are done, of how many.
+        fields: the fields of the recipe, see below, with the same meaning for all models.
 
     Returns:
         The comparison, whose folder holds comparison.html, comparison.json, comparison.csv and the runs.
@@ -403,9 +404,9 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     Speeds are measured once for a comparison, all models in one process, in turn.
 
     Args:
-        plan: of the comparison.
+        plan: the plan of the comparison.
         out: its folder, whose runs are finished.
-        device: where speeds are measured: auto, cpu, cuda or mps.
+        device: the device where speeds are measured: auto, cpu, cuda or mps.
     """
     from vitkit.weights import load
 

@@ -41,9 +41,9 @@ class Judged:
     """What the runs of one fraction predicted for the test images.
 
     Attributes:
-        fraction: of the training images.
-        paths: of the images that judge, sorted, (n,).
-        labels: of them.
+        fraction: the fraction of the training images.
+        paths: the paths of the images that judge, sorted, (n,).
+        labels: their labels.
         answers: which of them each run has right, by model and seed, (n,).
         units: the images, or groups of them that are independent of one another.
         split: the split that they belong to.
@@ -113,7 +113,7 @@ class JudgedFamily:
     Attributes:
         judged: what their runs said.
         family: the models, of which those that share their runs are there once.
-        place: of each model in the family.
+        place: the place of each model in the family.
     """
 
     judged: Judged
@@ -211,8 +211,8 @@ def of_model(
     """Return the figures of a model over its runs on all the data, or on another fraction.
 
     Args:
-        name: of the model.
-        plan: of the comparison.
+        name: the name of the model.
+        plan: the plan of the comparison.
         out: its folder.
         families: the models at each fraction, the smallest first.
         costs: what was measured of the model itself.
@@ -303,8 +303,8 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
         recipe: how they differ over seeds and images.
         trained: how these trained models differ over images.
         seeds: how many there are.
-        images: that judged, in words.
-        pairs: that were compared.
+        images: the images that judged, in words.
+        pairs: the pairs that were compared.
     """
     first, second, of_recipe, of_trained = (a, b, recipe, trained)
     if recipe.mean < 0:

@@ -58,11 +58,11 @@ class ComparisonJob:
 
     Attributes:
         model: its name in the comparison.
-        seed: of the training.
-        fraction: of the training images.
+        seed: the seed of the training.
+        fraction: the fraction of the training images.
         images: how many they are.
-        fields: of its recipe.
-        folder: of the run, below the comparison's.
+        fields: the fields of its recipe.
+        folder: the folder of the run, below the comparison's.
         pretraining: fields of the pre-training that it starts from; None: there is none.
     """
 
@@ -92,10 +92,10 @@ class Plan:
     Attributes:
         arguments: data, models, recipe, seeds, fractions, budget and stress, in plain JSON types.
         models: their names, in the order asked for.
-        seeds: of the trainings.
-        fractions: of the training images, the smallest first.
+        seeds: the seeds of the trainings.
+        fractions: the fractions of the training images, the smallest first.
         jobs: the trainings in their order; configurations that are the same share theirs.
-        test_hash: of the images that judge, and of their labels.
+        test_hash: the test hash of the images that judge, and of their labels.
         notes: what the reader should know, a line each.
     """
 
@@ -133,7 +133,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
 
     Args:
         arguments: data, models, recipe, seeds, fractions, budget and stress, as `compare` takes them.
-        fields: of the recipe, for all models.
+        fields: the fields of the recipe, for all models.
 
     Raises:
         VitkitError: a model cannot be built or trained on these images, or would be judged by others than the rest.

@@ -148,7 +148,7 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -
 
     Args:
         jobs: one for each folder.
-        out: of the comparison.
+        out: the out of the comparison.
         devices: how many are trained at a time, each by a process of its own where there are several.
         say: takes a line for each run that is finished.
 
@@ -229,8 +229,8 @@ def make_side_by_side(
     """Train jobs by several processes, each on a GPU of its own, or on its part of the cores.
 
     Args:
-        jobs: to be trained.
-        out: of the comparison.
+        jobs: the jobs to train.
+        out: the out of the comparison.
         devices: how many processes.
         finished: called with each job that is finished.
         failed: called with each whose training is past help, and why.

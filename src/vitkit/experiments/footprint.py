@@ -44,7 +44,7 @@ class Ledger:
     Attributes:
         now: bytes of the tensors that are alive.
         peak: the most that `now` has been since `mark`.
-        flops: of the matrix products and convolutions since `mark`, two for each multiply-accumulate.
+        flops: the flops of the matrix products and convolutions since `mark`, two for each multiply-accumulate.
     """
 
     now: int = 0
@@ -154,11 +154,11 @@ class Footprint:
     """The cost of one step on one device. Sizes are in bytes.
 
     Attributes:
-        images: of the step, on this device.
+        images: the images of the step, on this device.
         parameters, trained: how many numbers.
-        flops: of the step, two for each multiply-accumulate; attention's products and what is computed again included.
-        forward_flops: of its forward pass alone, a teacher's included.
-        weights, gradients, optimizer, average: of the model, of what of it is trained, its moments, and the average of
+        flops: FLOPs of the step, two per multiply-accumulate, with attention's products and recomputation.
+        forward_flops: the forward flops of its forward pass alone, a teacher's included.
+        weights, gradients, optimizer, average: the model, the gradients of its trained part, moments, and average of
             the weights that the recipe asks for.
         teacher: weights of the network that is imitated.
         activations: what the forward pass leaves for the backward pass, the images included.
@@ -191,9 +191,9 @@ def rehearse_step(
     """Return the memory of a training's second step, when the optimiser has its moments.
 
     Args:
-        config: of the model.
-        recipe: with everything settled.
-        images: that the device computes in a batch.
+        config: the config of the model.
+        recipe: the complete recipe.
+        images: the images that the device computes in a batch.
         precision: float32 or bfloat16.
         on_gpu: attention by the fused kernel and the optimiser in one, as the loop has it there; else as on CPUs.
         teacher: a network on the meta device, in eval mode, that gives logits of the student's classes.

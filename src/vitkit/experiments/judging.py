@@ -116,7 +116,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
 
     Args:
         runs: the model and the folder of each.
-        test_hash: of the images that the comparison began with.
+        test_hash: the test hash of the images that the comparison began with.
 
     Raises:
         VitkitError: a run was judged by other images, or its files are damaged.

@@ -73,7 +73,7 @@ class SeedSpread:
             right: which images each training of each configuration has right, (M, S, n).
             units: the images, or the groups of them that are independent of one another.
             is_shared: what a seed decides moves all configurations alike, as the subset of the images does that it
-                draws: that part is taken out, because it leaves their differences as they are.
+                draws: the draws that part is taken out, because it leaves their differences as they are.
         """
         M, S, n = right.shape
         accuracy = right.mean(axis=2, dtype=np.float64)  # (M, S)
@@ -106,7 +106,7 @@ class SeedSpread:
         by what the trainings say. So the test of whether pooling is justified is part of the estimate.
 
         Args:
-            others: of other fractions of the data, which say more of the common value.
+            others: the others of other fractions of the data, which say more of the common value.
             rng: draws.
         """
         M = len(self.variance)
@@ -155,7 +155,7 @@ class Difference:
     Attributes:
         mean: accuracy of the first less that of the second.
         interval: 95 %, of this pair alone.
-        p_alone: of no difference, of this pair alone.
+        p_alone: the p alone of no difference, of this pair alone.
         p: the same among all pairs that are compared; below LEVEL, the two are told apart.
         needed: the least difference that would be told from none among so many pairs.
     """
@@ -199,12 +199,12 @@ class Family:
     Args:
         right: which images each training of each model has right, (M, S, n).
         units: the images, or the groups of them that are independent of one another.
-        spread: of the models between seeds; computed if it is not given.
+        spread: the spread of the models between seeds; computed if it is not given.
         others: the spread of these models between seeds at other fractions of the data.
 
     Attributes:
         models, seeds, images: how many there are.
-        accuracy: of each model, over its seeds, (M,).
+        accuracy: the accuracy of each model, over its seeds, (M,).
     """
 
     def __init__(
@@ -254,8 +254,8 @@ class Family:
         """Compare the models of each pair, adjusted for testing several pairs.
 
         Args:
-            pairs: of models.
-            of_recipes: of what other seeds would give, too; else of these trained models alone. With one seed
+            pairs: the pairs of models.
+            of_recipes: include what other seeds would give; otherwise compare only these trained models. With one seed
                 nothing is known of others.
         """
         if not pairs:

@@ -106,7 +106,7 @@ def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image
 
     Args:
         picture: RGB.
-        name: of the stress.
+        name: the name of the stress.
         strength: one of its strengths; the first leaves the picture as it is.
         key: decides what is drawn by lot: of a seed and the image. All strengths of an image draw the same numbers.
     """
@@ -132,11 +132,11 @@ def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], 
     """Return the accuracy of each model under each stress and strength, with 95 % intervals.
 
     Args:
-        plan: of the comparison.
+        plan: the plan of the comparison.
         out: its folder, whose runs are finished.
         judged: the images that judge.
-        names: of the stresses.
-        device: where it is computed: auto, cpu, cuda or mps.
+        names: the names of the stresses.
+        device: the device where it is computed: auto, cpu, cuda or mps.
     """
     if not names:
         return []

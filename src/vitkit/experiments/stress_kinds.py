@@ -15,11 +15,11 @@ class Stress:
     """One way to make pictures harder.
 
     Attributes:
-        name: by which it is asked for.
-        title: in a heading.
-        unit: of the strength.
+        name: the name by which it is asked for.
+        title: the name in a heading.
+        unit: the unit of the strength.
         about: what is done, in a sentence.
-        strengths: from nothing on.
+        strengths: the strengths, the first of which changes nothing.
     """
 
     name: str

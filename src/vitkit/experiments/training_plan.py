@@ -47,9 +47,9 @@ class DeviceMemory:
     GPU's driver, its libraries' workspaces and the gaps between its allocator's blocks take comes on top.
 
     Attributes:
-        checkpointing: as in a recipe.
+        checkpointing: see `Recipe`.
         strategy: alone on one device, a whole model on each (ddp), or a part of it (fsdp).
-        weights, gradients, optimizer, average, teacher: as in `Footprint`, the part that is on one device.
+        weights, gradients, optimizer, average, teacher: see `Footprint`; the part on one device.
         activations: what a forward pass leaves for the backward pass.
         exchange: what is there for the other devices' sake: all gradients in a row (ddp), or whole blocks (fsdp).
         peak: the most at any moment of a step.
@@ -74,28 +74,28 @@ class DeviceMemory:
 
 @dataclass(frozen=True, repr=False)
 class TrainingPlan(Result):
-    """What a training takes. A multiply-accumulate counts as two FLOPs, and attention's products are included.
+    """The cost of a training. A multiply-accumulate counts as two FLOPs, and attention's products are included.
 
     Attributes:
         name: the recipe or model, as it was asked for.
-        recipe: with everything settled.
-        classes: of the data.
-        parameters, trained: of the model, and those of them that learn.
-        images: in an epoch; images_seen: in the whole training.
-        steps: of the optimiser; 0 where a head is fitted at once.
+        recipe: the complete recipe.
+        classes: the classes of the data.
+        parameters, trained: the number of the model's parameters, and of those that are trained.
+        images, images_seen: the number of images in an epoch, and in the whole training.
+        steps: the steps of the optimiser; 0 where a head is fitted at once.
         batch_of_device: images that one device computes at a time, before any is split for want of memory.
-        tokens_per_image, tokens: that go through the layers in training; 0 of a network that has none.
-        forward_flops: of an image's forward pass, with a teacher's.
-        flops_per_image: of a training image, forward and backward, with what checkpointing computes again.
-        flops: of the whole training's steps.
+        tokens_per_image, tokens: the tokens that pass through the layers in training; 0 for a network without tokens.
+        forward_flops: the forward flops of an image's forward pass, with a teacher's.
+        flops_per_image: FLOPs of a training image, forward and backward, with what checkpointing computes again.
+        flops: the flops of the whole training's steps.
         accelerator, devices, precision: what computes, how many of them, in what.
         utilisation: the part of the accelerator's peak that is reached.
-        images_per_second: of all devices together.
-        seconds: of the whole training's steps.
+        images_per_second: the images per second of all devices together.
+        seconds: the seconds of the whole training's steps.
         decoding_cores: CPU cores that have to prepare images meanwhile, at `decode_rate` images a second each.
-        price: of a device hour; None: not stated.
-        cost: of the device hours.
-        memory: of a device, the recipe's own way first.
+        price: the price of a device hour; None: not stated.
+        cost: the cost of the device hours.
+        memory: the memory of a device, the recipe's own way first.
         notes: what was assumed or is left out.
     """
 
@@ -254,13 +254,13 @@ def plan(
         recipe: TOML file, the name of a bundled recipe, or the name of a model (`torchvision:resnet50` too), which is
             planned from scratch.
         images: images to train on; by default as many as the recipe's data has, where that is known.
-        classes: by default as many as the data has, or as the model's name says.
+        classes: the number of classes; by default that of the data, or of the model's name.
         accelerator: what computes.
         utilisation: the part of the accelerator's peak that is reached, more than 0 and at most 1.
-        price: of one device for an hour, in any currency.
+        price: the price of one device for an hour, in any currency.
         decode_rate: images that one CPU core reads and augments in a second.
-        progress: told what is rehearsed.
-        fields: of the recipe, see below; they go before those of the recipe file.
+        progress: receives what is rehearsed.
+        fields: the fields of the recipe, see below; they go before those of the recipe file.
 
     Raises:
         VitkitError: there is no such recipe, model or accelerator, or the recipe cannot be trained by.
@@ -332,8 +332,8 @@ class PlannedTraining:
 
     Attributes:
         recipe: how.
-        config: of the model.
-        images: in an epoch.
+        config: the config of the model.
+        images: the number of images in an epoch.
         notes: what was assumed, a line each.
     """
 
@@ -348,8 +348,8 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
 
     Args:
         recipe: a TOML file, the name of a bundled recipe, or a model's name.
-        fields: of a recipe, that go before its own.
-        images: to train on; None: as many as the recipe's data has, if that is known.
+        fields: the fields of a recipe, that go before its own.
+        images: the number of training images; by default that of the recipe's data, if it is known.
         classes: None: as many as the data has, or as the model's name says.
 
     Raises:
@@ -486,7 +486,7 @@ def memories(
 
     Args:
         job: the training.
-        images: that each device computes in a batch.
+        images: the images that each device computes in a batch.
         devices: how many there are.
         room: bytes of each.
         precision: float32 or bfloat16.
@@ -535,7 +535,7 @@ def most_that_fit(peak: Callable[[int], int], guess: int, too_many: int, above: 
 
     Args:
         peak: bytes that a step of so many images takes.
-        guess: where to begin.
+        guess: the guess where to begin.
         too_many: images that do not fit.
         above: what these take.
         room: bytes that there are.
@@ -565,11 +565,11 @@ def memory_of(
     block's gradients are whole too. The average of the weights is a part as well, and a teacher is whole.
 
     Args:
-        step: of one device by itself, with its share of the images.
-        checkpointing: with which it was rehearsed.
+        step: the step of one device by itself, with its share of the images.
+        checkpointing: the checkpointing with which it was rehearsed.
         strategy: among how many devices that is.
         devices: how many.
-        images: that each computes in a batch.
+        images: the images that each computes in a batch.
         room: bytes of a device.
     """
     parts = devices if strategy == "fsdp" else 1

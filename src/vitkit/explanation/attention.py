@@ -262,8 +262,8 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
     Args:
         model: see `attention_maps`.
         images: one image, (1, C, height, width), preprocessed.
-        row: of the patch, from above.
-        column: of the patch, from the left.
+        row: the row of the patch, from above.
+        column: the column of the patch, from the left.
 
     Raises:
         VitkitError: there is no such patch, or no layer attends.

@@ -80,7 +80,7 @@ def spread(values: FloatArray, box: Box, size: tuple[int, int]) -> tuple[FloatAr
 
     Args:
         values: (h, w).
-        box: where in the photograph the patches lie; each is the h-th and w-th part of it.
+        box: the box where in the photograph the patches lie; each is the h-th and w-th part of it.
         size: width and height of the photograph.
 
     Returns:

@@ -155,7 +155,7 @@ class Explanation:
         path: the image's, as it was given; None for a picture that came without one.
         photograph: upright, RGB, in its own resolution.
         target: the class that is explained.
-        probability: of that class.
+        probability: the probability of that class.
         ranking: every class with its probability, the most probable first.
         maps: method to (h, w), the patches as the model sees them; each method has its own units.
         heads: (layers, heads, h, w), what each head of `layers` attends to, when it was asked for.

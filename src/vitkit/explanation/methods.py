@@ -19,9 +19,9 @@ class Method:
     """A method that makes a map of an image.
 
     Attributes:
-        name: as it is asked for.
+        name: the name by which it is requested.
         tells: what the map says, in a sentence or two, for the page.
-        module: where its function is.
+        module: the module where its function is.
         function: (model, images) -> (B, h, w) float32; of `heads`, (B, H, h, w).
         of_class: the function takes `target` as well, and its map is of that class.
         of_layer: it takes `layer` as well, and its map is of that layer.

@@ -23,7 +23,7 @@ def worst_mistakes_page(
     """Write a gallery of mistakes: each image as it is, where its wrong class comes from, and where its true one.
 
     Args:
-        classifier: whose mistakes they are.
+        classifier: the classifier whose mistakes they are.
         rows: path, true class, predicted class; in the order of the page.
         out: the HTML file.
         method: a method that can tell classes apart.

@@ -80,11 +80,11 @@ class Card:
 
     Attributes:
         classes: names, in the order of the logits.
-        preprocess: from a picture to the model's input.
+        preprocess: the steps from a picture to the model's input.
         temperature: logits are divided by it.
-        thresholds: of a multi-label model, one a class; else None.
-        dtype: in which the weights are stored.
-        vitkit_version: by which it was exported.
+        thresholds: the thresholds of a multi-label model, one a class; else None.
+        dtype: the dtype in which the weights are stored.
+        vitkit_version: the vitkit version by which it was exported.
         pictures: the record of what the weights were trained on (`data.seen`); None: there is none.
     """
 

@@ -35,7 +35,7 @@ class Pictures:
     Attributes:
         what: what they are, as the user reads it.
         those: the images.
-        folders: where the photographs lie; nothing may be written below.
+        folders: the folders where the photographs lie; nothing may be written below.
     """
 
     what: str
@@ -49,7 +49,7 @@ def choose_pictures(
     """Validation images of `data`, or else of the split that a run remembers; where neither is there, made-up ones.
 
     Args:
-        model: where what is exported lies; None: in memory.
+        model: the path of the exported model; None if it is in memory.
         data: the images to take.
         layout: how the folders of `data` are to be understood.
         root: the folder that holds the run's images now, if not where they were.
@@ -132,7 +132,7 @@ class LogitComparison:
 
     Attributes:
         images: how many there are.
-        dtype: whose rounding is to be expected.
+        dtype: the dtype whose rounding is to be expected.
         difference: max |logit - logit|.
         cosine: the lowest of an image's two rows of logits.
         agreement: part of the images with the same most probable class; of a multi-label model, part of the decisions
@@ -141,7 +141,7 @@ class LogitComparison:
         scale: what the model's logits are multiplied by, by least squares.
         noise: the root mean square of the differences, in parts of the logits' own.
         peak: the largest difference in the same parts.
-        shift: by how much probabilities differ: the mean over images of half their summed differences; of a
+        shift: the shift by how much probabilities differ: the mean over images of half their summed differences; of a
             multi-label model, the mean over classes and images.
         shift_by_noise: what errors of the logits as large as `NOISE` would shift them by, to first order.
     """
@@ -221,7 +221,7 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
         ours: computed by the model in float32.
         theirs: computed by the file.
         card: the file's.
-        dtype: whose rounding is to be expected; None is the one of the file's weights.
+        dtype: the dtype whose rounding is to be expected; None is the one of the file's weights.
 
     Raises:
         Refused: they are not of the same shape, or not finite.

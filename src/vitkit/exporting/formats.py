@@ -28,9 +28,9 @@ class Format:
     """A file format for exported models.
 
     Attributes:
-        name: as it is asked for.
+        name: the name by which it is requested.
         runtime: what it is for, in its makers' words.
-        suffix: of its file.
+        suffix: the suffix of its file.
         backend: the name of what computes it among `inference.backends.registry.BACKENDS`.
         module: has `write` and `open_file`, which do what the methods here say.
         beside: suffixes of the files that belong to it.

@@ -127,7 +127,7 @@ class ProgramStep:
     """One operation of a program.
 
     Attributes:
-        operation: of torch.
+        operation: the operation of torch.
         given, named: its arguments; those that an earlier step made are `ValueName`.
         makes: names of its results.
         frees: names of values that no later step reads.
@@ -148,7 +148,7 @@ class Program:
         card: what it says of itself.
         constants: weights and buffers, by the name that steps have for them.
         images, logits: names of the input and the result.
-        steps: in their order.
+        steps: the operations, in order.
         batch: the only number of images that it takes; None for any.
         outputs: number of logits.
     """

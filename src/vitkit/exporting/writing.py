@@ -26,11 +26,11 @@ class Outcome:
     """The result of an export.
 
     Attributes:
-        comparison: of the file, computed in `precision`, with the model in float32.
-        precision: in which the file was compared.
+        comparison: the comparison of the file, computed in `precision`, with the model in float32.
+        precision: the precision in which the file was compared.
         in_bfloat16: the same of the file computed in bfloat16, where its runtime does so here.
         size: bytes of all its files.
-        seconds: that writing took.
+        seconds: the seconds that writing took.
     """
 
     comparison: LogitComparison
@@ -57,7 +57,7 @@ def export(
         pictures: what both are asked about.
         force: write over what is there.
         batch: the only number of images that it is to take; None: any number.
-        precision: in which weights are stored: one of `DTYPES`.
+        precision: the precision in which weights are stored: one of `DTYPES`.
 
     Raises:
         Refused: the answers differ; nothing is left.

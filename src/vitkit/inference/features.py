@@ -19,7 +19,7 @@ def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
     """(B, C, height, width), preprocessed -> features, in float32, which keep no other tokens in memory.
 
     Args:
-        model: where the images are.
+        model: the model, on the device of the images.
         images: what it sees.
         what: `head`, what the head reads (B, D); `class`, the class token (B, D); `mean`, the mean of the patches
             (B, D); `patches`, every patch (B, h * w, D), row by row.

@@ -70,7 +70,7 @@ class Prediction:
     """The prediction for one image.
 
     Attributes:
-        path: as it was given.
+        path: the path as the caller named it.
         label: the most probable class; None when there is no answer. Of a multi-label model the classes that
             reach their thresholds, in the order of the classes, joined by `;`; "" when none does.
         confidence: its probability; the lowest of those named, or when none is, 1 - the highest of all.

@@ -34,7 +34,7 @@ class Row(NamedTuple):
     """One image's row in a prediction file.
 
     Attributes:
-        path: as it was given.
+        path: the path as the caller named it.
         name: the most probable class, trusted or not; None when there is no answer. Of a multi-label model
             the classes it names, joined by `;`, or "".
         confidence: its probability.
@@ -260,10 +260,10 @@ class Stock:
 
     Attributes:
         missing: the paths without a row, in order.
-        file: where the rows are; None when there are none yet.
+        file: the file where the rows are; None when there are none yet.
         size: bytes to the end of the last whole row.
         is_in_order: the rows are those of the first paths.
-        tally: of the rows.
+        tally: the tally of the rows.
     """
 
     missing: Sequence[str]

@@ -66,7 +66,7 @@ class TextEncoderInfo:
     Attributes:
         size: P, the size of the space shared by images and texts.
         context: the number of tokens of a text.
-        is_sigmoid, clean: as in `TextEncoder`.
+        is_sigmoid, clean: see `TextEncoder`.
     """
 
     size: int

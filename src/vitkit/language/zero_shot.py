@@ -108,8 +108,8 @@ def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndW
     """Build both encoders from weights that have been looked at.
 
     Args:
-        weights: of both encoders.
-        plan: of the image encoder, without a head.
+        weights: the weights of both encoders.
+        plan: the plan of the image encoder, without a head.
 
     Raises:
         VitkitError: as `read_images_and_words`.

@@ -238,8 +238,8 @@ class Turn(NamedTuple):
     """How one layer turns its q and k.
 
     Attributes:
-        cos, sin: of the angle of each feature, (N, D_h), or (H, N, D_h) where heads turn differently; the sine of the
-            first of two that turn together is negative.
+        cos, sin: cosine and sine of each feature's angle, (N, D_h), or (H, N, D_h) if heads
+            differ; the sine of the first feature of a pair is negative.
         by_halves: whether feature i turns with i + D_h / 2; else the even ones with the next.
     """
 

@@ -55,11 +55,11 @@ class Variant:
     """Values of one field, and what there is for them.
 
     Attributes:
-        field: of `ViTConfig`.
+        field: the field of `ViTConfig`.
         signs: for each value the pattern that the name of a tensor in timm's layout begins with, which no model without
             this value has.
-        module: where the value is computed, and where the handlers are.
-        handlers: by whom the value is computed or written, and the name in `module` of what does it for them; empty
+        module: the module where the value is computed, and where the handlers are.
+        handlers: who computes or writes the value, and the name in `module` of what does it for them; empty
             where their general way does.
         refusals: why others refuse it, or what to do instead.
     """
@@ -151,7 +151,7 @@ def reason_against(config: ViTConfig, who: str) -> str | None:
     """Why somebody cannot compute a configuration: the field and its value; None where they can.
 
     Args:
-        config: of the model.
+        config: the config of the model.
         who: one of the names above, by whom models are computed.
     """
     for name, value in settings(config, COMPUTED).items():

@@ -52,7 +52,7 @@ def compare(
         images: (B, C, height, width) float32, B a multiple of `batch`. The first batch is timed, all are compared.
         batch: the batch size.
         rounds: the number of rounds.
-        device: where the contenders compute; the default is where the images are.
+        device: the device where the contenders compute; the default is where the images are.
     """
     device = device or images.device
     first, reference = images[:batch], in_batches(model, images, batch)

@@ -139,7 +139,7 @@ def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
     """Draw the pictures of an evaluation, by their captions.
 
     Args:
-        evaluation: of a classifier.
+        evaluation: the evaluation of a classifier.
         laid_out: some of its images as points (embedding.py), which are drawn too.
     """
     if isinstance(evaluation, MultiEvaluation):
@@ -207,12 +207,12 @@ def write_evaluation(
 
     Args:
         folder: made if need be.
-        classifier: whose evaluation it is.
-        evaluation: of it, on all images; the report is of those that count.
+        classifier: the classifier whose evaluation it is.
+        evaluation: the evaluation of it, on all images; the report is of those that count.
         table: the images.
         numbers: the figures (figures.py).
         findings: what the reader should know of them.
-        progress: told of how many images the features are computed, of how many.
+        progress: receives of how many images the features are computed, of how many.
 
     Raises:
         OSError: the folder cannot be written.

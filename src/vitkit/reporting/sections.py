@@ -223,7 +223,7 @@ class Tried:
 
     Attributes:
         summary: what was done.
-        heading, rows: of the table.
+        heading, rows: the heading and the rows of the table.
         remarks: what may be said of it, a sentence each.
     """
 

@@ -77,8 +77,8 @@ def serve(
     Args:
         models: run or model folders, checkpoints, exported files or published names; NAME=MODEL gives one a name.
             Classifiers will do, too. The first is asked where a request names none; of several with one name the last.
-        host: where to listen; what others can reach needs a token, and one is made.
-        port: of that address; 0 takes one that is free.
+        host: the host where to listen; what others can reach needs a token, and one is made.
+        port: the port of that address; 0 takes one that is free.
         token: without which nothing is answered, in the header Authorization: Bearer.
         allow_host: a further name that it is called by, as a proxy or a container calls it. There may be several.
         backend: what computes; `auto`: the fastest that is installed.

@@ -52,7 +52,7 @@ class Clock:
 
     Attributes:
         spent: seconds before this process.
-        ahead: of them before the first step, as in fitting a head, which a schedule fitted to a budget leaves out.
+        ahead: the seconds before the first step, as for fitting a head; a schedule fitted to a budget ignores them.
     """
 
     def __init__(self, budget: float | None = None, team: ProcessGroup = ALONE) -> None:
@@ -99,18 +99,18 @@ class TrainingState:
     needs to be restored on resume but these seconds.
 
     Attributes:
-        model: in training.
+        model: the model in training.
         optimizer: over its parameters that learn.
         recipe: how it is trained.
-        total_steps: of the whole training.
+        total_steps: the total steps of the whole training.
         clock: the seconds spent.
         guard: watches over the training and tells of it.
         pieces: how many images are computed at a time.
-        average: of the weights, if the recipe asks for one.
+        average: the average of the weights, if the recipe asks for one.
         safe_point: weights to go back to.
         epoch: the current one, from 0.
         step: how many steps of the optimiser were taken.
-        metrics: of this epoch as far as they are known: lr, train_loss, train_acc, val_loss, val_acc. A callback may
+        metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc. A callback may
             add to them; loggers are given all.
         should_stop: set it, and the training ends after this step, and this epoch with it.
         went_back: whether this epoch's weights were given up.
@@ -144,10 +144,10 @@ class TrainingState:
         """Prepare the state for the first step.
 
         Args:
-            model: to train, on its device; of frozen parts nothing is trained.
+            model: the model to train, on its device; frozen parts are not trained.
             recipe: how.
-            total_steps: of the whole training.
-            guard: by default one that prints.
+            total_steps: the total steps of the whole training.
+            guard: the default prints.
             team: the processes that train together.
         """
         guard = guard or StabilityGuard(print)
@@ -266,7 +266,7 @@ def identity(
     """Return everything that determines which weights a run leads to; a checkpoint must agree with it.
 
     Args:
-        recipe: of the run.
+        recipe: the recipe of the run.
         table: its images, split.
         contents: a digest of each by its path, as far as it is known: files may have moved since.
         teacher: a digest of the one that the run imitates.
@@ -361,12 +361,12 @@ class RunWriter:
     resumed run does that epoch again, to the same result. It also knows whether the run was over early.
 
     Args:
-        folder: of the run.
-        classifier: whose model is in training.
+        folder: the folder of the run.
+        classifier: the classifier whose model is in training.
         recipe: what is kept, by which figure, and when no better one ends the training.
         say: takes a line for each epoch.
         team: the processes that train together; the first writes.
-        identity: of the run, which its checkpoints carry (`checkpoint.identity`).
+        identity: the identity of the run, which its checkpoints carry (`checkpoint.identity`).
     """
 
     _STATE = ("best", "last_rise", "has_kept", "keeps_start", "finished", "limits")
@@ -407,7 +407,7 @@ class RunWriter:
             truncate_metrics(self.folder / METRICS, state.epoch)
 
     def keep_start(self, state: TrainingState) -> None:
-        """Write down how good the model is by the names of its classes alone: zero-shot is epoch 0, and row -1."""
+        """Record the accuracy of the class names alone: zero-shot is epoch 0, in row -1."""
         metrics = self._figures(state)
         if self.team.is_main:
             truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # of a start that was cut short

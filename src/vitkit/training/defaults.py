@@ -57,7 +57,7 @@ def complete(fields: Request | dict[str, Any], table: ImageTable) -> tuple[Recip
     """Return the recipe with every unset field chosen, and the reasons, one line each.
 
     Args:
-        fields: what is asked for.
+        fields: the requested fields.
         table: the images to train on.
 
     Raises:
@@ -76,9 +76,9 @@ def choose(fields: Request | dict[str, Any], each: float, task: Task = SINGLE_LA
     """`complete`, of data of which no more is known.
 
     Args:
-        fields: what is asked for.
+        fields: the requested fields.
         each: training images per class.
-        task: of the images.
+        task: the task of the images.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
@@ -117,8 +117,8 @@ def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> 
 
     Args:
         recipe: settled otherwise.
-        fields: what was asked for, by field name.
-        config: of the model.
+        fields: the requested fields by name.
+        config: the config of the model.
     """
     if recipe.method != "full" or "patch_dropout" in fields or isinstance(config, NetworkConfig):
         return recipe
@@ -231,8 +231,8 @@ def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[
     """Find the fields that were chosen and change nothing, and say why.
 
     Args:
-        recipe: with everything settled.
-        fields: what was asked for. A value that is the field's default, or that switches it off, asks for nothing:
+        recipe: the complete recipe.
+        fields: the requested fields. A value that is the field's default, or that switches it off, asks for nothing:
             recipe files list every field.
         named: those of them that the user named for this training alone. They are meant at any value that does not
             switch them off.
@@ -258,8 +258,8 @@ def check_effects(
     """Refuse a choice that would change nothing.
 
     Args:
-        recipe: with everything settled.
-        fields: what was asked for.
+        recipe: the complete recipe.
+        fields: the requested fields.
         named: those of them that the user named for this training, and not a recipe file that may be for others too.
         table: the images, where they are known.
 

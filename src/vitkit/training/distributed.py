@@ -166,7 +166,7 @@ class ProcessGroup:
         Args:
             values: this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on; if there are
                 none, what stands in for them, which comes back as it is.
-            length: of the whole batch.
+            length: the length of the whole batch.
         """
         if self.size == 1:
             return values.roll(1, dims=0)
@@ -213,7 +213,7 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     """Find or start the other processes of this run.
 
     Args:
-        devices: of each machine; None for what torchrun or SLURM started, else one.
+        devices: the devices of each machine; None for what torchrun or SLURM started, else one.
         nodes: machines; None for what torchrun or SLURM started, else one.
         accelerator: auto, cpu, cuda or mps.
 

@@ -98,13 +98,13 @@ def find_lr(
     """Return each learning rate's validation loss after a few steps; infinite if the training diverges.
 
     Args:
-        model: where every short run starts; it is left as it is, as is what random numbers follow.
+        model: the start of every short run; it is not changed, and neither is the state of random numbers.
         recipe: its `lr` is the middle of what is tried.
         data: training images, and those that judge: `ImageData.sample` of the validation images; without any, of the
             training images.
         objective: what the run is to learn.
-        fabric: of this process alone.
-        progress: told how many of how many steps are done.
+        fabric: the fabric of this process alone.
+        progress: receives how many of how many steps are done.
 
     Raises:
         Interrupted: a signal stopped the search.
@@ -175,8 +175,8 @@ def learn(
         classifier: before its training.
         teacher: whom it imitates.
         data: the images in batches; None to read the table's files.
-        contents: with `data`: a digest of each image, as far as they are known.
-        of_head: with `data`: the images to which the head is fitted first, where the recipe says so.
+        contents: with `data`, the known digests of the images.
+        of_head: with `data`, the images to which the head is fitted first, if the recipe says so.
     """
     in_train = list(table.of_split("train").counts().values())
     balance, why = resolve_balance(recipe.balance, in_train)
@@ -286,12 +286,12 @@ def run_training(
     """Build the loop, let it go on from where the run is, and say how it ended.
 
     Args:
-        run: whose folder has what it goes on from.
+        run: the run whose folder has what it goes on from.
         recipe: how to train.
         data: the images.
         classifier: what is saved.
         objective: what to learn.
-        fabric: where to compute.
+        fabric: the fabric where to compute.
         spent: seconds of the time budget that are gone.
         identity: the run's identity.
         trained: what is trained; None: the classifier's model.

@@ -121,7 +121,7 @@ class Loop:
     """Train a model on data towards an objective.
 
     Args:
-        state: where the training is; the loop moves it on.
+        state: the state where the training is; the loop moves it on.
         objective: what the model learns.
         data: batches of training and validation images.
         fabric: the device and the precision of the computation (Lightning Fabric).
@@ -302,7 +302,7 @@ class Loop:
         Args:
             images: (B, C, height, width).
             labels: (B,).
-            number: of the batch in its step.
+            number: the number of the batch in its step.
             whole: how many images the batch has over all processes.
         """
         if not self._mixing and self.objective.takes_labels:

@@ -46,7 +46,7 @@ class Fit:
     Attributes:
         weight, bias: (K, D) and (K,), for features as they are.
         penalty: the one of PENALTIES that was chosen; infinite of a head that was not fitted.
-        train_loss, val_loss, val_accuracy: of the head; the last two None without validation images.
+        train_loss, val_loss, val_accuracy: the head's figures; the last two are None without validation images.
         val_map: mean average precision on them, where an image may have several classes.
     """
 
@@ -85,7 +85,7 @@ class Features:
     """What a head reads of images.
 
     Attributes:
-        paths: of n images, below the data's folder.
+        paths: the paths of n images, below the data's folder.
         rows: (n, D).
     """
 

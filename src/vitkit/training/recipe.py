@@ -103,7 +103,7 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a recipe with those of the model in `model` and `model_fields`, and what is the recipe's own in it.
 
     Args:
-        fields: whose `model` may be a table, as in TOML, and whose `model_fields` may have any field of the model.
+        fields: the fields; `model` may be a table, as in TOML, and `model_fields` may have any field of the model.
 
     Raises:
         VitkitError: a field of the model is unknown, of another type, decided by the data, or given twice; or a table

@@ -74,7 +74,7 @@ def settle_and_open(folder: Path, recipe: Recipe, table: ImageTable, say: Say) -
 
     Args:
         folder: the run, with its model folder, which is changed.
-        recipe: of the run; it says where is computed.
+        recipe: the recipe of the run; it says where is computed.
         table: its images, split.
         say: takes what is worth a line.
 
@@ -119,7 +119,7 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
     Args:
         numbers: the figures of an evaluation (figures.py).
         seen: the validation images that the temperature was fitted on.
-        evaluation: of the images that the figures are of.
+        evaluation: the evaluation of the images that the figures are of.
     """
     rise, rose = calibration_rise(evaluation, numbers), ""
     if rise is not None:
@@ -138,7 +138,7 @@ def draw_data(folder: Path, table: ImageTable, images: TrainingImages | Training
     """Draw classes.png and train_batch.png.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         table: all its images.
         images: those of its training split, augmented.
         seed: chooses which of them are drawn.
@@ -158,7 +158,7 @@ class Reported(NamedTuple):
 
     Attributes:
         numbers: what evaluation.json holds.
-        evaluation: of the images that count; None where the weights had seen all.
+        evaluation: the evaluation of the images that count; None where the weights had seen all.
     """
 
     numbers: dict[str, Any]
@@ -172,7 +172,7 @@ def report(
 
     Args:
         folder: the run, with its model folder.
-        recipe: of the run.
+        recipe: the recipe of the run.
         table: its images, split.
         say: takes what is worth a line.
         doubts: labels that are likely wrong; None to go by what the model says of held-out images.
@@ -359,7 +359,7 @@ def doubt_labels(
         recipe: what the run began from.
         table: all images.
         known: features that were computed already; of a head on frozen features.
-        weights: that the run began from, where they have been looked at.
+        weights: the weights that the run began from, where they have been looked at.
 
     Returns:
         None where they cannot be looked for: the run began from nothing, or from weights that know these labels and

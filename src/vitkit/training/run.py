@@ -135,9 +135,9 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     """Train and report, from what the run's folder says.
 
     Args:
-        run: whose folder has the split.
-        recipe: with nothing left open.
-        blueprint: of the model, where this process has it already.
+        run: the run whose folder has the split.
+        recipe: the complete recipe.
+        blueprint: the blueprint of the model, where this process has it already.
 
     Returns:
         The evaluation of the held-out images that count; None where the weights had seen all.
@@ -240,9 +240,9 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     """Train and test every fold that is not done yet, and put their results together in folds.json and report.html.
 
     Args:
-        run: whose folder has those of the folds.
-        recipe: with nothing left open.
-        blueprint: of the model, the same for each fold, where this process has it already.
+        run: the run whose folder has those of the folds.
+        recipe: the complete recipe.
+        blueprint: the blueprint of the model, the same for each fold, where this process has it already.
 
     Raises:
         VitkitError: a fold's folder is gone, or the images of one that was done before are.
@@ -350,7 +350,7 @@ def drive(
     """Carry out a run: start its processes, let the main one lock and fill the folder, and let all of them work.
 
     Args:
-        recipe: as far as it is known; says which processes and which device.
+        recipe: the known fields, which determine the processes and the device.
         observers: who follows the run.
         prepare: called in the main process; what it enters in the stack ends with the run.
         work: receives the run, its recipe, and the blueprint of the model where this process has made it.
@@ -390,10 +390,10 @@ def drive_again(
 
     Args:
         folder: the run.
-        recipe: of the run.
+        recipe: the recipe of the run.
         observers: who follows the run.
-        work: as of `drive`.
-        again: as of `drive`.
+        work: see `drive`.
+        again: see `drive`.
         data_root: the folder that holds its images now; None: where they were.
     """
 
@@ -588,7 +588,7 @@ def write_start(
     """Write down all that training starts from, so that it can be resumed from here on.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         recipe: settled.
         images: its images.
         before: what the weights had seen.
@@ -623,8 +623,8 @@ def train_on(
     """Train on these datasets, and leave a run folder: recipe, metrics.csv, the model, figures and a page.
 
     Args:
-        datasets: to learn from and to judge by.
-        fields: of the recipe; those that are about files are refused.
+        datasets: the datasets for training and validation.
+        fields: the fields of the recipe; those that are about files are refused.
         out: the run folder; by default the next free `runs/datasets-N`.
         force: write over the run that is in `out`.
         observers: who follows the run.
@@ -744,7 +744,7 @@ class _Seen:
     """What the weights had seen of the validation images, in this run or before, including copies.
 
     Attributes:
-        roles: by the stand-in for the path.
+        roles: the roles by the stand-in for the path.
         doubt: why there may be more of them; empty: there are none.
     """
 

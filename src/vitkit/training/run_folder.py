@@ -113,7 +113,7 @@ def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool) -> None:
 
 
 def new_run_folder(name: str, hold: ExitStack) -> Path:
-    """Hold a new folder `runs/NAME-N`, whose name is given back where the run never begins."""
+    """Create and lock a new folder `runs/NAME-N`, which is removed if the run never starts."""
     folder = next_free(name)
     hold.callback(remove_if_empty, folder)
     hold.enter_context(exclusive_in(folder))

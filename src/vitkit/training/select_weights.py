@@ -46,10 +46,10 @@ class Trial:
     """One of the candidates, with the result of a linear probe on its frozen features.
 
     Attributes:
-        weights: as they were asked for.
+        weights: the weights by which they are requested.
         pixels: height and width of the images; None where it was not opened.
         seconds: an image, decoded and computed, on this machine.
-        accuracy: of cross-validation, with its 95 % interval; of several classes an image the exact match.
+        accuracy: the accuracy of cross-validation, with its 95 % interval; of several classes an image the exact match.
         alike: probability of a difference from the chosen one at least as large where there is none; None of itself.
         reason: why it was not measured; its other figures are then None.
     """
@@ -76,9 +76,9 @@ class Selection:
     Attributes:
         trials: each of them, in the order asked for.
         chosen: the weights whose accuracy is the highest; of equal ones those that are quicker.
-        images: that each was tested on.
+        images: the images that each was tested on.
         of: training images that there are.
-        parts, tested: of the cross-validation, and how many of them there was time for.
+        parts, tested: the number of folds, and of those for which there was time.
         budget, seconds: the time that was allowed, and that it took.
         figure: `accuracy`, or `exact match`.
     """
@@ -189,9 +189,9 @@ class SelectionImages:
     """The training images that the candidates are measured on.
 
     Attributes:
-        table: of training images, in an order of which every beginning has the classes in their proportions.
+        table: the table of training images, in an order of which every beginning has the classes in their proportions.
         groups: a number for each image, the same for those that stay in one part.
-        seed: of the order and of the parts.
+        seed: the seed of the order and of the parts.
     """
 
     table: ImageTable
@@ -262,7 +262,7 @@ class CandidateFeatures:
     """The features that were computed with one candidate.
 
     Attributes:
-        features: of the first images, (n, D).
+        features: the features of the first images, (n, D).
         seconds: an image.
         pixels: height and width of the images.
     """
@@ -397,7 +397,7 @@ class CrossValidation:
     Attributes:
         right: which of the first images each candidate's probe has right that was not fitted to them, (n,).
         tested: which of them were tested, (n,).
-        parts, done: of the cross-validation, and how many of them there was time for.
+        parts, done: the number of folds, and of those for which there was time.
     """
 
     right: dict[int, Tensor]
@@ -488,8 +488,8 @@ def choose_and_resolve(
 
     Args:
         fields: what is asked for; its `data` must be set.
-        reserve: as of `resolve`, with the recipe of each candidate.
-        runs: as of `resolve`.
+        reserve: see `resolve`; receives the recipe of each candidate.
+        runs: see `resolve`.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on, or a candidate knows some of the images.

@@ -71,8 +71,8 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
     accuracy before.
 
     Args:
-        outcome: of the validation images; of fewer than ten it says nothing.
-        best_accuracy: of the epochs before.
+        outcome: the outcome of the validation images; of fewer than ten it says nothing.
+        best_accuracy: the best accuracy of the epochs before.
         fell_before: whether the model has collapsed before in this training; then no further sign is needed.
     """
     logits, labels = outcome.logits.double(), outcome.labels
@@ -169,7 +169,7 @@ class StabilityGuard:
         """Lower the learning rate, and report why.
 
         Args:
-            epoch: from 0, the one that went wrong.
+            epoch: the epoch that went wrong, from 0.
             what: went wrong.
 
         Raises:
@@ -355,8 +355,8 @@ class SafePoint:
 
         Args:
             guard: is asked, and told.
-            outcome: of the validation images; None without any.
-            epoch: from 0.
+            outcome: the outcome of the validation images; None without any.
+            epoch: the epoch, from 0.
             is_warm: whether the warm-up is over; before, a model that calls all images the same is given time.
 
         Raises:
@@ -427,8 +427,8 @@ class Pieces:
         """Compute all images of a batch, and whatever memory was too small for again in smaller pieces.
 
         Args:
-            images: in the batch.
-            compute: of a slice of the batch. Where it runs out of memory it must leave nothing behind.
+            images: the number of images in the batch.
+            compute: the compute of a slice of the batch. Where it runs out of memory it must leave nothing behind.
 
         Raises:
             VitkitError: memory is too small for a single image.

@@ -88,10 +88,10 @@ def choose_head_start(
     """Choose what the head begins with if the weights have a text encoder; return the recipe and the reason.
 
     Args:
-        recipe: with nothing else left open.
+        recipe: the complete recipe.
         fields: those that are named.
         table: the images, for their classes.
-        weights: that the recipe starts from.
+        weights: the weights that the recipe starts from.
 
     Raises:
         VitkitError: class names are asked for, and the weights have no text encoder that knows them.
@@ -136,7 +136,7 @@ class JudgeStart:
 
     Args:
         validate: puts the figures of validation images into the state.
-        writer: of the run.
+        writer: the writer of the run.
     """
 
     def __init__(self, validate: Callable[[], Any], writer: RunWriter) -> None:
@@ -160,8 +160,8 @@ class Blueprint:
         recipe: which asks for it.
         config: the architecture.
         preprocess: the pixels that it reads.
-        weights: that it starts from, looked at once; None: it starts from none.
-        plan: of reading them, without their head.
+        weights: the weights that it starts from, looked at once; None: it starts from none.
+        plan: the plan of reading them, without their head.
     """
 
     recipe: Recipe
@@ -180,9 +180,9 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
     """Return the blueprint of the model that a recipe asks for.
 
     Args:
-        recipe: with nothing left open.
-        classes: that the model tells apart.
-        weights: that the recipe starts from, where they have been looked at.
+        recipe: the complete recipe.
+        classes: the classes that the model tells apart.
+        weights: the weights that the recipe starts from, where they have been looked at.
 
     Raises:
         VitkitError: the model cannot be built, or its weights cannot be had or understood.
@@ -362,7 +362,7 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
 
     Args:
         images: the readable ones.
-        table: as they were found, with what their label file says.
+        table: the images as in the source, with the edits of their label file.
         recipe: settled.
         places: folders of runs that may have proposed labels, beside those that the recipe names.
     """
@@ -583,7 +583,7 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
     """Resolve the model of a recipe, with what depends on its weights and architecture, and notes on both.
 
     Args:
-        recipe: with nothing else left open.
+        recipe: the complete recipe.
         fields: those that are named.
         table: the images, for their classes.
 

@@ -28,7 +28,7 @@ class Teacher:
     """A frozen network with its preprocessing.
 
     Attributes:
-        name: as the recipe has it.
+        name: the teacher's name in the recipe.
         network: images (B, C, h, w) to logits (B, K'), in eval mode.
         preprocess: the teacher's own pixels.
         classes: the student's.

@@ -33,7 +33,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Notes:
-    """Passes each note on to `say`, and keeps it in `lines`."""
+    """Pass each note on to `say`, and collect it in `lines`."""
 
     say: Say
     lines: list[str] = field(default_factory=list)

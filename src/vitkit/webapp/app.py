@@ -34,7 +34,7 @@ class Tab:
     """A tab of the studio: its routes are in `NAME.py`, its page in `static/NAME.js`.
 
     Attributes:
-        name: in addresses and file names.
+        name: the name in URLs and file names.
         title: on the tab.
         about: what it is for, in one line.
     """

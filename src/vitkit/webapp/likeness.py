@@ -175,7 +175,7 @@ class Likeness:
         return {**status, "ready": self._place(table, eyes).is_file(), "eyes": eyes.title, "needs": ""}
 
     def _place(self, table: ImageTable, eyes: Offer) -> Path:
-        """Another file for another model or other photographs; the files' own times are part of what they are."""
+        """Return the path of the features, which depends on the model, the photographs and their modification times."""
         digest = hashlib.sha256(f"{table.root}\0{eyes.source}\0{stamp_of(Path(eyes.source))}".encode())
         for i, path in enumerate(table.paths):
             digest.update(f"{path}\0{stamp_of(table.file(i))}\n".encode("utf-8", "surrogateescape"))
@@ -226,7 +226,7 @@ def next_labels(
     """Return the indices of the unlabelled photographs whose labels would teach the model most, best first.
 
     Args:
-        state: of the photographs.
+        state: the state of the photographs.
         seen: the numbers of those that could be read, and the features of each (n, D).
         count: how many are wanted.
 

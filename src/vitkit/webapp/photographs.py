@@ -42,9 +42,9 @@ class State:
     """The photographs at one moment.
 
     Attributes:
-        version: of the list; numbers mean the same photograph as long as it is the same.
+        version: the version of the list; numbers mean the same photograph as long as it is the same.
         table: what there is on disk.
-        labels: of each: a class, `UNLABELLED`, or `EXCLUDED`.
+        labels: the labels of each: a class, `UNLABELLED`, or `EXCLUDED`.
         unmatched: what of the label file matches no photograph, in words.
     """
 
@@ -111,8 +111,8 @@ class Photographs:
         """Give photographs a class; `EXCLUDED` leaves them out, `UNLABELLED` takes their class away.
 
         Args:
-            version: of the list that the numbers are of.
-            numbers: of the photographs.
+            version: the version of the list that the numbers are of.
+            numbers: the numbers of the photographs.
             label: the class.
             doubts: the run whose doubts are shown beside the photographs, and the label and the suggestion of each: who
                 sees a suggestion and follows it has not labelled the photograph alone.
@@ -129,7 +129,7 @@ class Photographs:
             return self._add([_edit(state, i, label, doubts) for i in chosen])
 
     def rename(self, old: str, new: str) -> State:
-        """Call a class otherwise; where there is one of that name already, both become one."""
+        """Rename a class; it is merged with a class that already has the new name."""
         with self._lock:
             state = self.read()
             new = checked_name(new)

@@ -203,10 +203,10 @@ def decide(
     """Write into the label file that labels are right, are another, or that the photographs are to be left out.
 
     Args:
-        workspace: whose label file it is.
-        folder: of the run.
-        version: of the list of its doubtful labels: numbers mean the same photograph as long as it is the same.
-        numbers: in the list.
+        workspace: the workspace whose label file it is.
+        folder: the folder of the run.
+        version: the version of the run's list of suspects; numbers refer to this version.
+        numbers: positions in the list.
         what: `keep`, `relabel` or `exclude`.
         label: for `relabel`: the class; empty: the one that is suggested.
 
@@ -265,8 +265,8 @@ class Decision(BaseModel):
     """A decision about suspected label errors.
 
     Attributes:
-        version: of the list.
-        numbers: in the list.
+        version: the version of the list.
+        numbers: positions in the list.
         what: the label is right, is another, or the photograph is to be left out.
         label: the other class; empty: the suggested one.
     """

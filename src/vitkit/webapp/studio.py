@@ -50,9 +50,8 @@ def studio(
         runs: the folder of run folders; by default that of the run, else runs.
         labels: the label file; by default labels/NAME.csv, after the folder of photographs.
         weights: a file of weights, or a model, to begin trainings from, beside the known ones; there may be several.
-        host: where to listen; other machines then need the link's token. Any address but this machine's own (127.0.0.1)
-            asks for it.
-        port: by default 8420, or the next that is free.
+        host: the address to listen on. Any address but this machine's own (127.0.0.1) requires the link's token.
+        port: the port; the default is 8420, or the next free one.
         show: open the page in the browser.
         say: takes each line of what there is to tell.
 

@@ -43,7 +43,7 @@ class Offer:
     """A model to start a training from.
 
     Attributes:
-        source: as `--weights` takes it.
+        source: a value of `--weights`.
         title: for people.
         kind: `run`, `file`, `published` or `none`.
         is_here: whether it needs no download.

@@ -147,7 +147,7 @@ class Adapted:
 
     Attributes:
         read: every tensor of the target by name, as it will be.
-        resized, replaced, dropped: as in `LoadReport`.
+        resized, replaced, dropped: see `LoadReport`.
     """
 
     read: dict[str, Read]
@@ -163,7 +163,7 @@ def adapt(read: Mapping[str, Read], source: ViTConfig, target: ViTConfig, shapes
         read: every tensor of the source.
         source: the configuration of those tensors.
         target: the one that is wanted.
-        shapes: of the target's tensors.
+        shapes: the shapes of the target's tensors.
 
     Raises:
         VitkitError: positions of this kind cannot be resized.

@@ -380,8 +380,8 @@ class ModelFacts:
         parameters: their number; None where it was not counted.
         gmacs: 10^9 multiply-accumulates for an image; None where they were not counted.
         top1: published accuracy on ImageNet-1k, in percent; None where no source is at hand.
-        measured: of which that is: `linear`, a head alone; `fine-tuned` after other data; `trained` on it alone.
-        source: of `top1`.
+        measured: how that was trained: `linear`, a head alone; `fine-tuned` after other data; `trained` on it alone.
+        source: the source of `top1`.
     """
 
     family: str = ""

@@ -49,12 +49,12 @@ class Checkpoint:
     """The content of a file or folder of weights.
 
     Attributes:
-        path: where it is.
-        tensors: by name, wrappers and prefixes taken off.
+        path: the path where it is.
+        tensors: the tensors by name, without wrappers and prefixes.
         wrappers: the keys that the weights were found under.
         config: `config.json` beside the weights.
         preprocessor: `preprocessor_config.json` beside the weights.
-        metadata: of a safetensors file.
+        metadata: the metadata of a safetensors file.
         passed_over: parts of the file that hold other weights, and why they were not taken.
         pictures: the record of what the weights were trained on (`data.seen`), where vitkit wrote the file.
     """

@@ -28,7 +28,7 @@ class Known:
     """Facts about the checkpoint besides its shapes.
 
     Attributes:
-        fields: of the configuration: what the user says, over what the format says.
+        fields: the fields of the configuration: what the user says, over what the format says.
         image_size: (height, width) that the user asks for, or None.
         written_size: (height, width) that a file beside the weights says, or None.
         grid: the patch grid of the positions, if the user says so.
@@ -356,7 +356,7 @@ class Namesake(NamedTuple):
     """Another architecture whose files have the same tensors.
 
     Attributes:
-        field: of the configuration, in which the two differ.
+        field: the field of the configuration, in which the two differ.
         fits: whether a configuration has the shape that both share.
         says: what was taken, what else it may be, and what to do.
     """
@@ -435,8 +435,8 @@ def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str
     """Return, by field, the assumptions about a file with timm's names and no description.
 
     Args:
-        config: as it was understood.
-        names: of the file's tensors.
+        config: the inferred configuration.
+        names: the names of the file's tensors.
         settled: fields that the user gave.
     """
     known = (*_TIMM, _CLIP, _UNNORMED, _UNREGISTERED, *((_TUTORIAL,) if "pos_embedding.pos_embedding" in names else ()))

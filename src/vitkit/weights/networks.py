@@ -33,7 +33,7 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
     """Read a network's weights, its preprocessing and its classes.
 
     Args:
-        config: whose network it is, and its name.
+        config: the config whose network it is, and its name.
         source: a file; None: what the library publishes under the name.
 
     Raises:

@@ -50,7 +50,7 @@ class TensorFamily(NamedTuple):
     """A family, recognised by the names of its tensors.
 
     Attributes:
-        name: of the family, and what it has that vitkit's model has not.
+        name: the name of the family, and what it has that vitkit's model has not.
         has: patterns that each match the beginning of some tensor's name.
         lacks: patterns that match none.
     """

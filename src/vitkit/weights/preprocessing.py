@@ -38,7 +38,7 @@ def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
               becomes, or (height, width) that the picture is stretched to, and `crop` is cut from its centre;
             - a JSON file of such settings, a model.json, or a preprocessor_config.json, config.json or
               open_clip_config.json as they lie beside published weights; or the folder that holds one of these.
-        base: that of the model; its size is what the model reads, which nothing else can change.
+        base: the model's preprocessing; its size is what the model reads, which nothing else can change.
 
     Raises:
         VitkitError: it is none of these, a value is not allowed, or it is for another size.

@@ -67,7 +67,7 @@ class Described:
     Attributes:
         words: descriptions of their keypoints, picture by picture, (keypoints,): `keypoints.find_keypoints`.
         places: x and y of each, in 4095ths of the picture, (keypoints, 2).
-        ends: where each picture's keypoints begin, and where the last one's end, (n + 1,).
+        ends: the ends where each picture's keypoints begin, and where the last one's end, (n + 1,).
         aspects: width / height, (n,).
         pixels: thumbnails, (n, 16, 16, 3).
     """
@@ -165,7 +165,7 @@ class Evidence:
         off: how far those commonly are from where they should be, in short sides of the picture that is shown larger.
         reached: part of the keypoints of either, where the pictures overlap, that have one of those nearby; the
             lesser of the two.
-        correlation: of the thumbnails' greys where the pictures overlap; -1 where that is too little, or flat.
+        correlation: the correlation of the overlapping greys of the thumbnails; -1 if the overlap is small or uniform.
     """
 
     matches: Ints
@@ -198,7 +198,7 @@ def find_altered(
     Args:
         pictures: some.
         others: what they are compared with; None for one another, each pair once, the lower first.
-        progress: told how many of how many pictures have been looked up.
+        progress: receives how many of how many pictures have been looked up.
     """
     if not (pictures.has_much.any() or (others is not None and others.has_much.any())):
         if progress is not None:
@@ -249,8 +249,8 @@ class _Index:
     """The keypoints of detailed pictures, sorted by hash.
 
     Attributes:
-        starts: where each hash begins.
-        numbers: of the keypoints, in that order, (keypoints,).
+        starts: the starts where each hash begins.
+        numbers: the numbers of the keypoints, in that order, (keypoints,).
         codes, lengths: theirs.
         ranks: those of their pictures, of which the lower one is looked up.
     """
@@ -277,7 +277,7 @@ class _Search:
     matter which set it is in. Two that have little are not compared.
 
     Args:
-        pictures, others: as for `find_altered`.
+        pictures, others: see `find_altered`.
     """
 
     def __init__(self, pictures: Described, others: Described | None) -> None:
@@ -548,7 +548,7 @@ def _reached(
         points: keypoints of a picture.
         agreeing: those that agree.
         onto: the movement to the other picture.
-        aspect: of the other picture.
+        aspect: the aspect of the other picture.
     """
     there = np.stack([points.real, points.imag, np.ones(len(points))], axis=1) @ onto
     inside = ((there >= 0) & (there <= _extent(aspect))).all(axis=1)

@@ -46,7 +46,7 @@ def find_known(
     Args:
         new: pictures.
         known: pictures.
-        progress: told how many of how many have been compared.
+        progress: receives how many of how many have been compared.
 
     Returns:
         Number of a new picture, number of the known one and kind (near, altered, mirrored), and what could be looked
@@ -95,7 +95,7 @@ class Compared:
     """Contents that have all been compared with each other.
 
     Attributes:
-        digests: of the contents, in order.
+        digests: the digests of the contents, in order.
         pairs: those whose thumbnails agree, by their places among the contents, the lower first; None where there are
             too many to mean anything.
         altered: others whose keypoints do; None likewise.
@@ -112,9 +112,9 @@ def compare(
     """Compare every picture with every other, but for those that have been compared with one another before.
 
     Args:
-        facts: of readable images.
+        facts: the facts of readable images.
         before: contents that have been compared, of which any may be among these.
-        progress: told how many of how many images have been compared.
+        progress: receives how many of how many images have been compared.
     """
     content = {fact.digest: fact for fact in facts}
     digests = tuple(sorted(content))
@@ -188,8 +188,8 @@ def find_duplicates(
     """Find all pictures that occur more than once.
 
     Args:
-        facts: of readable images.
-        progress: told how many of how many images have been compared.
+        facts: the facts of readable images.
+        progress: receives how many of how many images have been compared.
         compared: what `compare` says of them, where that is known.
 
     Returns:

@@ -29,7 +29,7 @@ class Diagnosis:
         unreadable: reason of each path that was left out.
         copies: pictures that are there more than once.
         twins: a number for each image, the same for copies of one picture.
-        findings: in words, the worst first.
+        findings: the findings in words, the worst first.
     """
 
     table: ImageTable

@@ -60,7 +60,7 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
     """Find the keypoints of each picture, at most 96 of 12 bytes each, which `unpack` reads.
 
     Args:
-        pictures: of `working_copy`. Those of like shape are worked on together, which changes nothing but the time.
+        pictures: results of `working_copy`. Those of similar shape are processed together, which only saves time.
     """
     descriptors = [b""] * len(pictures)
     alike: dict[tuple[int, ...], list[int]] = {}
@@ -101,8 +101,8 @@ class _Pyramid:
 
     Attributes:
         images: blurred.
-        differences: from the level before.
-        levels: where each begins.
+        differences: the differences from the level before.
+        levels: the levels where each begins.
         extrema: places in `differences` that are larger than all within two pixels.
     """
 
@@ -117,9 +117,9 @@ class _Points:
     """Keypoints of several pictures, one entry each.
 
     Attributes:
-        picture: whose they are.
+        picture: the picture whose they are.
         level: which of the eight sizes.
-        row, column: in that level's images.
+        row, column: the position in that level's images.
         y, x: pixels of the canvas.
         contrast: how much they stand out, below 2 ** 14.
         is_bright: than what is around them.

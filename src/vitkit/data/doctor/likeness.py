@@ -46,7 +46,7 @@ def find_pairs(
         pixels: thumbnails, (n, 16, 16, 3).
         others: what they are compared with, (m, 16, 16, 3); None for one another, each pair once, the lower first.
         most: pairs of both kinds together.
-        progress: told how many of how many have been compared.
+        progress: receives how many of how many have been compared.
     """
     near: list[tuple[int, int]] = []
     mirrored: list[tuple[int, int]] = []
@@ -73,7 +73,7 @@ class _LikenessSearch:
     Along it no likely pair lies far apart, so that a block of pictures is compared with those that lie near it alone.
 
     Args:
-        pixels, others: as for `find_pairs`.
+        pixels, others: see `find_pairs`.
     """
 
     def __init__(self, pixels: Pixels, others: Pixels | None) -> None:

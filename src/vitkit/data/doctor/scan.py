@@ -74,7 +74,7 @@ class _Look:
 
     Attributes:
         facts: None for a picture larger than this process may decode.
-        grey: where keypoints are to be looked for yet.
+        grey: the grey where keypoints are to be looked for yet.
         is_lasting: it will be the same when it is looked at again.
     """
 
@@ -258,8 +258,8 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
 
     Args:
         files: any number of image files.
-        memory: of earlier scans.
-        progress: told how many of how many are done.
+        memory: the memory of earlier scans.
+        progress: receives how many of how many are done.
     """
     stamps = [stamp_of(file) for file in files]
     seen = memory.of_files(stamps)

@@ -362,7 +362,7 @@ def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
     """Say whether a distance grows or falls with depth, by Mann and Kendall's test for a trend over all layers.
 
     Args:
-        distance: of each layer, (L,).
+        distance: the distance of each layer, (L,).
     """
     from scipy.stats import kendalltau
 

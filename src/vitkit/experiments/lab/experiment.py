@@ -21,9 +21,9 @@ class AblationVariant:
 
     Attributes:
         label: what the tables call it.
-        fields: of the recipe that differ; those of the model in `model_fields`.
+        fields: the fields of the recipe that differ; those of the model in `model_fields`.
         paper: the paper's figure of it, as it is printed there.
-        times: by how much fields of the recipe are multiplied, such as lr and epochs.
+        times: the times by how much fields of the recipe are multiplied, such as lr and epochs.
         after: the label of an earlier variant, whose run of the same seed it starts from; None: from none.
         pretraining: fields of `vitkit pretrain`, which comes first, with the same seed, on the training images; empty:
             it does not.
@@ -49,11 +49,11 @@ class Experiment:
     """A question and where the paper treats it.
 
     Attributes:
-        name: as it is asked for.
-        question: in a line.
-        source: where the paper, or another, treats it.
+        name: the name by which it is requested.
+        question: the question in one line.
+        source: the source where the paper, or another, treats it.
         says: what it finds there.
-        differs: in what the `small` preset is another experiment than the source's.
+        differs: how the `small` preset differs from the source's experiment.
         recipe: the bundled recipe with the published hyper-parameters, which the `paper` preset takes; None: the source
             publishes none.
     """
@@ -71,7 +71,7 @@ class Ablation(Experiment):
     """Variants that are trained alike, with paired seeds, and judged by the same images.
 
     Attributes:
-        variants: of a base configuration; they may depend on it.
+        variants: the variants of a base configuration; they may depend on it.
         against: the label of the one that the others are compared with.
         better: labels of those of which the source says that they are better than it.
         column: what `Variant.paper` is a figure of.

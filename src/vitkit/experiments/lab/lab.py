@@ -103,9 +103,9 @@ def lab(
     On the command line: `vitkit lab position --epochs 5`.
 
     Args:
-        name: of the experiment; None: a list of them.
+        name: the name of the experiment; None: a list of them.
         data: folder of class folders, or a name; by default digits.
-        model: of an ablation, the name that its variants are variants of; of a measurement, the model that is measured:
+        model: for an ablation, the model whose variants are compared; for a measurement, the model to measure:
             a run or model folder, a checkpoint, or a published name.
         preset: `small`, minutes on two cores; `paper`, the published hyper-parameters: without `data` it says what that
             would take, with it, it is done.
@@ -113,8 +113,8 @@ def lab(
         out: folder of the experiment; by default the next runs/lab-NAME-N.
         resume: go on with the experiment in `out`; it takes everything else from there.
         say: takes each line of the story.
-        progress: told what is being done, how many are done, of how many.
-        fields: of the recipe that all variants share, see below; not those that the experiment varies.
+        progress: receives what is being done, how many are done, of how many.
+        fields: the fields of the recipe that all variants share, see below; not those that the experiment varies.
 
     Raises:
         VitkitError: there is no such experiment, or it cannot be done on these images or with this model, or `out` is
@@ -478,7 +478,7 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
 
     Args:
         ablation: which.
-        fields: of the recipe, that go before the published ones.
+        fields: the fields of the recipe, that go before the published ones.
 
     Raises:
         VitkitError: a variant cannot be built, or what it varies was asked for, or there is no published recipe.

@@ -36,7 +36,7 @@ class Subject:
         table: the readable images, split; without held-out ones that the weights had seen, unless those are all.
         judging: which of the held-out images judge.
         units: which of the held-out images are independent of one another.
-        seeds: of whatever is drawn.
+        seeds: the seeds of whatever is drawn.
         findings: what the reader should know of model and images.
     """
 
@@ -81,7 +81,7 @@ class Measured:
     """The outcome of a measurement.
 
     Attributes:
-        headings, rows: of its table.
+        headings, rows: the headings and the rows of its table.
         numbers: what lab.json keeps of it.
         lines: what there is to say, a line each.
     """

@@ -23,7 +23,7 @@ def base_fields(ablation: Ablation, data: str, preset: Preset, fields: Mapping[s
     """Return the recipe that all variants share.
 
     Args:
-        ablation: whose recipe `paper` takes.
+        ablation: the ablation whose recipe `paper` takes.
         data: folder or name.
         preset: how large it is.
         fields: what the user asks for; they go before those of the preset.
@@ -113,7 +113,7 @@ def pretraining_fields(fields: Mapping[str, Any], variant: AblationVariant) -> d
     All training images are learned from, however few of them the training is given with `max_images`.
 
     Args:
-        fields: of the training.
+        fields: the fields of the training.
         variant: which.
     """
     return {**{name: fields[name] for name in _OF_BOTH if name in fields}, "logger": "none", **variant.pretraining}

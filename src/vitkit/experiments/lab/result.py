@@ -25,9 +25,9 @@ class LabResult(Result):
     Attributes:
         experiment: which.
         figures: all that lab.json holds.
-        headings, rows: of its table.
+        headings, rows: the headings and the rows of its table.
         remarks: what the table says, a line each.
-        folder: with lab.json, the page and the runs; None: nothing was written.
+        folder: the folder of lab.json, the page and the runs; None if nothing was written.
     """
 
     experiment: Experiment

@@ -39,7 +39,7 @@ def open_runner(
         plan: how backend eager computes on a CPU, one of `PLANS`. `auto` is what was measured here and kept; else it is
             measured now if many images are asked, else `plain`. In float32 it is `plain`, the model itself to the last
             bit, unless so many images are named.
-        say: is told what was measured.
+        say: receives what was measured.
         device: `cpu`, `cuda` or `mps`; `auto` is where the model is, if that is no CPU, else a GPU if there is one. A
             backend that knows processors alone then computes there.
 
@@ -76,7 +76,7 @@ def open_runner(
 
 
 def _check(backend: str, precision: str, plan: str, merge: int) -> None:
-    """Refuse what is none, or does not go together."""
+    """Refuse an unknown backend or precision, and combinations that do not exist."""
     if backend not in backend_names():
         raise VitkitError(f"backend must be one of {', '.join(backend_names())}, not {backend!r}")
     if precision not in PRECISIONS:

@@ -35,9 +35,9 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
     """Write the model as an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     Args:
-        model: whose weights are copied.
+        model: the model whose weights are copied.
         batch: the only number of images that it takes; None: any number.
-        dtype: in which the weights are stored; they are computed with in float32.
+        dtype: the dtype in which the weights are stored; they are computed with in float32.
 
     Raises:
         VitkitError: ONNX is not installed, or the model is larger than an ONNX file can be.
@@ -192,9 +192,9 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
     """Trace the network to an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     Args:
-        model: whose weights are copied.
+        model: the model whose weights are copied.
         batch: the only number of images that it takes; None: any number.
-        dtype: in which the weights are stored; they are computed with in float32.
+        dtype: the dtype in which the weights are stored; they are computed with in float32.
 
     Raises:
         VitkitError: ONNX or its exporter is not installed, the network cannot be traced, or it is too large.

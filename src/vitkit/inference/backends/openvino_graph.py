@@ -18,9 +18,9 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
     """Write the model as an `openvino.Model`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     Args:
-        model: whose weights are copied.
+        model: the model whose weights are copied.
         batch: the only number of images that it takes; None: any number.
-        dtype: in which the weights are stored; computing in it is the runtime's choice.
+        dtype: the dtype in which the weights are stored; computing in it is the runtime's choice.
     """
     openvino = import_openvino()
     writer = _OpenVinoWriter(batch, dtype)

@@ -35,7 +35,7 @@ def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Te
     W (x * g + b) + c = (W * g) x + (W b + c)
 
     Args:
-        linear: with or without a bias.
+        linear: the layer, with or without a bias.
         norm: None where nothing is to be folded.
         times: how many normalised vectors stand side by side in x.
     """
@@ -325,8 +325,8 @@ def prepare(
 
     Args:
         model: stays as it is.
-        dtype: in which the layers compute.
-        device: where they do.
+        dtype: the dtype in which the layers compute.
+        device: the device where they do.
         pack: whether weights may be packed, on CPUs; not where a compiler is to see the layers.
         attend: eqs. 6-7 by one `fused` kernel, or written out by `batch` or by `image`; None is as suits most, which
             in bfloat16 on CPUs is not the fused kernel.

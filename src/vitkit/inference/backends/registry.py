@@ -37,14 +37,14 @@ class Backend:
     """A way to compute logits.
 
     Attributes:
-        name: as it is asked for.
+        name: the name by which it is requested.
         tells: what it is, in a few words.
-        module: that opens it.
+        module: the module that opens it.
         opens: the function there: (model, precision) -> Runner.
-        packages: that must be installed.
+        packages: the packages that must be installed.
         hint: how to get them.
         precision: the only one it has; None: it takes any of `PRECISIONS`.
-        auto_on: where `auto` takes it in eager's place, as the first there that works; None: nowhere.
+        auto_on: the auto on where `auto` takes it in eager's place, as the first there that works; None: nowhere.
         auto_from: images from which its preparation is worth it.
         devices: kinds of device that it computes on; with more than one, the function takes the device as well.
     """
@@ -140,7 +140,7 @@ def best_precision(device: str = "auto") -> str:
     """`bfloat16` where the hardware multiplies such numbers, else `float32`.
 
     Args:
-        device: that computes, as torch calls it; `auto` is what `choose_device` takes.
+        device: the device that computes, as torch calls it; `auto` is what `choose_device` takes.
     """
     import torch
 

@@ -71,8 +71,8 @@ def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, 
     Args:
         model: stays as it is, and later changes of it do not reach the copy.
         r: 0 or more.
-        dtype: in which the layers compute.
-        device: where they do.
+        dtype: the dtype in which the layers compute.
+        device: the device where they do.
 
     Raises:
         VitkitError: r is negative, or something in the model needs to know where each patch is.

@@ -58,9 +58,9 @@ def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may
 
     Args:
         model: on the CPU.
-        dtype: in which it is to compute.
+        dtype: the dtype in which it is to compute.
         may_measure: whether enough images are coming for a second to be well spent.
-        say: is told what was measured.
+        say: receives what was measured.
     """
     facts = _facts(model, dtype)
     kept = _kept(facts)

@@ -35,7 +35,7 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
     """Refuse a model that the layout cannot express.
 
     Args:
-        config: of the model.
+        config: the config of the model.
         to: the layout's name.
         allowed: the values that it can say of some fields. Of others it can say any where they are `WRITTEN`, and none
             but the default otherwise, unless the registry has a handler.

@@ -25,14 +25,14 @@ class CheckpointFormat:
     """A publisher's names and files for tensors.
 
     Attributes:
-        name: as it is asked for.
-        tells: whose it is, in a word or two; empty where the name says so.
+        name: the name by which it is requested.
+        tells: the tells whose it is, in a word or two; empty where the name says so.
         reader: `module:function` that recognises its checkpoints (the function is `recognise` where none is named);
             empty where none are read.
         writer: the module whose `write` makes them; empty where none are written.
-        suffixes: of the files that are written.
+        suffixes: the suffixes of the files that are written.
         is_folder: whether folders are written too.
-        pixels: by whose weights were trained with them, the constant in the module of `reader` that has these fields
+        pixels: by owner of weights, the constant in the module of `reader` that has these fields
             of `Preprocess`.
         marks: text of which every checkpoint of this format has some in the names of its tensors, so that a reader is
             imported only for what may be its own; empty where `reader` alone can tell.

@@ -46,12 +46,12 @@ class EvaFamily:
     """A family of timm's Eva models.
 
     Attributes:
-        name: as people say it.
-        fields: of the configuration, which no tensor tells.
+        name: the common name.
+        fields: the fields of the configuration, which no tensor tells.
         pixels: what its images are brought to.
         assumed: what was taken for granted, by field, and how to say otherwise.
         needs: tensors that each of the family has.
-        side: of a square image, in pixels, where nothing says it.
+        side: the side of a square image, in pixels, where nothing says it.
     """
 
     name: str
@@ -306,10 +306,10 @@ class NaFlexFamily:
     """A family of timm's NaFlexViT models.
 
     Attributes:
-        name: as people say it.
-        fields: of the configuration, which no tensor tells.
+        name: the common name.
+        fields: the fields of the configuration, which no tensor tells.
         needs: tensors that each of the family has.
-        side: of a square image, in pixels, as timm has it.
+        side: the side of a square image, in pixels, as timm has it.
         pixels: what its images are brought to.
     """
 
