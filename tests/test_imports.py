@@ -155,7 +155,7 @@ def test_the_house_has_few_rooms() -> None:
 
 def test_the_collector_sees_the_house() -> None:
     graph = the_house()
-    parts = {"config", "init", "layers", "position"}
+    parts = {"config", "layers", "position"}
     assert {"vitkit.errors", *(f"vitkit.model.{part}" for part in parts)} <= graph["vitkit.model.vit"]
     assert "vitkit.training.run" in graph["vitkit.verbs.train"]  # inside a function
     assert graph["vitkit"] == set()

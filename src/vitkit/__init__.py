@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from vitkit.data.preprocess import Preprocess
     from vitkit.errors import VitkitError
     from vitkit.experiments.compare import Comparison, compare
+    from vitkit.experiments.lab.experiment import LabResult
     from vitkit.experiments.lab.lab import lab
-    from vitkit.experiments.lab.result import LabResult
     from vitkit.experiments.training_plan import TrainingPlan, plan
     from vitkit.inference.prediction import Prediction
     from vitkit.language.zero_shot import zero_shot
+    from vitkit.model.build import LoadReport
     from vitkit.model.config import ViTConfig
-    from vitkit.model.load_report import LoadReport
     from vitkit.model.names import list_models
     from vitkit.model.vit import VisionTransformer
     from vitkit.serving.serve import Server, serve
@@ -109,8 +109,8 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
     "Info": "verbs.info",
-    "LabResult": "experiments.lab.result",
-    "LoadReport": "model.load_report",
+    "LabResult": "experiments.lab.experiment",
+    "LoadReport": "model.build",
     "ModelList": "verbs.models",
     "Prediction": "inference.prediction",
     "Predictions": "verbs.predict",

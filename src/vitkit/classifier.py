@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from vitkit.data.storage import Stored
     from vitkit.explanation.explanation import Explanation
     from vitkit.inference.backends.registry import Runner
-    from vitkit.model.build import Model
-    from vitkit.model.load_report import LoadReport
+    from vitkit.model.build import LoadReport, Model
 
     Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held | Stored]
 

@@ -148,7 +148,7 @@ def test_a_kind_of_source_is_one_module_and_one_row(place: Path) -> None:
 
 _SET = """
 from PIL import Image
-from vitkit.data.named_sets import DataSet, register
+from vitkit.data.named import DataSet, register
 
 def write(raw, folder):
     for name in ("ant", "bee"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitkit.data import MOST_CROPPED, MOST_LOST, Copies, Facts, ImageTable, Preprocess
-from vitkit.data.doctor import findings
+from vitkit.data.doctor import examine as findings
 
 
 def table_of(

@@ -35,7 +35,7 @@ import warm
 from photos import folder, noise
 from vitkit.data import DATASETS, SUFFIXES, DataSet, Torchvision, folder_names, locate, materialise, named, read_source
 from vitkit.data.decode import decode
-from vitkit.data.named_sets import TarDownload
+from vitkit.data.named import TarDownload
 from vitkit.errors import VitkitError
 from vitkit.system import cache_folder, reporting_to
 
@@ -857,8 +857,8 @@ _FETCH = """
 import resource, signal, sys
 from dataclasses import replace
 from vitkit.data.named import materialise
-from vitkit.data.named_sets import DATASETS
-from vitkit.data.named_sets import TarDownload
+from vitkit.data.named import DATASETS
+from vitkit.data.named import TarDownload
 from vitkit.errors import VitkitError
 url, sha256, limit = sys.argv[1:]
 entry = replace(DATASETS["flower_photos"], images=6, classes=2, write=TarDownload(url, sha256))

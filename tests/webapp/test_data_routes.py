@@ -190,7 +190,7 @@ def test_thumbnails_are_made_once_and_anew_for_another_picture(
     first = own.get(address)
     assert first.headers["content-type"] == "image/jpeg"
     assert Image.open(io.BytesIO(first.content)).size == (16, 16)
-    from vitkit.webapp import thumbnails
+    from vitkit.webapp import photographs as thumbnails
 
     shrunk = thumbnails._shrunk
     monkeypatch.setattr(thumbnails, "_shrunk", lambda *_: pytest.fail("it is made a second time"))

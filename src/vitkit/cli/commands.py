@@ -21,8 +21,7 @@ import typer
 
 import vitkit
 from vitkit.cli.flags import description_of, parameters_of, parameters_of_fields, sentence_of, switch
-from vitkit.cli.progress import Bar
-from vitkit.cli.say import say, show, tell
+from vitkit.cli.say import Bar, say, show, tell
 from vitkit.errors import VitkitError
 from vitkit.system.files import to_json
 

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.cli.progress import Bar
-from vitkit.cli.say import HARMLESS, say, tell
+from vitkit.cli.say import HARMLESS, Bar, say, tell
 from vitkit.errors import Interrupted, ShortageError
-from vitkit.inference.prediction_files import Columns, JsonLines, RowFormat, partial_of
+from vitkit.inference.prediction import Columns, JsonLines, RowFormat, partial_of
 from vitkit.system.files import to_json
 
 if TYPE_CHECKING:

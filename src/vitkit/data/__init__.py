@@ -18,8 +18,7 @@ __all__, __getattr__ = public(
         "decode": "LEAST_BUDGET MAX_PIXELS MemoryBudget Samples decoders read_picture warn_of_doubt",
         "doctor.altered": "Described find_altered",
         "doctor.duplicates": "Link compare connect find_duplicates find_known",
-        "doctor.examine": "Diagnosis examine find_twins",
-        "doctor.findings": "Copies MOST_CROPPED MOST_LOST",
+        "doctor.examine": "Copies Diagnosis MOST_CROPPED MOST_LOST examine find_twins",
         "doctor.keypoints": "BYTES MOST find_keypoints working_copy",
         "doctor.likeness": "LEAST_CORRELATION MOST_DIFFERENCE THUMBNAIL find_pairs",
         "doctor.scan": "scan",
@@ -30,8 +29,7 @@ __all__, __getattr__ = public(
         "loading": (
             "BatchSampler BatchedImages EpochSampler EvaluationImages ImageData TrainingImages tell_lost_workers_once"
         ),
-        "named": "materialise",
-        "named_sets": "DATASETS DataSet Torchvision folder_names write_digits",
+        "named": "DATASETS DataSet Torchvision folder_names materialise write_digits",
         "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess",
         "proposals": "proposals_of_run read_proposals",
         "seen": "PictureRecord find_overlap from_text make_record read_digests to_text",

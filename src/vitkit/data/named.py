@@ -1,9 +1,16 @@
-"""Write named data sets (`named_sets`) into the cache, as class folders. torchvision downloads and checks them."""
+"""The named data sets, one row each, and how they are written into the cache as class folders.
+
+torchvision downloads and checks them. Official splits become folders, so that what was published for testing is never
+trained on. Photographs stay the files that were published; arrays become PNG files. Importing this module neither
+imports torchvision nor downloads anything.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import http.client
+import re
 import shutil
 import socket
 import sys
@@ -11,17 +18,243 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.error import HTTPError, URLError
 
-from vitkit.data.named_sets import DATASETS, DataSet
 from vitkit.errors import VitkitError
 from vitkit.system.environment import cache_folder, offline
 from vitkit.system.progress import Say, progress
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True)
+class TarDownload:
+    """Write the `class/name.jpg` files and the licence from the folder in a published tar file."""
+
+    url: str
+    sha256: str
+
+    def __call__(self, raw: Path, folder: Path) -> None:
+        from torchvision.datasets.utils import download_url, extract_archive
+
+        download_url(self.url, raw, "archive.tgz")
+        with (raw / "archive.tgz").open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != self.sha256:
+            raise RuntimeError(f"the SHA-256 of {self.url} is {actual[:16]}…, expected {self.sha256[:16]}…")
+        extract_archive(raw / "archive.tgz", raw)
+        for image in raw.glob("*/*/*.jpg"):
+            _place(image, folder / image.parent.name)
+        for licence in raw.glob("*/LICENSE.txt"):  # it names the photographers
+            licence.rename(folder / licence.name)
+
+
+@dataclass(frozen=True)
+class Torchvision:
+    """Write what a class of torchvision.datasets downloads.
+
+    Attributes:
+        kind: the class's name.
+        splits: our name of each split (empty where there is one for all) and what the class is called with for it.
+        options: what it is called with besides.
+        samples: pairs of an image, or of the path to its file, and a label.
+        names: the names of the classes, in the order of the labels.
+    """
+
+    kind: str
+    splits: Mapping[str, Mapping[str, Any]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    samples: Callable[[Any], Iterable[tuple[Any, int]]] = lambda data: (data[i] for i in range(len(data)))
+    names: Callable[[Any], Sequence[str]] = attrgetter("classes")
+
+    def __call__(self, raw: Path, folder: Path) -> None:
+        from torchvision import datasets
+
+        for split, arguments in self.splits.items():
+            data = getattr(datasets, self.kind)(raw, download=True, **arguments, **self.options)
+            names = folder_names(self.names(data))
+            for position, (image, label) in enumerate(self.samples(data)):
+                _place(image, folder / split / names[int(label)], f"{position:05d}.png")
+
+
+def folder_names(classes: Iterable[str]) -> list[str]:
+    """Return class names that every file system accepts and distinguishes."""
+    names: list[str] = []
+    for name in classes:
+        safe = re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") or "_"
+        taken, again = {other.lower() for other in names}, 2
+        unique = safe
+        while unique.lower() in taken:
+            unique, again = f"{safe} ({again})", again + 1
+        names.append(unique)
+    return names
+
+
+def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> None:
+    """Move a published file as it is, or write pixels as a file called `name`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(image, (str, Path)):
+        Path(image).rename(folder / Path(image).name)
+    else:
+        image.save(folder / name)
+
+
+def opened(data: Any) -> Iterator[tuple[str, int]]:
+    """Yield the samples of a class that opens every file itself."""
+    for image, label in (data[i] for i in range(len(data))):
+        image.close()
+        yield image.filename, label
+
+
+def write_digits(_: Path, folder: Path) -> None:
+    """Write scikit-learn's handwritten digits (8x8, 16 greys), which it contains."""
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for i, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        _place(Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8)), folder / str(label), f"{i:04d}.png")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The facts about a data set that are known before it is downloaded.
+
+    Attributes:
+        name: the name that users type, and of its folder in the cache.
+        images, classes: how many there are; that so many arrived is checked.
+        splits: the official ones, of train, val and test; none where the split is left to the user.
+        megabytes: the size of the download (10^6 bytes); 0 if there is none.
+        host: the server that they come from.
+        licence: the licence in a few words; the page has its text.
+        page: the page where the data set is described.
+        per_class: images of each class, where a split of them is to be known before they are here.
+        write: given an empty folder for what it downloads, which is deleted afterwards, and one to put `class/image` or
+            `split/class/image` into.
+    """
+
+    name: str
+    images: int
+    classes: int
+    splits: tuple[str, ...] = ()
+    megabytes: int = 0
+    host: str = ""
+    licence: str = ""
+    page: str = ""
+    per_class: tuple[int, ...] = ()
+    write: Callable[[Path, Path], None] = field(kw_only=True)
+
+
+_BY_FLAG = {"train": {"train": True}, "test": {"train": False}}
+_TRAIN_TEST = {name: {"split": name} for name in ("train", "test")}
+_TRAIN_VAL = {name: {"split": name} for name in ("train", "val")}
+_TRAIN_VAL_TEST = {name: {"split": name} for name in ("train", "val", "test")}
+_TRAINVAL_TEST = {"train": {"split": "trainval"}, "test": {"split": "test"}}
+_ALL: dict[str, dict[str, Any]] = {"": {}}
+_AS_PATHS = {"loader": str}  # instead of decoding
+
+_FLOWERS = TarDownload(
+    "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
+    sha256="4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c",
+)
+_PETS = Torchvision("OxfordIIITPet", _TRAINVAL_TEST, samples=lambda data: zip(data._images, data._labels, strict=True))
+_IMAGENETTE = Torchvision("Imagenette", _TRAIN_VAL, _AS_PATHS, names=lambda data: [names[0] for names in data.classes])
+_CALTECH = Torchvision("Caltech101", _ALL, samples=opened, names=attrgetter("categories"))
+_SIGNS = Torchvision(
+    "GTSRB",
+    _TRAIN_TEST,
+    samples=attrgetter("_samples"),
+    names=lambda _: [f"{sign:05d}" for sign in range(43)],  # as its folders are called; it has no other names
+)
+
+# name, images, classes, splits, megabytes, host, licence, page, write
+# fmt: off
+_ENTRIES = (
+    DataSet("digits", 1_797, 10, licence="CC BY 4.0", write=write_digits,
+            per_class=(178, 182, 177, 183, 181, 182, 181, 179, 174, 180),
+            page="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"),
+    DataSet("flower_photos", 3_670, 5, (), 229, "storage.googleapis.com", "CC BY 2.0",
+            "https://www.tensorflow.org/datasets/catalog/tf_flowers", (633, 898, 641, 699, 799), write=_FLOWERS),
+    DataSet("cifar10", 60_000, 10, ("train", "test"), 170, "www.cs.toronto.edu", "see its page",
+            "https://www.cs.toronto.edu/~kriz/cifar.html", write=Torchvision("CIFAR10", _BY_FLAG)),
+    DataSet("cifar100", 60_000, 100, ("train", "test"), 169, "www.cs.toronto.edu", "see its page",
+            "https://www.cs.toronto.edu/~kriz/cifar.html", write=Torchvision("CIFAR100", _BY_FLAG)),
+    DataSet("mnist", 70_000, 10, ("train", "test"), 12, "ossci-datasets.s3.amazonaws.com", "see its page",
+            "http://yann.lecun.com/exdb/mnist/", write=Torchvision("MNIST", _BY_FLAG, names=lambda _: "0123456789")),
+    DataSet("fashion-mnist", 70_000, 10, ("train", "test"), 31,
+            "fashion-mnist.s3-website.eu-central-1.amazonaws.com", "MIT",
+            "https://github.com/zalandoresearch/fashion-mnist", write=Torchvision("FashionMNIST", _BY_FLAG)),
+    DataSet("svhn", 99_289, 10, ("train", "test"), 246, "ufldl.stanford.edu", "non-commercial use only",
+            "http://ufldl.stanford.edu/housenumbers/",
+            write=Torchvision("SVHN", _TRAIN_TEST, names=lambda _: "0123456789")),
+    DataSet("stl10", 13_000, 10, ("train", "test"), 2_640, "ai.stanford.edu", "see its page",
+            "https://cs.stanford.edu/~acoates/stl10/", write=Torchvision("STL10", _TRAIN_TEST)),
+    DataSet("flowers102", 8_189, 102, ("train", "val", "test"), 345, "www.robots.ox.ac.uk", "see its page",
+            "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
+            write=Torchvision("Flowers102", _TRAIN_VAL_TEST, _AS_PATHS)),
+    DataSet("food101", 101_000, 101, ("train", "test"), 4_996, "data.vision.ee.ethz.ch", "research use",
+            "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
+            write=Torchvision("Food101", _TRAIN_TEST, _AS_PATHS)),
+    DataSet("oxford-pets", 7_349, 37, ("train", "test"), 811, "www.robots.ox.ac.uk", "CC BY-SA 4.0",
+            "https://www.robots.ox.ac.uk/~vgg/data/pets/", write=_PETS),
+    DataSet("imagenette", 13_394, 10, ("train", "val"), 1_557, "s3.amazonaws.com", "ImageNet's, research use",
+            "https://github.com/fastai/imagenette", write=_IMAGENETTE),
+    DataSet("dtd", 5_640, 47, ("train", "val", "test"), 625, "www.robots.ox.ac.uk", "research use",
+            "https://www.robots.ox.ac.uk/~vgg/data/dtd/", write=Torchvision("DTD", _TRAIN_VAL_TEST, _AS_PATHS)),
+    DataSet("eurosat", 27_000, 10, (), 94, "huggingface.co", "MIT",
+            "https://github.com/phelber/eurosat", write=Torchvision("EuroSAT", _ALL, _AS_PATHS)),
+    DataSet("caltech101", 8_677, 101, (), 137, "data.caltech.edu", "CC BY 4.0",
+            "https://data.caltech.edu/records/20086", write=_CALTECH),
+    DataSet("gtsrb", 39_270, 43, ("train", "test"), 277, "sid.erda.dk", "see its page",
+            "https://benchmark.ini.rub.de/", write=_SIGNS),
+    DataSet("fgvc-aircraft", 10_000, 100, ("train", "val", "test"), 2_753, "www.robots.ox.ac.uk", "research use",
+            "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
+            write=Torchvision("FGVCAircraft", _TRAIN_VAL_TEST, _AS_PATHS)),
+)
+# fmt: on
+
+
+class _Table(UserDict[str, DataSet]):
+    """A table by name that ignores capitals, hyphens and underscores."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._spelt(name) in self.data
+
+    def __missing__(self, name: str) -> DataSet:
+        return self.data[self._spelt(name)]
+
+    def _spelt(self, name: str) -> str:
+        return next((column for column in self.data if _plain(column) == _plain(name)), name)
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-_]", "", name).lower()
+
+
+DATASETS = _Table({entry.name: entry for entry in _ENTRIES})
+"""Data sets that have a name."""
+
+
+def register(entry: DataSet) -> None:
+    """Add a row, whose name is a source from then on.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if entry.name in DATASETS:
+        raise ValueError(f"there is a data set {entry.name!r} already")
+    DATASETS[entry.name] = entry
+
 
 _TIMEOUT = 30.0  # seconds without a byte; torchvision itself waits for ever
 _TROUBLE = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from vitkit.data import archive
 from vitkit.data.csv_rows import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
-from vitkit.data.named_sets import DATASETS
+from vitkit.data.named import DATASETS
 from vitkit.data.storage import STORAGES, Storage
 from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_of
 from vitkit.data.task import MULTI_LABEL

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitkit.data import named
 from vitkit.data.file_facts import Memory, stamp_of
-from vitkit.data.named_sets import DATASETS
+from vitkit.data.named import DATASETS
 from vitkit.data.seen import DIGEST, PictureRecord
 from vitkit.data.sources import storage_at
 from vitkit.data.splits import SPLITS

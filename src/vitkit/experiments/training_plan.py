@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Unpack
 
-from vitkit.data.named_sets import DATASETS
+from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, is_model_name

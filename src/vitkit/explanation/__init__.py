@@ -22,10 +22,9 @@ if TYPE_CHECKING:
         rollout_matrix,
         token_norms,
     )
-    from vitkit.explanation.explanation import Explanation, can_explain
+    from vitkit.explanation.explanation import Explanation, can_explain, worst_mistakes_page
     from vitkit.explanation.gradient import grad_cam, gradient_attention, gradient_rollout
     from vitkit.explanation.methods import METHODS, by_layer, class_specific
-    from vitkit.explanation.mistakes import worst_mistakes_page
     from vitkit.explanation.model_analysis import (
         attention_distance,
         attention_entropy,
@@ -74,10 +73,9 @@ _, __getattr__ = public(
             "readers rollout rollout_matrix token_norms"
         ),
         "draw": "spread",
-        "explanation": "Explanation can_explain choose_methods explain_classes find_class",
+        "explanation": "Explanation can_explain choose_methods explain_classes find_class worst_mistakes_page",
         "gradient": "find_targets grad_cam gradient_attention gradient_rollout",
         "methods": "METHODS by_layer class_specific",
-        "mistakes": "worst_mistakes_page",
         "model_analysis": (
             "attention_distance attention_entropy filter_components layer_similarity linear_cka norms_by_layer "
             "position_similarity uniform_distance"

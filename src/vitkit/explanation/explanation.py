@@ -1,7 +1,8 @@
 """Explain one image: the prediction, and where in the photograph it comes from.
 
 The photograph is shown with exactly the pixels that predictions are made of. `can_explain` says which methods suit a
-model.
+model. `worst_mistakes_page` writes a page of mistakes: each image with the regions that speak for its wrong class and
+for its true one.
 
 Shapes: h x w patch grid.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.decode import picture_of, warn_of_doubt
+from vitkit.data.decode import UnreadableImageError, picture_of, warn_of_doubt
 from vitkit.data.in_memory import Held, InMemory, is_in_memory, picture_held
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.storage import Place, Stored
@@ -31,7 +32,7 @@ from vitkit.explanation import draw
 from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, to_grid
 from vitkit.explanation.draw import Box, FloatArray
 from vitkit.explanation.gradient import Target, check_map
-from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, method_names, methods_for
+from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, class_specific, method_names, methods_for
 from vitkit.model.build import Model, vit_of
 from vitkit.model.layers import evaluating
 from vitkit.model.network import Network
@@ -397,3 +398,64 @@ def _write(path: Path, data: bytes) -> None:
 
 def _clean(text: str) -> str:
     return text.encode(errors="replace").decode()
+
+
+def worst_mistakes_page(
+    classifier: Explainable, rows: Iterable[tuple[str, str, str]], out: str | Path, method: str = "gradient"
+) -> int:
+    """Write a gallery of mistakes: each image as it is, where its wrong class comes from, and where its true one.
+
+    Args:
+        classifier: the classifier whose mistakes they are.
+        rows: path, true class, predicted class; in the order of the page.
+        out: the HTML file.
+        method: a method that can tell classes apart.
+
+    Returns:
+        How many images the page shows; one that cannot be explained is a line with its reason.
+
+    Raises:
+        VitkitError: a class is not the classifier's, or the method is unknown or cannot tell classes apart.
+    """
+    if method not in class_specific():
+        raise VitkitError(f"method {method!r} cannot tell two classes apart; take one of {', '.join(class_specific())}")
+    tells = methods_for(is_network=isinstance(classifier.model, Network))[method].tells
+    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(tells)}</p>"], 0
+    for path, true, predicted in rows:
+        body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
+        figures = explain_mistake(classifier, path, true, predicted, method)
+        if isinstance(figures, str):
+            body.append(f"<p>{escape(without_place(path))}: {escape(figures)}</p>")
+            continue
+        shown += 1
+        body.append(f'<div class="row">{"".join(_figure(*figure) for figure in figures)}</div>')
+    write_page(Path(out), "Mistakes, explained", body)
+    return shown
+
+
+def explain_mistake(
+    classifier: Explainable, path: str | Place, true: str, predicted: str, method: str = "gradient"
+) -> list[tuple[str, bytes]] | str:
+    """Show a misclassified photograph beside the maps of its wrong and its true class: captions and JPEGs.
+
+    Returns:
+        Why there are none, where the photograph cannot be read or explained.
+
+    Raises:
+        VitkitError: a class is not the classifier's, or the method is unknown.
+    """
+    try:
+        for_predicted, for_true = explain_classes(classifier, path, (predicted, true), method)
+    except (UnreadableImageError, UnansweredError) as error:
+        return str(error)
+    pictures = {
+        without_place(str(path)): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
+        f"what speaks for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, ON_PAGE),
+        f"what speaks for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
+    }
+    return [(caption, draw.thumbnail(picture, 480)) for caption, picture in pictures.items()]
+
+
+def _figure(caption: str, picture: bytes) -> str:
+    shown = image(caption, picture, "jpeg")
+    return f'<figure class="large">{shown}<figcaption>{escape(caption)}</figcaption></figure>'

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from vitkit.errors import VitkitError
 from vitkit.exporting import card as seal
 from vitkit.exporting.card import CARD
-from vitkit.inference.backends.graph_runner import GraphRunner
+from vitkit.inference.backends.graph_runner import GraphRunner, import_openvino
 from vitkit.inference.backends.openvino import from_file, graph_of
-from vitkit.inference.backends.openvino_package import import_openvino
 
 if TYPE_CHECKING:
     import torch

@@ -18,9 +18,9 @@ __all__, __getattr__ = public(
         "backends.token_merging": "merge merge_tokens",
         "backends.torch": "GAIN best build choose measure processor",
         "pipeline": "BATCH cores flow",
-        "prediction": "Prediction Ranking",
-        "prediction_files": (
-            "Columns Csv ENCODING FORMATS RowFormat JsonLines Row Stock gathering partial_of read_rows take_stock"
+        "prediction": (
+            "Columns Csv ENCODING FORMATS JsonLines Prediction Ranking Row RowFormat Stock gathering partial_of "
+            "read_rows take_stock"
         ),
     },
 )

@@ -1,15 +1,32 @@
-"""The prediction for one image: its classes by their probability, sorted as far as they are requested."""
+"""Predictions, and the CSV and JSON Lines files of them.
+
+A `Ranking` has the classes of one image by their probability, sorted as far as they are requested.
+
+In files, a prediction is a row. File names may contain anything, including line ends, and need not be UTF-8. Rows are
+collected in `NAME.partial` next to the final file. An incomplete record at its end is ignored, so that a later run can
+continue after an interruption.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+import csv
+import io
+import os
+import shutil
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.text.cells import JOINT
+from vitkit.errors import VitkitError
+from vitkit.system.files import from_json, replacing, to_json
+from vitkit.text.cells import JOINT, harmless, restored
 
 Place = tuple[str, float]
 
@@ -93,3 +110,370 @@ def rank(path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None
     named = np.flatnonzero(p >= thresholds)
     confidence = p[named].min() if len(named) else 1 - p.max()
     return Prediction(path, JOINT.join(ranking.classes[i] for i in named.tolist()), float(confidence), ranking)
+
+
+ENCODING = ("utf-8", "surrogateescape")  # the bytes of a file name, whatever they are
+_ROUNDING = 1e-6  # of a confidence in a CSV file
+
+
+class Row(NamedTuple):
+    """One image's row in a prediction file.
+
+    Attributes:
+        path: the path as the caller named it.
+        name: the most probable class, trusted or not; None when there is no answer. Of a multi-label model
+            the classes it names, joined by `;`, or "".
+        confidence: its probability.
+        is_rejected: it was not trusted.
+        error: why there is no answer.
+        top: the most probable classes with their probabilities, where more than one was asked for.
+    """
+
+    path: str
+    name: str | None = None
+    confidence: float | None = None
+    is_rejected: bool = False
+    error: str | None = None
+    top: tuple[Place, ...] = ()
+
+    @property
+    def label(self) -> str | None:
+        """`name`, unless it was not trusted."""
+        return None if self.is_rejected else self.name
+
+    def to_dict(self, *, may_reject: bool) -> dict[str, Any]:
+        """Return the row as a line of a JSON lines file."""
+        row: dict[str, Any] = {"path": self.path, "label": self.label, "confidence": self.confidence}
+        if may_reject:
+            row["rejected"] = self.name if self.is_rejected else None
+        if self.error is not None:
+            row["error"] = self.error
+        elif self.top:
+            row["top"] = [{"label": label, "confidence": confidence} for label, confidence in self.top]
+        return row
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a prediction file.
+
+    Attributes:
+        top: how many classes it names, the most probable first.
+        reject: below this confidence the label is withheld; None: no label is.
+        multi: the model is multi-label: its label is not the first of the most probable classes.
+    """
+
+    top: int = 1
+    reject: float | None = None
+    multi: bool = False
+
+    @property
+    def ranks(self) -> range:
+        """Return the ranks of the classes that have columns of their own, the label aside."""
+        return range(1 if self.multi and self.top > 1 else 2, self.top + 1)
+
+    def row(self, prediction: Prediction) -> Row:
+        """Make the row of a prediction."""
+        confidence = prediction.confidence
+        is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
+        top = tuple(prediction.ranking[: self.top]) if self.top > 1 else ()
+        return Row(prediction.path, prediction.label, confidence, is_rejected, prediction.error, top)
+
+    def agree_with(self, row: Row) -> bool:
+        """Return whether the row is consistent with this rejection threshold."""
+        if self.reject is None or row.confidence is None:
+            return not row.is_rejected
+        is_close = abs(row.confidence - self.reject) <= _ROUNDING
+        return is_close or row.is_rejected == (row.confidence < self.reject)
+
+
+class RowFormat(Protocol):
+    """A format in which rows are written and read.
+
+    Attributes:
+        columns: what a row tells.
+        header: what stands above the rows.
+        opening: how every file of this format begins.
+    """
+
+    @property
+    def columns(self) -> Columns: ...
+    @property
+    def header(self) -> str: ...
+    @property
+    def opening(self) -> str: ...
+
+    def encode(self, prediction: Prediction) -> str:
+        """Encode a record with its line end."""
+
+    def decode(self, record: str) -> Row:
+        """Decode a whole record; raise ValueError, TypeError or csv.Error if it has other columns."""
+
+    def records(self, stream: BinaryIO) -> Iterator[bytes]:
+        """Yield the whole records from here to the end of the file; an incomplete last one is skipped."""
+
+
+@dataclass(frozen=True)
+class Csv:
+    """`path,label,confidence,error[,rejected][,label_2,confidence_2 ...]`.
+
+    Of a multi-label model the further columns begin with `label_1`, and a rejected label without a class is `;`. Text
+    is written so that spreadsheets and terminals do not act upon it (`cells`), unless it is to be raw.
+    """
+
+    columns: Columns
+    is_raw: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        rejected = ["rejected"] if self.columns.reject is not None else []
+        further = [f"{name}_{rank}" for rank in self.columns.ranks for name in ("label", "confidence")]
+        return ["path", "label", "confidence", "error", *rejected, *further]
+
+    @property
+    def header(self) -> str:
+        return _csv_record(self.names)
+
+    @property
+    def opening(self) -> str:
+        return self.header
+
+    def encode(self, prediction: Prediction) -> str:
+        row = self.columns.row(prediction)
+        cells = {"path": row.path, "error": prediction.error, "label": row.name}
+        if row.confidence is not None:
+            cells["confidence"] = f"{row.confidence:.6f}"
+        for rank, (name, confidence) in enumerate(prediction.ranking[: self.columns.top], 1):
+            cells |= {f"label_{rank}": name, f"confidence_{rank}": f"{confidence:.6f}"}
+        if row.is_rejected:
+            cells |= {"label": None, "rejected": row.name or JOINT}
+        values = [cells.get(name) for name in self.names]
+        return _csv_record(values if self.is_raw else list(map(_harmless, self.names, values)))
+
+    def decode(self, record: str) -> Row:
+        values = next(csv.reader([record], strict=True))
+        cells = dict(zip(self.names, values if self.is_raw else map(restored, values), strict=True))
+        if not cells["confidence"]:
+            return Row(cells["path"], error=cells["error"])
+        rejected = cells.get("rejected")
+        name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
+        top = self._top(cells, name) if self.columns.top > 1 else ()
+        return Row(cells["path"], name, float(cells["confidence"]), bool(rejected), top=top)
+
+    def _top(self, cells: Mapping[str, str], name: str) -> tuple[Place, ...]:
+        first = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
+        further = [(cells[f"label_{rank}"], cells[f"confidence_{rank}"]) for rank in self.columns.ranks]
+        return (*first, *((label, float(confidence)) for label, confidence in further if confidence))
+
+    def records(self, stream: BinaryIO) -> Iterator[bytes]:
+        record, is_quoted = bytearray(), False
+        for line in stream:
+            record += line
+            is_quoted ^= line.count(b'"') % 2 == 1
+            if line.endswith(b"\n") and not is_quoted:  # a line end between quotes is part of a file name
+                yield bytes(record)
+                record.clear()
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """One object per line: path, label, confidence, and where they apply rejected, error, top."""
+
+    columns: Columns
+    is_raw: bool = True  # always: JSON has its own escapes
+    header: ClassVar[str] = ""
+    opening: ClassVar[str] = '{"path": "'
+
+    def encode(self, prediction: Prediction) -> str:
+        return to_json(self.columns.row(prediction).to_dict(may_reject=self.columns.reject is not None)) + "\n"
+
+    def decode(self, record: str) -> Row:
+        row = from_json(record)
+        if not isinstance(row, dict) or set(row) != self._keys(is_readable=row.get("confidence") is not None):
+            raise ValueError("other keys")
+        if "top" in row and len(row["top"]) != self.columns.top:
+            raise ValueError("another number of classes")
+        rejected = row.get("rejected")
+        name = row["label"] if rejected is None else rejected
+        top = tuple((entry["label"], entry["confidence"]) for entry in row.get("top", ()))
+        return Row(row["path"], name, row["confidence"], rejected is not None, row.get("error"), top)
+
+    def _keys(self, *, is_readable: bool) -> set[str]:
+        keys = {"path", "label", "confidence"}
+        if self.columns.reject is not None:
+            keys.add("rejected")
+        if not is_readable:
+            keys.add("error")
+        elif self.columns.top > 1:
+            keys.add("top")
+        return keys
+
+    def records(self, stream: BinaryIO) -> Iterator[bytes]:
+        return (line for line in stream if line.endswith(b"\n"))
+
+
+FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines}
+
+
+def _harmless(column: str, cell: str | None) -> str | None:
+    return cell if cell is None or column.startswith("confidence") else harmless(cell)
+
+
+def _csv_record(cells: Sequence[str | None]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)  # so that a cell with either of them is quoted
+    return text.getvalue().removesuffix("\r\n") + "\n"
+
+
+@dataclass
+class Tally:
+    """The number of images and how they were classified."""
+
+    images: int = 0
+    unreadable: int = 0
+    rejected: int = 0
+
+    def add(self, row: Row) -> None:
+        """Count an image."""
+        self.images += 1
+        self.unreadable += row.name is None
+        self.rejected += row.is_rejected
+
+
+@dataclass(frozen=True)
+class Stock:
+    """The rows that exist already, and those that are missing.
+
+    Attributes:
+        missing: the paths without a row, in order.
+        file: the file where the rows are; None when there are none yet.
+        size: bytes to the end of the last whole row.
+        is_in_order: the rows are those of the first paths.
+        tally: the tally of the rows.
+    """
+
+    missing: Sequence[str]
+    file: Path | None = None
+    size: int = 0
+    is_in_order: bool = True
+    tally: Tally = field(default_factory=Tally)
+
+
+def partial_of(out: Path) -> Path:
+    """Return the path of the partial file, which becomes the finished one when it is complete."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
+    """Read the rows that an earlier run left, in the partial or else in the finished file.
+
+    Args:
+        out: the finished file.
+        form: how this run writes.
+        paths: the images that are to have a row; each is named once.
+
+    Raises:
+        VitkitError: the rows there cannot be among those of this run.
+    """
+    file = next((file for file in (partial_of(out), out) if file.exists()), None)
+    if file is None:
+        return Stock(paths)
+    size, is_in_order, tally = 0, True, Tally()
+    has_row, order = dict.fromkeys(paths, False), iter(paths)
+    for span, row in read_rows(file, form):
+        if row.path not in has_row:
+            raise VitkitError(
+                f"{file} has a row of {row.path}, which is not among the sources: name it too, take out its row, "
+                "or --force to begin anew"
+            )
+        if not form.columns.agree_with(row):
+            raise _misfit(file, f"{row.path} was judged by another threshold")
+        is_in_order = is_in_order and row.path == next(order, None)
+        if not has_row[row.path]:  # two processes may have written it
+            tally.add(row)
+        has_row[row.path], size = True, span.stop
+    return Stock([path for path, is_done in has_row.items() if not is_done], file, size, is_in_order, tally)
+
+
+def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
+    """Yield each whole row of a file, and its byte offset.
+
+    Raises:
+        VitkitError: the file holds something else.
+    """
+    opening, end = form.opening.encode(), len(form.header.encode())
+    with file.open("rb") as stream:
+        if not opening.startswith(stream.read(len(opening))):
+            raise _misfit(file, "it begins otherwise")
+        stream.seek(end)
+        for record in form.records(stream):
+            start, end = end, end + len(record)
+            try:
+                row = form.decode(record.decode(*ENCODING))
+            except (ValueError, TypeError, csv.Error) as error:
+                raise _misfit(file, f"bytes {start} to {end} are no such row") from error
+            yield slice(start, end), row
+
+
+@contextmanager
+def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) -> Iterator[Callable[[Prediction], None]]:
+    """Yield a function that adds a prediction's row; after the block, `out` has a row for each path, in order.
+
+    Where the block does not end well, the partial file stays, if it has rows.
+
+    Args:
+        out: the finished file.
+        form: how rows are written.
+        paths: the images of the finished file, in order; each is named once.
+        stock: what there is already; the block adds what it says to be missing, in order.
+
+    Raises:
+        OSError: the file cannot be written; it is named.
+    """
+    partial = partial_of(out)
+    if stock.file == out:
+        shutil.copyfile(out, partial)
+    with partial.open("ab", buffering=0) as file:  # what was written is in the file, whatever kills the process
+        file.truncate(stock.size)
+        try:
+            if stock.size == 0:
+                _append(file, form.header)
+            yield lambda prediction: _append(file, form.encode(prediction))
+        except BaseException:
+            if partial.stat().st_size <= len(form.header):
+                partial.unlink()
+            raise
+        os.fsync(file.fileno())
+    if stock.is_in_order:
+        partial.replace(out)
+    else:
+        _put_in_order(partial, out, form, paths)
+
+
+def _append(file: FileIO, text: str) -> None:
+    rest = memoryview(text.encode(*ENCODING))
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}; --resume goes on from there", file.name) from error
+
+
+def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str]) -> None:
+    """Write `out` from the rows of `partial`, one for each path; in memory are only the places of the rows."""
+    number = {path: i for i, path in enumerate(paths)}
+    starts = array("q", bytes(8 * len(paths)))
+    for span, row in read_rows(partial, form):
+        starts[number[row.path]] = span.start
+    with partial.open("rb") as rows, replacing(out) as temporary, temporary.open("wb") as file:
+        file.write(form.header.encode())
+        for start in starts:
+            rows.seek(start)
+            file.write(next(form.records(rows)))
+    partial.unlink()
+
+
+def _misfit(file: Path, reason: str) -> VitkitError:
+    return VitkitError(
+        f"the rows in {file} do not fit ({reason}): give the --top and --reject of before, or --force to begin anew"
+    )

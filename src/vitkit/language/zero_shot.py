@@ -29,10 +29,9 @@ from vitkit.model_folder import is_model_folder
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.names import alike, bare, unseen_in
-from vitkit.weights.catalog import imagenet_synsets
+from vitkit.weights.catalog import imagenet_synsets, split_timm
 from vitkit.weights.checkpoint import read_checkpoint
 from vitkit.weights.loading import LoadPlan, WeightsSource, locate, look
-from vitkit.weights.meaning import split_timm
 
 # CLIP, arXiv 2103.00020, sec. 3.1.4; SigLIP's is the one that its published examples use.
 TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}

@@ -23,7 +23,6 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.differential import DifferentialAttention
 from vitkit.model.hybrids import ConvMixer, ConvProjection, ResNetStem
-from vitkit.model.init import initialise
 from vitkit.model.layers import (
     AttentionPool,
     Dropout,
@@ -33,6 +32,7 @@ from vitkit.model.layers import (
     TokenConvolution,
     UnitLength,
     gelu,
+    initialise,
     layer_scale,
     norm_layer,
 )

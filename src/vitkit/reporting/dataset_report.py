@@ -13,8 +13,7 @@ from html import escape
 from pathlib import Path
 
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.data.doctor.examine import Diagnosis
-from vitkit.data.doctor.findings import Copies
+from vitkit.data.doctor.examine import Copies, Diagnosis
 from vitkit.data.labels import Suspect, chance_in_words
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import Place

@@ -16,7 +16,7 @@ from pathlib import Path
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.storage import Place
 from vitkit.inference.pipeline import cores
-from vitkit.inference.prediction_files import Row
+from vitkit.inference.prediction import Row
 from vitkit.reporting.plots import classified, save_figure
 from vitkit.system.files import fitting
 from vitkit.text.html import address, image

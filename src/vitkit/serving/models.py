@@ -25,7 +25,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.loading import Exported
 from vitkit.inference.features import Features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, cores, join, set_threads, threads
-from vitkit.inference.prediction_files import Columns
+from vitkit.inference.prediction import Columns
 from vitkit.serving.batching import ClosedError, Work
 from vitkit.serving.questions import Upload
 from vitkit.system.files import to_json

@@ -18,7 +18,7 @@ from vitkit.data.decode import UnreadableImageError
 from vitkit.errors import ShortageError, UnansweredError, VitkitError
 from vitkit.explanation.methods import method_names
 from vitkit.inference.pipeline import set_threads, threads
-from vitkit.inference.prediction_files import Columns
+from vitkit.inference.prediction import Columns
 from vitkit.serving.batching import ClosedError, FullError, Work, Workers
 from vitkit.serving.models import ServedModel, Shelf, ToExplain
 from vitkit.serving.questions import BadRequestError, Upload, part_of_one, whole_number

@@ -15,7 +15,6 @@ __all__, __getattr__ = public(
     {
         "adapters": "Draws PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
         "architecture": "config_of",
-        "batch_norm": "RunningStatistics",
         "checkpoint": "MAY_CHANGE RunWriter TrainingState identity save seal",
         "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
         "distributed": "ALONE ProcessGroup assemble check_team describe_team fabric_of",
@@ -45,8 +44,8 @@ __all__, __getattr__ = public(
         "run_folder": "Run append_metrics next_free read_metrics truncate_metrics",
         "select_weights": "Cost FEWEST LEAST Selection Trial affordable choose_and_resolve no_difference",
         "stability": (
-            "DeferredFiniteCheck DivergedError FiniteCheck Pieces SafePoint StabilityGuard StepIndex ValidationOutcome "
-            "add_gradients all_finite has_collapsed"
+            "DeferredFiniteCheck DivergedError FiniteCheck Pieces RunningStatistics SafePoint StabilityGuard "
+            "StepIndex ValidationOutcome add_gradients all_finite has_collapsed"
         ),
         "start": "augment_of blueprint_of choose_precision new_classifier resolve",
         "teacher": "load_teacher",

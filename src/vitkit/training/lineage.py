@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from vitkit.data.doctor.examine import Diagnosis, find_twins
-from vitkit.data.doctor.findings import Finding
+from vitkit.data.doctor.examine import Diagnosis, Finding, find_twins
 from vitkit.data.file_facts import Facts
 from vitkit.data.labels import Proposal
 from vitkit.data.seen import DIGEST, Overlap, PictureRecord, exposures, find_overlap, inherit, make_record

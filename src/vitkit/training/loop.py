@@ -26,7 +26,6 @@ from vitkit.errors import Interrupted
 from vitkit.system.progress import progress
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import Draws, heads_of
-from vitkit.training.batch_norm import RunningStatistics
 from vitkit.training.checkpoint import TrainingState, in_evaluation
 from vitkit.training.distributed import ALONE, ProcessGroup, is_sharded
 from vitkit.training.losses import EpochSums, Learning
@@ -34,6 +33,7 @@ from vitkit.training.optim import set_learning_rate, swa_start
 from vitkit.training.stability import (
     DeferredFiniteCheck,
     FiniteCheck,
+    RunningStatistics,
     StepIndex,
     ValidationOutcome,
     add_gradients,

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.named_sets import DATASETS
+from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.training.recipe import Recipe, Request, build, in_words, overlay, unfold
 

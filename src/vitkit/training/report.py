@@ -37,7 +37,7 @@ from vitkit.evaluation.label_errors import LabelError, from_features, in_words
 from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.explanation import can_explain
-from vitkit.explanation.mistakes import explain_mistake
+from vitkit.explanation.explanation import explain_mistake
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_predictions, write_report
 from vitkit.reporting.report_data import Explained

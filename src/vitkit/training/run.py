@@ -24,8 +24,7 @@ from torch import Tensor
 
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.data.doctor.examine import find_twins
-from vitkit.data.doctor.findings import Finding, of_splits
+from vitkit.data.doctor.examine import Finding, find_twins, of_splits
 from vitkit.data.loading import BatchedImages, TrainingImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.proposals import read_proposals

@@ -32,8 +32,7 @@ import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, mix_seeds
 from vitkit.data.corrections import read_corrected
-from vitkit.data.doctor.examine import examine
-from vitkit.data.doctor.findings import Finding, of_scenes, of_splits
+from vitkit.data.doctor.examine import Finding, examine, of_scenes, of_splits
 from vitkit.data.doctor.scan import scan
 from vitkit.data.file_facts import Facts, Memory
 from vitkit.data.labels import Proposal

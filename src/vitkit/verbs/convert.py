@@ -18,7 +18,7 @@ from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, VITKIT, file_suf
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.model.load_report import LoadReport
+    from vitkit.model.build import LoadReport
     from vitkit.weights.preprocessing import PreprocessLike
 
     Kind: TypeAlias = str  # the choices are only known at run time

@@ -19,7 +19,7 @@ from vitkit.verbs.result import Result
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.preprocess import Preprocess
-    from vitkit.model.load_report import LoadReport
+    from vitkit.model.build import LoadReport
     from vitkit.profiling.model_info import ModelInfo
     from vitkit.weights.loading import LoadPlan
     from vitkit.weights.preprocessing import PreprocessLike

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.prediction_files import (
+from vitkit.inference.prediction import (
     FORMATS,
     Columns,
     Row,

@@ -22,8 +22,7 @@ from vitkit.system.files import regular, to_json
 from vitkit.system.run_files import LABEL_ERRORS, SPLIT
 from vitkit.text.cells import restored
 from vitkit.webapp.likeness import Background, Likeness, next_labels
-from vitkit.webapp.photographs import Photographs, State, stamp_of
-from vitkit.webapp.thumbnails import Thumbnails
+from vitkit.webapp.photographs import Photographs, State, Thumbnails, stamp_of
 from vitkit.webapp.workspace import Workspace
 
 

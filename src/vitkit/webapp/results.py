@@ -24,8 +24,7 @@ from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures
 from vitkit.reporting.report_data import data_of_report
 from vitkit.system.run_files import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
-from vitkit.webapp.photographs import check_there, checked_name, stamp_of
-from vitkit.webapp.thumbnails import Thumbnails
+from vitkit.webapp.photographs import Thumbnails, check_there, checked_name, stamp_of
 from vitkit.webapp.workspace import Workspace
 
 What = Literal["keep", "relabel", "exclude"]

@@ -22,15 +22,14 @@ _, __getattr__ = public(
     {
         "adapt": "resize_grid resize_offsets resize_patch",
         "catalog": (
-            "CATALOG COLUMNS Entry FILE class_names facts_of find find_published imagenet_synsets is_hub_id names "
-            "search suggest tagged tags tags_of unique"
+            "CATALOG COLUMNS Entry FILE Use class_names facts_of find find_published imagenet_synsets is_hub_id "
+            "meaning_of names search suggest tagged tags tags_of unique weights_for"
         ),
         "checkpoint": "Checkpoint StoredTensor read_checkpoint",
         "download": "cache_path fetch_hub fetch_url",
         "formats.export": "refuse write",
         "formats.torchvision": "recognise",
         "loading": "create_model fetch inspect load locate",
-        "meaning": "Use meaning_of weights_for",
         "origin": "SourceWeights read_foreign",
         "preprocessing": "preprocess_of",
     },

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import VitkitError
+from vitkit.model.build import Resized
 from vitkit.model.config import Pair, PositionResize, ViTConfig
-from vitkit.model.load_report import Resized
 from vitkit.model.network import anatomy_of
 from vitkit.model.network_config import NetworkConfig
 from vitkit.weights.origin import shapes_of

@@ -19,18 +19,28 @@ from vitkit import model_folder
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.build import Model, build, config_of, filled
+from vitkit.model.build import UNTRAINED_HEAD, LoadReport, Model, build, config_of, filled
 from vitkit.model.config import Pair, ViTConfig, as_pair, canonical
-from vitkit.model.load_report import UNTRAINED_HEAD, LoadReport
 from vitkit.model.network import anatomy_of
 from vitkit.model.network_config import Config, NetworkConfig, is_network_name, split_network
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import listed
 from vitkit.weights.adapt import Adapted, adapt, adapt_network
-from vitkit.weights.catalog import HUB, Entry, find, find_published, is_hub_id, missing
+from vitkit.weights.catalog import (
+    HUB,
+    TIMM,
+    Entry,
+    Meaning,
+    Use,
+    find,
+    find_published,
+    is_hub_id,
+    meaning_of,
+    missing,
+    split_timm,
+)
 from vitkit.weights.checkpoint import Checkpoint, read_all, read_checkpoint
-from vitkit.weights.meaning import TIMM, Meaning, Use, meaning_of, split_timm
 from vitkit.weights.networks import published_size, read_network
 from vitkit.weights.origin import SourceWeights, read_foreign, read_model_folder, shapes_of
 from vitkit.weights.preprocessing import PreprocessLike, describe, leaves_open, settings_of

@@ -1,22 +1,232 @@
-"""Look for problems that would spoil a training, before it starts."""
+"""Look for problems that would invalidate a training, before it starts, and report them.
+
+Each finding is a sentence that names the problem, how many images it concerns, and what to do.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from vitkit.data.doctor import findings
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
-from vitkit.data.doctor.findings import Copies, Finding
 from vitkit.data.doctor.scan import scan
 from vitkit.data.file_facts import Facts, Memory
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.splits import SPLITS
 from vitkit.data.table import ImageTable
+from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.progress import progress
+from vitkit.text.cells import plural
+
+TINY_CLASS = 10  # images
+MOST_LOST, MOST_CROPPED = 0.5, 0.2  # a crop that loses more of the area, in more of the images, is warned of
+_SINGLY = 20  # classes that lack a split and are each told in a line of their own
+_IMBALANCE = 10.0  # of the largest class to the smallest
+_JPEG = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"))
+_SUFFIXES_OF = {
+    "JPEG": _JPEG,
+    "MPO": _JPEG,
+    "TIFF": frozenset((".tif", ".tiff")),
+    "HEIF": frozenset((".heic", ".heif", ".hif")),
+    "PPM": frozenset((".ppm", ".pgm")),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something the user should know: a `problem` invalidates the result, a `warning` may, a `note` does not."""
+
+    severity: Literal["problem", "warning", "note"]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Images, by index, that show the same picture.
+
+    Attributes:
+        images: two or more.
+        kind: `exact` where all are the same file, byte for byte; `mirrored` where one is another's mirror image.
+        is_leak: they are in more than one split, so that what is trained on is tested on.
+        is_conflict: they have more than one label.
+    """
+
+    images: tuple[int, ...]
+    kind: Kind
+    is_leak: bool
+    is_conflict: bool
+
+
+def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
+    """Files that are no images, or none that can be read."""
+    if unreadable:
+        named = _list([f"{path} ({reason})" for path, reason in unreadable.items()], "; ")
+        were = f"{len(unreadable)} of {len(table)} images {'is' if len(unreadable) == 1 else 'are'}"
+        yield Finding("warning", f"{were} unreadable and left out: {named}")
+    yield from (Finding("warning", line) for line in (*table.overlooked, *table.unmatched))
+    yield from (Finding("note", line) for line in table.corrections)
+    if table.ignored:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(table.ignored.items()))
+        were = plural(sum(table.ignored.values()), "other file is", "other files are")
+        yield Finding("note", f"{were} ignored: {reasons}")
+
+
+def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
+    """Pictures that are there more than once; those that spoil the result by name."""
+    conflicts, leaks = [group for group in copies if group.is_conflict], [group for group in copies if group.is_leak]
+    what = table.task.conflict
+    same = [group for group in conflicts if group.kind != "altered"]
+    if same:
+        shown = _list([_pair(table, group, table.labels) for group in same], "; ", 3)
+        yield Finding("problem", f"{_pictures(same)} {what}, and one label at most is right: {shown}")
+    if altered := [group for group in conflicts if group.kind == "altered"]:
+        shown = _list([_pair(table, group, table.labels) for group in altered], "; ", 3)
+        text = f"{_pictures(altered)} {what}, altered or in parts; look whether each label is right"
+        yield Finding("warning", f"{text}: {shown}")
+    if leaks:
+        held_out = Counter(str(table.splits[i]) for group in leaks for i in group.images if table.splits[i] != "train")
+        counts = " and ".join(plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
+        shown = _list([_pair(table, group, table.splits) for group in leaks], "; ", 3)
+        yield Finding(
+            "problem", f"{_pictures(leaks)} in more than one split ({counts}), which flatters results: {shown}"
+        )
+    harmless = [group for group in copies if not group.is_conflict and not group.is_leak]
+    if harmless:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(group.kind for group in harmless).most_common())
+        kept = "" if any(table.splits) else "; copies are kept in one split"
+        yield Finding("note", f"{_pictures(harmless)} there more than once ({kinds}){kept}")
+
+
+def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
+    """Report what the search for copies could not decide."""
+    if looked_for != "altered":
+        left = {"exact": "exact copies", "near": "exact, resized, recompressed and mirrored copies"}[looked_for]
+        kind = {"exact": "near", "near": "altered"}[looked_for]
+        text = f"the images are too alike to tell {kind} copies from other images, so only {left} were looked for"
+        yield Finding(
+            "warning", f"{text}; if they are frames of a few scenes, keep each scene in one split: --group-by"
+        )
+    if opposite:
+        were = plural(opposite, "image is the mirror image", "images are mirror images")
+        yield Finding("note", f"{were} of one in another class; where left and right matter, train with --no-hflip")
+
+
+def of_sets(table: ImageTable) -> Iterator[Finding]:
+    """Report that images may have several classes, which a `;` alone may have decided."""
+    summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
+    if summary is not None:
+        yield Finding("note", summary)
+
+
+def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]:
+    """Classes without images, with few, or with far fewer than others."""
+    if gone := sorted({*lost, *table.empty}):
+        have, are = ("class folder has", "is") if len(gone) == 1 else ("class folders have", "are")
+        yield Finding("warning", f"{len(gone)} {have} no readable image and {are} left out: {_list(gone)}")
+    counts = table.counts()
+    if tiny := [f"{name} ({count})" for name, count in counts.items() if count < TINY_CLASS]:
+        have = plural(len(tiny), "class has", "classes have")
+        yield Finding("warning", f"{have} fewer than {TINY_CLASS} images: {_list(tiny)}")
+    (most, largest), (least, smallest) = (pick(counts.items(), key=lambda item: item[1]) for pick in (max, min))
+    if largest > _IMBALANCE * smallest:
+        text = f"the classes are uneven, {largest} images of {most!r} and {smallest} of {least!r}"
+        yield Finding("note", f"{text}; look at the balanced accuracy too")
+
+
+def of_splits(table: ImageTable) -> Iterator[Finding]:
+    """Classes that a split has no image of."""
+    have = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
+    if have and "train" not in have:
+        there = " and ".join(have)
+        yield Finding("warning", f"the images are of {there} alone: there is nothing to train on, only to evaluate on")
+    lacking = [
+        (name, count, missing)
+        for name, count in table.counts().items()
+        if (missing := tuple(split for split, counts in have.items() if not counts[name]))
+    ]
+    if len(lacking) > _SINGLY:
+        for missing in dict.fromkeys(missing for _, _, missing in lacking):
+            yield _of_many([(name, count) for name, count, absent in lacking if absent == missing], missing)
+        return
+    for name, count, missing in lacking:
+        lesson = ", so the model cannot learn it" if "train" in missing else ""
+        images = plural(count, "image", "images")
+        yield Finding("warning", f"class {name!r} has {images}, none of them in {' or '.join(missing)}{lesson}")
+
+
+def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
+    """Classes without an image in the same splits, in one line."""
+    lesson = ", so the model cannot learn them" if "train" in missing else ""
+    have = plural(len(counts), "class has", "classes have")
+    named = _list([f"{name} ({count})" for name, count in counts])
+    return Finding("warning", f"{have} no image in {' or '.join(missing)}{lesson}; with their images in all: {named}")
+
+
+def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
+    """Groups of images that the data's own splits have torn apart."""
+    splits: dict[int, set[str | None]] = {}
+    for group, split in zip(groups, table.splits, strict=True):
+        splits.setdefault(group, set()).add(split)
+    if torn := sum(len(names) > 1 for names in splits.values()):
+        scenes = plural(torn, "scene of --group-by is", "scenes of --group-by are")
+        yield Finding("problem", f"{scenes} in more than one of the data's own splits, which flatters results")
+
+
+def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
+    """Report unusual properties of readable pictures."""
+    if modes := Counter(fact.mode for fact in facts if fact.mode not in ("RGB", "L")):
+        named = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
+        were = plural(sum(modes.values()), "image is", "images are")
+        yield Finding("note", f"{were} neither RGB nor grey, and converted (transparency becomes white): {named}")
+    if animated := sum(fact.is_animated for fact in facts):
+        yield Finding("note", f"of {plural(animated, 'file', 'files')} with several frames, the first one is used")
+    doubtful = [f"{path} ({fact.doubt})" for path, fact in zip(table.paths, facts, strict=True) if fact.doubt]
+    if doubtful:
+        were = plural(len(doubtful), "picture is", "pictures are")
+        yield Finding("warning", f"{were} read darker or lighter than meant, perhaps: {_list(doubtful, '; ', 3)}")
+    misnamed = [path for path, fact in zip(table.paths, facts, strict=True) if not _fits_name(path, fact.format)]
+    if misnamed:
+        were = plural(len(misnamed), "image is", "images are")
+        yield Finding("note", f"{were} of another format than the name says, and read all the same: {_list(misnamed)}")
+
+
+def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
+    """Report how much of the pictures the model will not see."""
+    lost = [1 - preprocess.kept(fact.width, fact.height) for fact in facts]
+    cropped = sum(part > MOST_LOST for part in lost)
+    if cropped > MOST_CROPPED * len(facts):
+        average = f"{100 * sum(lost) / len(lost):.0f} % on average"
+        text = f"the crop loses more than half of the area of {cropped} of {len(facts)} images ({average})"
+        yield Finding("warning", f"{text}; if the edges matter, --fit squash or --fit pad shows the whole picture")
+
+
+def _fits_name(path: str, image_format: str) -> bool:
+    suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122  # ten times as fast as a Path's
+    return suffix not in SUFFIXES or suffix in _SUFFIXES_OF.get(image_format, {f".{image_format.lower()}"})
+
+
+def _pair(table: ImageTable, copies: Copies, groups: Sequence[Any]) -> str:
+    """Return two of the images that are in different groups."""
+    first = copies.images[0]
+    other = next(i for i in copies.images if groups[i] != groups[first])
+    return f"{table.paths[first]} = {table.paths[other]}" + ("" if copies.kind == "exact" else f" ({copies.kind})")
+
+
+def _pictures(copies: Sequence[Copies]) -> str:
+    return plural(len(copies), "picture is", "pictures are")
+
+
+def _list(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
+    rest = len(items) - most
+    return separator.join(items[:most]) + (f"{separator}and {rest} more" if rest > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -98,14 +308,14 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosi
     twins = connect(links, len(facts))
     copies = _copies(readable, links, twins)
     noted = [
-        *findings.of_files(table, unreadable),
-        *findings.of_copies(readable, copies),
-        *findings.of_likeness(looked_for, opposite),
-        *findings.of_sets(readable),
-        *findings.of_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
-        *findings.of_splits(readable),
-        *findings.of_pictures(readable, facts),
-        *(findings.of_crop(facts, preprocess) if preprocess is not None else ()),
+        *of_files(table, unreadable),
+        *of_copies(readable, copies),
+        *of_likeness(looked_for, opposite),
+        *of_sets(readable),
+        *of_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
+        *of_splits(readable),
+        *of_pictures(readable, facts),
+        *(of_crop(facts, preprocess) if preprocess is not None else ()),
     ]
     noted.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
     return Diagnosis(readable, tuple(facts), unreadable, tuple(copies), tuple(twins), tuple(noted))

@@ -20,7 +20,17 @@ from vitkit.evaluation.headline import counted_figures
 from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
 from vitkit.experiments.lab.ablations import EXPERIMENTS, names
-from vitkit.experiments.lab.experiment import Ablation, AblationVariant, Experiment, Measurement
+from vitkit.experiments.lab.experiment import (
+    LAB,
+    PAGE,
+    Ablation,
+    AblationVariant,
+    Experiment,
+    LabResult,
+    Measurement,
+    remarks_of,
+    table_of,
+)
 from vitkit.experiments.lab.presets import (
     Preset,
     base_config,
@@ -29,7 +39,6 @@ from vitkit.experiments.lab.presets import (
     published_recipe,
     variant_fields,
 )
-from vitkit.experiments.lab.result import LAB, PAGE, LabResult, remarks_of, table_of
 from vitkit.model.config import suggest
 from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Progress, Say, progress, silent

@@ -1,8 +1,10 @@
-"""The base of runners whose graph takes any number of images, or one number only. Nothing here imports PyTorch."""
+"""The base of runners whose graph is computed outside PyTorch, and the import of OpenVINO. Does not import PyTorch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array: TypeAlias = npt.NDArray[np.float32]
+_TELEMETRY, _ABSENT = "openvino_telemetry", object()
 
 
 class GraphRunner:
@@ -66,3 +69,25 @@ class GraphRunner:
     def _run(self, images: Array) -> Array:
         """(batch, C, height, width), contiguous -> (batch, K)."""
         raise NotImplementedError
+
+
+def import_openvino() -> Any:
+    """Import the package without the telemetry that its import would send.
+
+    Raises:
+        VitkitError: it is not installed.
+    """
+    if sys.modules.get("openvino") is None:
+        there = sys.modules.get(_TELEMETRY, _ABSENT)
+        sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # as if it were not installed
+        try:
+            # The first conversion to numpy's types initialises a static: two threads that do so at once wait for one
+            # another without end, one holding Python's lock and one the static's.
+            import_module("openvino").Type.f32.to_dtype()
+        except ImportError as error:
+            raise VitkitError("OpenVINO is not installed: pip install 'vitkit[export]'") from error
+        finally:
+            del sys.modules[_TELEMETRY]
+            if there is not _ABSENT:
+                sys.modules[_TELEMETRY] = there  # type: ignore[assignment]
+    return import_module("openvino")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import vitkit
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.backends.graph_builder import Activation, Pads, emit
-from vitkit.inference.backends.openvino_package import import_openvino
+from vitkit.inference.backends.graph_runner import import_openvino
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
 

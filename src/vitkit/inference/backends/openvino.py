@@ -8,8 +8,7 @@ from threading import Lock, local
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.graph_runner import Array, GraphRunner
-from vitkit.inference.backends.openvino_package import import_openvino
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, import_openvino
 from vitkit.inference.backends.registry import processor_precision
 from vitkit.inference.pipeline import cores, threads
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.inference.backends.graph_builder import Activation, Pads, emit
-from vitkit.inference.backends.openvino_package import import_openvino
+from vitkit.inference.backends.graph_runner import import_openvino
 from vitkit.model.vit import VisionTransformer
 
 
