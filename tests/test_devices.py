@@ -17,10 +17,9 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.explanation import METHODS
 from vitkit.exporting import export, load_exported
-from vitkit.inference import open_runner, processor_precision
-from vitkit.inference.backends import best_precision
+from vitkit.inference import open_runner
 from vitkit.model import VisionTransformer
-from vitkit.system import choose_device
+from vitkit.system import best_precision, choose_device, processor_precision
 from vitkit.system import environment as devices
 from vitkit.training import Recipe, distributed, fabric_of
 from vitkit.training import start as setup

@@ -17,7 +17,7 @@ import pytest
 
 import runs
 import warm
-from vitkit.inference.backends.registry import best_precision
+from vitkit.system.environment import best_precision
 from vitkit.training import Recipe, build, load_fields, run
 from vitkit.weights import load
 

@@ -18,9 +18,9 @@ from sklearn import metrics as reference
 from photos import folder
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data import Preprocess, read_source, split
+from vitkit.data import Preprocess, held_out_split, read_source, split
 from vitkit.errors import VitkitError
-from vitkit.evaluation import Evaluation, evaluate, held_out_split
+from vitkit.evaluation import Evaluation, evaluate
 from vitkit.evaluation.figures import figures
 
 

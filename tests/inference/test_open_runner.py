@@ -14,11 +14,12 @@ import torch
 import warm
 from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
-from vitkit.inference import BACKENDS, PRECISIONS, Backend, backend_names, open_runner, processor_precision, register
+from vitkit.inference import BACKENDS, PRECISIONS, Backend, backend_names, open_runner, register
 from vitkit.inference import backends as backend
-from vitkit.inference.backends import best_precision, registry
-from vitkit.inference.backends import registry as hardware
+from vitkit.inference.backends import registry
 from vitkit.inference.backends import torch as own
+from vitkit.system import best_precision, processor_precision
+from vitkit.system import environment as hardware
 
 
 class Stand:

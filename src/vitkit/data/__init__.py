@@ -38,7 +38,7 @@ __all__, __getattr__ = public(
             "groups_from_file groups_to_list images_of_run locate look_over move_run read_contents refuse_changed "
             "split_from_file split_to_dict"
         ),
-        "splits": "SPLITS fold limit_training scenes split stratify",
+        "splits": "SPLITS fold held_out_split limit_training scenes split stratify",
         "storage": "Stored below_storage is_there open_place read_place",
         "table": "ImageTable table_of",
         "task": "MULTI_LABEL SINGLE_LABEL TASKS Task task_of",

@@ -6,6 +6,7 @@ It uses Pillow and numpy only, so that prediction need not import torchvision. S
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,12 @@ _LARGEST, _LEAST_STD = 1e6, 1e-6  # what claims more, or less, is damaged
 HALF = (0.5, 0.5, 0.5)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_SCALES = {
+    (HALF, HALF): "0.5",
+    (IMAGENET_MEAN, IMAGENET_STD): "ImageNet's",
+    (CLIP_MEAN, CLIP_STD): "CLIP's",
+    (HALF[:1], HALF[:1]): "0.5",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,3 +185,19 @@ class Preprocess:
         self, image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
     ) -> Image.Image:
         return image.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()], box)
+
+
+def describe(pixels: Mapping[str, Any]) -> str:
+    """Describe fields of `Preprocess` for a report: `mean and std 0.5, crop, bicubic, crop 0.900`."""
+    if pixels.get("unknown"):
+        return f"not known ({pixels['unknown']})"
+    mean, std = tuple(pixels["mean"]), tuple(pixels["std"])
+    scale = _SCALES.get((mean, std))
+    fit, share = pixels.get("fit", Preprocess.fit), pixels.get("crop_pct", Preprocess.crop_pct)
+    parts = [f"mean {_numbers(mean)}, std {_numbers(std)}" if scale is None else f"mean and std {scale}", fit]
+    parts += [pixels.get("interpolation", Preprocess.interpolation)]
+    return ", ".join([*parts, *([f"crop {share:.3f}"] if fit.endswith("crop") else [])])
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return "/".join(f"{value:.4g}" for value in values)

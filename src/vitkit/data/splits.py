@@ -17,6 +17,8 @@ from vitkit.data.doctor.duplicates import Forest
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 
+UNEQUAL = 3  # ratio of the largest to the smallest class above which classes are very unequal
+
 ALL, _NONE = -2, -1  # what is counted beside the classes: every image, and those without a class
 
 
@@ -366,3 +368,14 @@ def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
         i
         for _, i in sorted(((depth + 0.5) / len(same), i) for same in by_class.values() for depth, i in enumerate(same))
     ]
+
+
+def held_out_split(table: ImageTable) -> str:
+    """Name of the split that results are reported on: test, else val, else all."""
+    return next((name for name in ("test", "val") if name in table.splits), "all")
+
+
+def differ_much(counts: Sequence[int]) -> bool:
+    """Return whether the largest class has more than `UNEQUAL` times as many images as the smallest."""
+    occurring = [count for count in counts if count]
+    return bool(occurring) and max(occurring) > UNEQUAL * min(occurring)

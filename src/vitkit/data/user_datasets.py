@@ -95,7 +95,7 @@ def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | No
     """Return mean and standard deviation of a dataset's normalisation; None if they are unknown."""
     scales = [(step.mean, step.std) for step in _transforms_of(dataset) if _is(step, "Normalize")]
     try:
-        (mean, std), *_ = [(_numbers_transforms(mean), _numbers_transforms(std)) for mean, std in scales]
+        (mean, std), *_ = [(_floats(mean), _floats(std)) for mean, std in scales]
     except (ValueError, _UnknownError):
         return None
     return mean, std
@@ -149,14 +149,14 @@ def _read(step: Any, steps: _Steps) -> None:
     elif _is(step, "Normalize"):
         if steps.mean is not None or not steps.is_float:
             raise _UnknownError("Normalize is given something else than pixels from 0 to 1")
-        steps.mean, steps.std = _numbers_transforms(step.mean), _numbers_transforms(step.std)
+        steps.mean, steps.std = _floats(step.mean), _floats(step.std)
     elif _is(step, "Grayscale") and int(step.num_output_channels) == 1:
         return  # which a preprocessing for one channel does
     elif _is(step, "ImageClassification"):  # of torchvision's published weights
         size = _sides(step.resize_size)
         _resize(steps, list(size) if len(size) == 2 else size[0], step.interpolation, None, step.antialias)
         _crop(steps, step.crop_size)
-        steps.is_float, steps.mean, steps.std = True, _numbers_transforms(step.mean), _numbers_transforms(step.std)
+        steps.is_float, steps.mean, steps.std = True, _floats(step.mean), _floats(step.std)
     elif name.startswith(("Random", "AutoAugment", "RandAugment", "TrivialAugment", "AugMix", "ColorJitter")):
         raise _UnknownError(f"{name} changes pictures at random")
     else:
@@ -193,7 +193,7 @@ def _sides(size: Any) -> tuple[int, ...]:
     return sides
 
 
-def _numbers_transforms(values: Any) -> tuple[float, ...]:
+def _floats(values: Any) -> tuple[float, ...]:
     values_list = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
     if not isinstance(values_list, Iterable):
         values_list = (values_list,)

@@ -28,7 +28,7 @@ __all__, __getattr__ = public(
             "write_label_errors"
         ),
         "linear_models": "PENALTIES choose_least_squares least_squares one_or_minus_one regress",
-        "metrics": "Evaluation class_rankings grouped held_out_split pooled",
+        "metrics": "Evaluation class_rankings grouped pooled",
         "multilabel": "MultiEvaluation average_precisions best_thresholds cross_fitted mean_average_precision",
     },
 )

@@ -19,6 +19,7 @@ from scipy.special import softmax
 
 from vitkit.data.doctor.duplicates import LookedFor
 from vitkit.data.seen import PictureRecord, look_up
+from vitkit.data.splits import differ_much
 from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL, TASKS, Task
 from vitkit.evaluation.calibration import blocks, log_odds, most_rise, to_probabilities
@@ -153,14 +154,7 @@ def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) 
 
 
 BALANCE = "balance"  # key of the provenance with the result of balanced training
-UNEQUAL = 3  # ratio of the largest to the smallest class above which classes are very unequal
 SHARES = {"data": "as frequent as in training", "uniform": "all alike"}
-
-
-def differ_much(counts: Sequence[int]) -> bool:
-    """Return whether the largest class has more than `UNEQUAL` times as many images as the smallest."""
-    occurring = [count for count in counts if count]
-    return bool(occurring) and max(occurring) > UNEQUAL * min(occurring)
 
 
 def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) -> dict[str, Any] | None:

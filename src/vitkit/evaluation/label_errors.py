@@ -30,11 +30,12 @@ from scipy.special import chdtrc, expit, logit, softmax
 from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor
 
+from vitkit.data.splits import held_out_split
 from vitkit.data.table import ImageTable
 from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL
 from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.linear_models import regress, regression_loss
-from vitkit.evaluation.metrics import Evaluation, held_out_split
+from vitkit.evaluation.metrics import Evaluation
 from vitkit.system.files import write_text
 from vitkit.text.cells import JOINT, by_chance, harmless, plural
 

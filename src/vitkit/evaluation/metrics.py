@@ -15,7 +15,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL, Task
 from vitkit.evaluation import registry
 from vitkit.evaluation.calibration import Reliability, blocks, confidence_at
@@ -379,8 +378,3 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
     )
     whole.__dict__["predicted"] = np.concatenate([fold.predicted for fold in folds])  # with each model's thresholds
     return whole
-
-
-def held_out_split(table: ImageTable) -> str:
-    """Name of the split that results are reported on: test, else val, else all."""
-    return next((name for name in ("test", "val") if name in table.splits), "all")

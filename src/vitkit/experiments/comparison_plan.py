@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from vitkit.data.splits import limit_training
+from vitkit.data.splits import held_out_split, limit_training
 from vitkit.errors import VitkitError
-from vitkit.evaluation.metrics import held_out_split
 from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of
 from vitkit.experiments.judging import before_training, hash_of_images
 from vitkit.model.config import ViTConfig

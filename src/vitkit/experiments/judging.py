@@ -15,11 +15,11 @@ from typing import Any
 
 from vitkit.data.seen import PictureRecord, exposures
 from vitkit.data.split_file import read_contents, roles_in_run, split_from_file
+from vitkit.data.splits import held_out_split
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.figures import chosen_on, seen_of
 from vitkit.evaluation.headline import images_in_words
-from vitkit.evaluation.metrics import held_out_split
 from vitkit.model_folder import read_description, read_record
 from vitkit.system.files import to_json
 from vitkit.system.run_files import RECIPE, SPLIT

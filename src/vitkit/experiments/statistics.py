@@ -106,7 +106,7 @@ class SeedSpread:
         by what the trainings say. So the test of whether pooling is justified is part of the estimate.
 
         Args:
-            others: the others of other fractions of the data, which say more of the common value.
+            others: the estimates at other fractions of the data, which add information on the common value.
             rng: draws.
         """
         M = len(self.variance)

@@ -14,7 +14,7 @@ __all__, __getattr__ = public(
     {
         "backends": "open_runner",
         "backends.optimized": "OptimizedModel can_pack plain prepare qkv_after_norm",
-        "backends.registry": "BACKENDS Backend PLANS PRECISIONS Runner backend_names processor_precision register",
+        "backends.registry": "BACKENDS Backend PLANS PRECISIONS Runner backend_names register",
         "backends.token_merging": "merge merge_tokens",
         "backends.torch": "GAIN best build choose measure processor",
         "pipeline": "BATCH cores flow",

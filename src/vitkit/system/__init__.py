@@ -11,7 +11,7 @@ from vitkit.system.lazy import public
 __all__, __getattr__ = public(
     __name__,
     {
-        "environment": "cache_folder choose_device state_folder",
+        "environment": "best_precision cache_folder choose_device processor_precision state_folder",
         "files": "exclusive exclusive_in fitting from_json is_empty is_held replacing to_json write_json write_text",
         "progress": "Progress reporting_to silent",
         "run_files": "EVALUATION FILES LABEL_ERRORS LAST PREDICTIONS REPORT SPLIT",

@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
+from vitkit.data.splits import differ_much
 from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_odds, to_probabilities
 from vitkit.evaluation.evaluator import evaluate
-from vitkit.evaluation.figures import BALANCE, differ_much
+from vitkit.evaluation.figures import BALANCE
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds
 from vitkit.model.build import Model

@@ -23,7 +23,7 @@ from vitkit.data.loading import EvaluationImages, TrainingImages
 from vitkit.data.proposals import read_proposals
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.split_file import groups_from_file, look_over, read_contents, roles_in_run
-from vitkit.data.splits import SPLITS
+from vitkit.data.splits import SPLITS, held_out_split
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import TrainingOf
@@ -34,7 +34,7 @@ from vitkit.evaluation.evaluator import evaluate_before, proposal_figures
 from vitkit.evaluation.figures import SHARES, all_figures, calibration_rise, chosen_on, describe, seen_of, unseen_part
 from vitkit.evaluation.headline import describe_proposals
 from vitkit.evaluation.label_errors import LabelError, from_features, in_words
-from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
+from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake

@@ -27,6 +27,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.doctor.examine import Finding, find_twins, of_splits
 from vitkit.data.loading import BatchedImages, TrainingImages
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.preprocess import describe as described
 from vitkit.data.proposals import read_proposals
 from vitkit.data.seen import PictureRecord, exposures, find_overlap, make_record
 from vitkit.data.split_file import (
@@ -37,7 +38,7 @@ from vitkit.data.split_file import (
     refuse_changed,
     split_to_dict,
 )
-from vitkit.data.splits import SPLITS, check_trainable
+from vitkit.data.splits import SPLITS, check_trainable, held_out_split
 from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
 from vitkit.errors import VitkitError
@@ -55,7 +56,7 @@ from vitkit.evaluation.figures import (
 )
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.intervals import Interval, fold_intervals
-from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split, pooled
+from vitkit.evaluation.metrics import Evaluation, grouped, pooled
 from vitkit.evaluation.registry import read_figures
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.reporting import plots
@@ -126,7 +127,6 @@ from vitkit.training.start import (
 from vitkit.training.teacher import Teacher, teacher_of_run
 from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource
-from vitkit.weights.preprocessing import describe as described
 from vitkit.weights.preprocessing import preprocess_of
 
 

@@ -39,11 +39,9 @@ from vitkit.data.labels import Proposal
 from vitkit.data.preprocess import HALF, Preprocess
 from vitkit.data.proposals import Earlier, earlier_runs, find_proposals
 from vitkit.data.seen import DIGEST, PictureRecord, find_overlap, make_record
-from vitkit.data.splits import check_trainable, fold, limit_training, scenes, split
+from vitkit.data.splits import check_trainable, fold, held_out_split, limit_training, scenes, split
 from vitkit.data.table import ImageTable, table_of
 from vitkit.errors import VitkitError
-from vitkit.evaluation.metrics import held_out_split
-from vitkit.inference.backends.registry import best_precision
 from vitkit.inference.pipeline import cores
 from vitkit.language.text_files import TextEncoderInfo
 from vitkit.language.zero_shot import (
@@ -60,6 +58,7 @@ from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.model_folder import RECORD
 from vitkit.system import environment as devices
+from vitkit.system.environment import best_precision
 from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import progress
 from vitkit.text.cells import listed, plural

@@ -266,7 +266,7 @@ def _review_labels(
     from vitkit.data.corrections import Followed
     from vitkit.data.labels import PathFinder, read_labels, read_suspects
     from vitkit.data.split_file import split_from_file
-    from vitkit.evaluation.metrics import held_out_split
+    from vitkit.data.splits import held_out_split
 
     run = file.parent
     split = next((folder / SPLIT for folder in (run, *folds_in(run)) if (folder / SPLIT).is_file()), None)

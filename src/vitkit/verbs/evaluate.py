@@ -271,11 +271,11 @@ def _compute(
     note: Say,
 ) -> tuple[ProposalEvaluation, Classifier]:
     """Return the evaluation, and the classifier with the backend, precision, plan, merging and device that it used."""
-    from vitkit.evaluation import metrics
+    from vitkit.data.splits import held_out_split
     from vitkit.evaluation.evaluator import evaluate_before
 
     backend, precision, plan, merge, device = settings
-    name = split or metrics.held_out_split(table)
+    name = split or held_out_split(table)
     images = len(table) if name == "all" else len(table.of_split(name))
     classifier = classifier.use(backend, precision, images, merge, plan, note, device)
     return evaluate_before(classifier, table, name, proposals, partial(progress, "evaluating")), classifier
@@ -287,7 +287,7 @@ def _proposals(
     """Return the labels that models proposed, according to the label file and to the suggestions of the run."""
     from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
     from vitkit.data.seen import read_digests
-    from vitkit.evaluation.metrics import held_out_split
+    from vitkit.data.splits import held_out_split
 
     earlier = [] if run is None else earlier_runs([run], [])
     if run is None or not any(known.suggested or known.proposals for known in earlier):
@@ -350,7 +350,7 @@ def _look_over(
         VitkitError: every image has changed or is missing.
     """
     from vitkit.data.split_file import look_over, read_contents
-    from vitkit.evaluation.metrics import held_out_split
+    from vitkit.data.splits import held_out_split
 
     # Under another root, images are recognised by their content, whatever their paths are.
     contents = read_contents(folder / SPLIT) if root is None else {}

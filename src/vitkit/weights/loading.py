@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitkit import model_folder
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess, describe
 from vitkit.errors import VitkitError
 from vitkit.model.build import UNTRAINED_HEAD, LoadReport, Model, build, config_of, filled
 from vitkit.model.config import Pair, ViTConfig, as_pair, canonical
@@ -43,7 +43,7 @@ from vitkit.weights.catalog import (
 from vitkit.weights.checkpoint import Checkpoint, read_all, read_checkpoint
 from vitkit.weights.networks import published_size, read_network
 from vitkit.weights.origin import SourceWeights, read_foreign, read_model_folder, shapes_of
-from vitkit.weights.preprocessing import PreprocessLike, describe, leaves_open, settings_of
+from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, describe
 from vitkit.errors import VitkitError
 from vitkit.model.config import Pair
 from vitkit.model.network import anatomy_of, published_by_timm
@@ -22,7 +22,6 @@ from vitkit.weights import download as hub
 from vitkit.weights.catalog import class_names, unique
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint, readers
 from vitkit.weights.origin import SourceWeights, shapes_of
-from vitkit.weights.preprocessing import describe
 
 _ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # GoogLeNet's and Inception's classifiers at the side
 _COUNTERS = "num_batches_tracked"  # which files of torch before 0.4.1 lack

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit import model_folder
-from vitkit.data.preprocess import HALF, Preprocess
+from vitkit.data.preprocess import HALF, Preprocess, describe
 from vitkit.errors import VitkitError
 from vitkit.model import network
 from vitkit.model.config import Pair, ViTConfig
@@ -34,7 +34,6 @@ from vitkit.weights.formats.registry import readable
 from vitkit.weights.formats.timm import TUTORIALS
 from vitkit.weights.infer import Inferred, Known, infer, namesakes
 from vitkit.weights.layout import Layout, account_for
-from vitkit.weights.preprocessing import describe
 
 
 @functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitkit import model_folder
-from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import Pair
 from vitkit.system.files import from_json
@@ -219,27 +219,3 @@ def _of_channels(name: str, value: Any, channels: int) -> Any:
 
 def _by(size: Pair) -> str:
     return f"{size[0]}x{size[1]}"
-
-
-_SCALES = {
-    (HALF, HALF): "0.5",
-    (IMAGENET_MEAN, IMAGENET_STD): "ImageNet's",
-    (CLIP_MEAN, CLIP_STD): "CLIP's",
-    (HALF[:1], HALF[:1]): "0.5",
-}
-
-
-def describe(pixels: Mapping[str, Any]) -> str:
-    """Fields of `Preprocess` as a report has them: `mean and std 0.5, crop, bicubic, crop 0.900`."""
-    if pixels.get("unknown"):
-        return f"not known ({pixels['unknown']})"
-    mean, std = tuple(pixels["mean"]), tuple(pixels["std"])
-    scale = _SCALES.get((mean, std))
-    fit, share = pixels.get("fit", Preprocess.fit), pixels.get("crop_pct", Preprocess.crop_pct)
-    parts = [f"mean {_numbers(mean)}, std {_numbers(std)}" if scale is None else f"mean and std {scale}", fit]
-    parts += [pixels.get("interpolation", Preprocess.interpolation)]
-    return ", ".join([*parts, *([f"crop {share:.3f}"] if fit.endswith("crop") else [])])
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return "/".join(f"{value:.4g}" for value in values)

@@ -307,7 +307,7 @@ def plan_ablation(
     Raises:
         VitkitError: a variant cannot be built or trained on these images, or what it varies was asked for.
     """
-    from vitkit.evaluation.metrics import held_out_split
+    from vitkit.data.splits import held_out_split
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.judging import before_training, hash_of_images
     from vitkit.profiling.model_info import describe

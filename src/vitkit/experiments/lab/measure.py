@@ -14,11 +14,10 @@ from torch import Tensor
 from vitkit.classifier import Classifier
 from vitkit.data.doctor.examine import examine
 from vitkit.data.sources import read_source
-from vitkit.data.splits import check_trainable
+from vitkit.data.splits import check_trainable, held_out_split
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units
-from vitkit.evaluation.metrics import held_out_split
 from vitkit.experiments.judging import JudgingImages, before_training
 from vitkit.system.files import without_place
 from vitkit.system.progress import progress

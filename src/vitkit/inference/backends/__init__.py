@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names, best_precision
-from vitkit.system.environment import choose_device
+from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names
+from vitkit.system.environment import best_precision, choose_device
 from vitkit.system.progress import Say, ignore
 
 if TYPE_CHECKING:

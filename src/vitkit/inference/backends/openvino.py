@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.graph_runner import Array, GraphRunner, import_openvino
-from vitkit.inference.backends.registry import processor_precision
 from vitkit.inference.pipeline import cores, threads
+from vitkit.system.environment import processor_precision
 
 if TYPE_CHECKING:
     import torch

@@ -7,15 +7,13 @@ chooses the backend and precision that are fastest on this hardware.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from vitkit.errors import VitkitError
-from vitkit.system.environment import choose_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,45 +129,6 @@ for _row in (
     ),
 ):
     register(_row)
-
-
-_PROCESSOR = Path("/proc/cpuinfo")  # of Linux: tells without PyTorch what PyTorch would
-
-
-def best_precision(device: str = "auto") -> str:
-    """`bfloat16` where the hardware multiplies such numbers, else `float32`.
-
-    Args:
-        device: the device that computes, as torch calls it; `auto` is what `choose_device` takes.
-    """
-    import torch
-
-    kind = (choose_device() if device == "auto" else device).partition(":")[0]
-    if kind == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    return processor_precision() if kind == "cpu" else "float32"
-
-
-def processor_precision() -> str:
-    """Return the fastest precision of the processor."""
-    capabilities = _capabilities()
-    has_bfloat16 = any(name in capabilities for name in ("amx_bf16", "avx512_bf16"))
-    return "bfloat16" if has_bfloat16 else "float32"
-
-
-def _capabilities() -> Collection[str]:
-    try:
-        with _PROCESSOR.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                name, _, flags = line.partition(":")
-                if name.strip() in ("flags", "Features"):
-                    return flags.split()
-    except OSError:
-        pass  # another system
-    import torch
-
-    capabilities: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
-    return [name for name, is_there in capabilities.items() if is_there]
 
 
 class Runner(Protocol):

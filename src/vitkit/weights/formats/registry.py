@@ -26,14 +26,13 @@ class CheckpointFormat:
 
     Attributes:
         name: the name by which it is requested.
-        tells: the tells whose it is, in a word or two; empty where the name says so.
+        tells: whose format it is, in a word or two; empty if the name says so.
         reader: `module:function` that recognises its checkpoints (the function is `recognise` where none is named);
             empty where none are read.
         writer: the module whose `write` makes them; empty where none are written.
         suffixes: the suffixes of the files that are written.
         is_folder: whether folders are written too.
-        pixels: by owner of weights, the constant in the module of `reader` that has these fields
-            of `Preprocess`.
+        pixels: by owner of weights, the constant in the module of `reader` that has these fields of `Preprocess`.
         marks: text of which every checkpoint of this format has some in the names of its tensors, so that a reader is
             imported only for what may be its own; empty where `reader` alone can tell.
     """
@@ -136,7 +135,12 @@ for _row in (  # from the one that is asked last to the one that is asked first
         pixels={"augreg": "AUGREG", "deit": "DEIT"},
     ),
     CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.timm_eva:recognise_naflex", marks=("embeds.",)),
-    CheckpointFormat("eva", "timm's EVA, EVA-02, Perception Encoder, DINOv3", reader=f"{_HOME}.timm_eva:recognise"),
+    CheckpointFormat(
+        "eva",
+        "timm's EVA, EVA-02, Perception Encoder, DINOv3",
+        reader=f"{_HOME}.timm_eva:recognise",
+        marks=(".gamma_", "norm_pre.", ".q_bias", ".v_bias", ".q_proj.bias", ".v_proj.bias", ".mlp.fc1_"),
+    ),
     CheckpointFormat(
         "beit",
         "timm's BEiT and ViTs with relative positions",
