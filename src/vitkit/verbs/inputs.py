@@ -77,7 +77,8 @@ def _with_preprocess(classifier: Classifier, preprocess: PreprocessLike | None, 
     """Return a copy of a classifier with another preprocessing; the classifier itself if nothing changes."""
     if preprocess is None:
         return classifier
-    from vitkit.data.preprocess import describe, preprocess_of
+    from vitkit.data.preprocess import describe
+    from vitkit.weights.preprocessing import preprocess_of
 
     requested = preprocess_of(preprocess, classifier.preprocess)
     if requested == classifier.preprocess:
