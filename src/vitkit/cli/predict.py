@@ -1,0 +1,87 @@
+"""`vitkit predict`: print rows while they are computed, and print how to resume an interrupted output."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.cli.say import HARMLESS, Bar, say, tell
+from vitkit.errors import Interrupted, ShortageError
+from vitkit.inference.prediction import Columns, JsonLines, RowFormat, partial_of
+from vitkit.system.files import to_json
+
+if TYPE_CHECKING:
+    from vitkit.inference.prediction import Prediction
+    from vitkit.verbs.predict import Predictions, Write, Writer
+
+
+def run(function: Callable[..., Predictions], values: dict[str, Any], *, strict: bool, as_json: bool) -> int:
+    """Predict and print, and return the exit code."""
+    out = values.get("out")
+    with _resumable(out), Bar() as bar:
+        writer = (_json_writer if as_json else _writer)(bar)
+        result = function(**values, say=tell if as_json else bar.say, note=tell, progress=bar, writer=writer)
+    if as_json and out is not None:
+        print(to_json(result.counts()))
+    else:
+        for line in result.lines():
+            say(line, file=sys.stderr if out is None else None)  # because the rows are on stdout
+    return int(result.unreadable == result.images or (strict and not result.is_whole))
+
+
+@contextmanager
+def _resumable(out: Path | None) -> Iterator[None]:
+    """Print the command that resumes the output if a signal or a shortage of memory or files interrupts it."""
+    try:
+        yield
+    except (Interrupted, ShortageError):
+        if out is None or not partial_of(out).exists():
+            raise
+        words = [word for word in sys.argv[1:] if word not in ("--force", "--resume")]
+        words.insert(words.index("predict") + 1, "--resume")
+        say(f"to go on: {shlex.join(['vitkit', *words])}")
+        raise
+
+
+def _writer(bar: Bar) -> Writer:
+    """Write rows to stdout, after removing the bar; a single image on a terminal is printed for people."""
+
+    def begin(form: RowFormat, images: int) -> Write:
+        bar.stop()
+        if images == 1 and sys.stdout.isatty():
+            return lambda prediction: _print_all(prediction, form.columns)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors=HARMLESS)  # file names may not be UTF-8
+        sys.stdout.write(form.header)
+        return lambda prediction: print(form.encode(prediction), end="")
+
+    return begin
+
+
+def _json_writer(bar: Bar) -> Writer:
+    """Write the rows of a JSON lines file to stdout."""
+
+    def begin(form: RowFormat, images: int) -> Write:  # noqa: ARG001
+        bar.stop()
+        lines = JsonLines(form.columns)
+        return lambda prediction: print(lines.encode(prediction), end="")
+
+    return begin
+
+
+def _print_all(prediction: Prediction, columns: Columns) -> None:
+    """Print the probability of every class for one image, and the classes that a multi-label model gives it."""
+    say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
+    width = max((len(label) for label, _ in prediction.ranking), default=0)
+    for label, confidence in prediction.ranking:
+        say(f"  {label:{width}}  {confidence:6.4f}  {'#' * round(40 * confidence)}")
+    label = prediction.label or "none of them"
+    if columns.multi and prediction.error is None:
+        say(f"label: {label}")
+    if columns.row(prediction).is_rejected:
+        say(f"rejected: {label} has {prediction.confidence:.4f}, less than {columns.reject}")
