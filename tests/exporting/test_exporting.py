@@ -459,7 +459,7 @@ def test_an_onnx_file_of_others_is_not_guessed_at(tmp_path: Path) -> None:
     from vitkit.inference.backends import onnx_graph
 
     (tmp_path / "theirs.onnx").write_bytes(onnx_graph.to_graph(build()).SerializeToString())
-    with pytest.raises(VitkitError, match="is no ONNX file of vitkit's: it does not say its classes"):
+    with pytest.raises(VitkitError, match="is not an ONNX file written by vitkit: it does not state its classes"):
         load_exported(tmp_path / "theirs.onnx")
 
 

@@ -219,7 +219,7 @@ def test_an_onnx_file_with_anything_else_in_it_is_refused(
     exported: Path, attack: Callable[[Any], None], place: Path
 ) -> None:
     spoil_onnx(exported, place / "model.onnx", attack)
-    with pytest.raises(VitkitError, match="is no ONNX file of vitkit's"):
+    with pytest.raises(VitkitError, match="is not an ONNX file written by vitkit"):
         load_exported(place / "model.onnx")
 
 
@@ -248,7 +248,7 @@ def test_an_openvino_model_with_anything_else_in_it_is_refused(
     assert old in content
     content = seal.sealed(content.replace(old, new, 1), (place / "model.bin").read_bytes())
     (place / "model.xml").write_bytes(content)
-    with pytest.raises(VitkitError, match="is no OpenVINO model of vitkit's"):
+    with pytest.raises(VitkitError, match="is not an OpenVINO model written by vitkit"):
         load_exported(place / "model.xml")
 
 

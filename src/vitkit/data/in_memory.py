@@ -181,8 +181,8 @@ def _levels(array: npt.NDArray[Any], name: str, kind: str) -> npt.NDArray[np.uin
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):  # NaN is neither
         raise VitkitError(
-            f"{name} is {_a(kind)} of floats from {low:.3g} to {high:.3g}, and a picture's are from 0 to 1; what is "
-            "normalised already goes to probabilities(), (B, C, height, width), of a classifier"
+            f"{name} is {_a(kind)} of floats from {low:.3g} to {high:.3g}, but the values of a picture are "
+            "from 0 to 1; pass images that are already normalised, (B, C, height, width), to classifier.probabilities()"
         )
     levels: npt.NDArray[np.uint8] = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
     return levels

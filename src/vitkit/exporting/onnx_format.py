@@ -54,14 +54,14 @@ def read_card(path: Path) -> str:
     try:
         _screen(memoryview(content), _MODEL, cards)
         if not cards:
-            raise VitkitError("it does not say its classes and preprocessing")
+            raise VitkitError("it does not state its classes and preprocessing")
         if len(cards) > 1:
             raise VitkitError("it says twice what it is")
         text = str(cards[0], "utf-8")
     except UnicodeDecodeError as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
     except VitkitError as error:
-        raise VitkitError(f"{path} is no ONNX file of vitkit's: {error}") from error
+        raise VitkitError(f"{path} is not an ONNX file written by vitkit: {error}") from error
     seal.check(path, content, start=content.rindex(cards[0]))
     return text
 
@@ -85,7 +85,7 @@ def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview
             entry = dict(fields_of(value))
             name, card = entry.get(1), entry.get(2)
             if set(entry) != {1, 2} or name is None or card is None or bytes(name) != CARD.encode():
-                raise VitkitError("it says more of itself than vitkit writes")
+                raise VitkitError("it has metadata that vitkit does not write")
             cards.append(card)
 
 

@@ -74,7 +74,7 @@ def read_card(path: Path) -> str:
     try:
         card = _screen(content, weights.stat().st_size)
     except VitkitError as error:
-        raise VitkitError(f"{path} is no OpenVINO model of vitkit's: {error}") from error
+        raise VitkitError(f"{path} is not an OpenVINO model written by vitkit: {error}") from error
     except (ET.ParseError, ValueError) as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
     seal.check(path, content, weights.read_bytes())
@@ -99,7 +99,7 @@ def _screen(content: bytes, weights: int) -> str:
         raise VitkitError("its operations do not hang together")
     cards = root.findall(f"rt_info/{CARD}")
     if len(cards) != 1:
-        raise VitkitError("it does not say its classes and preprocessing")
+        raise VitkitError("it does not state its classes and preprocessing")
     return cards[0].attrib["value"]
 
 

@@ -185,7 +185,7 @@ def read_program(path: Path) -> Program:
         card = entries[CARD_ENTRY].decode()
         program = _parse(entries, card)
     except VitkitError as error:
-        raise VitkitError(f"{path} is no program of vitkit's: {error}") from error
+        raise VitkitError(f"{path} is not a program written by vitkit: {error}") from error
     except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
         raise VitkitError(f"{path} is no program that can be read: {first_line(error)}") from error
     check(path, entries)

@@ -284,8 +284,8 @@ def check_together(recipe: Any) -> None:
     candidates(recipe)
     if recipe.select_time is not None and recipe.folds is not None:
         raise VitkitError(
-            "select_time chooses weights by their training images, and folds test every image: the figures of weights "
-            "that were chosen by them would flatter; leave out one of the two"
+            "select_time chooses weights by the training images, but with folds every image is also a test image, so "
+            "the figures would be too good; leave out select_time or folds"
         )
     if recipe.split_from is not None and recipe.folds is not None:
         raise VitkitError("split_from keeps one split, and folds make their own; leave out one of them")

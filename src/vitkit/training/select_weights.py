@@ -538,6 +538,6 @@ def _refuse_known(images: RunImages, candidate: Blueprint) -> None:
     report_step = partial(progress, f"comparing with {weights}")
     if seen := len(find_overlap(record, images.table, images.facts, report_step).seen()):
         raise VitkitError(
-            f"{weights} has seen {seen} of these {len(images.table)} images, which would flatter it beside the "
-            "others: leave it out, or name the weights that it began from"
+            f"{weights} has seen {seen} of these {len(images.table)} images, so it cannot be compared fairly "
+            "with the others: leave it out, or name the weights that it started from"
         )
