@@ -290,7 +290,7 @@ def test_what_is_not_told_apart_is_said() -> None:
         ({"weights": "auto"}, "chooses among several"),
         ({"weights": "a,none"}, "none names none"),
         ({"weights": ["a", "b,c"]}, "has a comma"),
-        ({"weights": "a,b", "folds": 3}, "leave out one"),
+        ({"weights": "a,b", "folds": 3}, "leave out select_time or folds"),
         ({"weights": "a,b", "select_time": "soon"}, "select_time must be a duration"),
         ({"weights": "a,b", "method": "scratch"}, "without weights"),
     ],
