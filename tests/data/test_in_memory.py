@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "16 bits": (lambda: np.zeros((8, 8), np.uint16), "array of uint16"),
     "bool": (lambda: torch.zeros(1, 8, 8, dtype=torch.bool), "a tensor of bool"),
     "complex": (lambda: np.zeros((8, 8), np.complex64), "array of complex64"),
-    "normalised": (lambda: torch.full((3, 8, 8), -1.5), "floats from -1.5 to -1.5, but the values of a picture are from 0 to 1"),
+    "normalised": (lambda: torch.full((3, 8, 8), -1.5), "floats from -1.5 to -1.5, but the values of a picture"),
     "floats to 255": (lambda: np.full((8, 8, 3), 200.0), "floats from 200 to 200"),
     "nan": (lambda: np.full((8, 8, 3), np.nan), "floats from nan to nan"),
     "meta": (lambda: torch.zeros(3, 8, 8, device="meta"), "a tensor without plain numbers"),
