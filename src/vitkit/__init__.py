@@ -9,7 +9,7 @@ import sys
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] == ["vitkit"] and not sys.flags.safe_path:
     del sys.path[0]  # the current folder, which `python -m vitkit` puts before the standard library
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitkit.system.lazy import importer
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitkit.model.build import LoadReport
     from vitkit.model.config import ViTConfig
     from vitkit.model.names import list_models
+    from vitkit.model.parts import Attention, Block, Mlp, PatchEmbed
     from vitkit.model.vit import VisionTransformer
     from vitkit.serving.serve import Server, serve
     from vitkit.verbs.bench import Benchmark, bench
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Anatomy",
+    "Attention",
     "Benchmark",
+    "Block",
     "Checkup",
     "Classifier",
     "Comparison",
@@ -60,7 +63,9 @@ __all__ = [
     "Info",
     "LabResult",
     "LoadReport",
+    "Mlp",
     "ModelList",
+    "PatchEmbed",
     "Prediction",
     "Predictions",
     "Preprocess",
@@ -99,7 +104,9 @@ __all__ = [
 
 HOMES = {  # the module of each name, relative to vitkit; functions in verbs are commands, too (vitkit.cli.commands)
     "Anatomy": "verbs.explain",
+    "Attention": "model.parts",
     "Benchmark": "verbs.bench",
+    "Block": "model.parts",
     "Checkup": "verbs.doctor",
     "Classifier": "classifier",
     "Comparison": "experiments.compare",
@@ -111,7 +118,9 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "Info": "verbs.info",
     "LabResult": "experiments.lab.experiment",
     "LoadReport": "model.build",
+    "Mlp": "model.parts",
     "ModelList": "verbs.models",
+    "PatchEmbed": "model.parts",
     "Prediction": "inference.prediction",
     "Predictions": "verbs.predict",
     "Preprocess": "data.preprocess",
@@ -147,7 +156,19 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "train": "verbs.train",
     "zero_shot": "language.zero_shot",
 }
-__getattr__ = importer(__name__, HOMES)
+_get = importer(__name__, HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used; the name of a model is a function that creates it."""
+    if name.startswith("vit_"):
+        from functools import partial
+
+        from vitkit.model.names import is_model_name
+
+        if is_model_name(name):
+            return partial(_get("create_model"), name)
+    return _get(name)
 
 
 def __dir__() -> list[str]:

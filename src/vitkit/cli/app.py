@@ -16,6 +16,35 @@ from vitkit.errors import VitkitError, first_line, is_memory_short
 
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed it (SIGPIPE)
 _LONGEST = 2000  # characters of an error message
+# Flags of widespread training scripts and of timm's, and what does the same here.
+_OF_SCRIPTS = {
+    "--data": "name the data first, as in `vitkit train flowers/`",
+    "--data-dir": "name the data first, as in `vitkit train flowers/`",
+    "--data-path": "name the data first, as in `vitkit train flowers/`",
+    "--dataset": "name the data first, as in `vitkit train flowers/` or `vitkit train cifar10`",
+    "--freeze-layers": "use --method probe to train only the head, and --method full to train all layers",
+    "--freeze": "use --method probe to train only the head, and --method full to train all layers",
+    "--lrf": "use --min-lr, which is also the last learning rate as a fraction of the first",
+    "--num-classes": "leave it out: the classes are those of the data",
+    "--val-rate": "use --split, as in --split 0.8 0.2 0 for training, validation and test images",
+    "--val-split": "use --split, as in --split 0.8 0.2 0 for training, validation and test images",
+    "--img-size": "use --image-size",
+    "--input-size": "use --image-size",
+    "--pretrained": "use --weights with a file or a published name; without it, suitable weights are chosen",
+    "--smoothing": "use --label-smoothing",
+    "--opt": "use --optimizer",
+    "--sched": "use --schedule",
+    "--warmup-epochs": "use --warmup",
+    "--model-ema": "use --ema",
+    "--reprob": "use --random-erasing",
+    "--aa": "use --rand-augment",
+    "--amp": "use --precision bfloat16",
+    "--output": "use --out",
+    "--output-dir": "use --out",
+    "--num-workers": "use --workers",
+    "--gpu": "use --device cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU",
+    "--gpus": "use --devices",
+}
 
 
 def function_of(verb: str) -> Callable[..., None]:
@@ -131,7 +160,13 @@ def _shortened(text: str) -> str:
 
 def _describe(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
-        return error.format_message().replace(": Value error, ", ": ")  # added by the parser
+        option = str(getattr(error, "option_name", "")).replace("_", "-")
+        if option in _OF_SCRIPTS:
+            return f"there is no option {option}: {_OF_SCRIPTS[option]}"
+        message = error.format_message().replace(": Value error, ", ": ")  # added by the parser
+        if "'cuda:" in message:
+            message += " Use cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU."
+        return message
     if is_memory_short(error):
         return f"there is too little memory ({first_line(error)}): free some, or ask for less at a time"
     if isinstance(error, OSError) and error.strerror:

@@ -38,7 +38,7 @@ class Preprocess:
     """Resize, crop and normalise, the same in training's evaluation, eval, predict and export.
 
     Attributes:
-        size: (height, width) of the result, in pixels.
+        size: (height, width) of the result in pixels, or one number for a square.
         fit: `crop` resizes the short side to size / crop_pct and crops the centre; `pad` fits the whole picture and
             pads with the mean colour; `squash` stretches it to the size; `squash_crop` stretches it to size / crop_pct
             and crops the centre, as Hugging Face does for DeiT.
@@ -60,6 +60,8 @@ class Preprocess:
     unknown: str = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.size, int):  # of a square
+            object.__setattr__(self, "size", (self.size, self.size))
         settle_types(self)
         if min(self.size) < 1:
             raise VitkitError(f"size must be (height, width) in pixels, not {self.size!r:.80}")

@@ -196,6 +196,9 @@ _SAME = {  # the names of timm and of common training scripts
     "init_values": "layer_scale",
     "reg_tokens": "registers",
     "proj_drop_rate": "dropout",
+    "proj_drop_ratio": "dropout",
+    "proj_drop": "dropout",
+    "attn_drop": "attention_dropout",
     "pos_drop_rate": "position_dropout",
     "attn_drop_rate": "attention_dropout",
     "attn_drop_ratio": "attention_dropout",
@@ -203,10 +206,26 @@ _SAME = {  # the names of timm and of common training scripts
     "drop_path_ratio": "drop_path",
 }
 _POOLS = {"token": "token", "avg": "gap", "map": "map"}
+# Classes of layers, by the names of the classes and by timm's, and the fields that they stand for.
+_LAYERS: dict[str, dict[str, dict[str, Any]]] = {
+    "act_layer": {
+        "gelu": {"activation": "gelu", "gelu": "erf"},
+        "gelu_erf": {"activation": "gelu", "gelu": "erf"},
+        "gelu_tanh": {"activation": "gelu", "gelu": "tanh"},
+        "gelutanh": {"activation": "gelu", "gelu": "tanh"},
+        "quick_gelu": {"activation": "gelu", "gelu": "quick"},
+        "quickgelu": {"activation": "gelu", "gelu": "quick"},
+        "relu": {"activation": "relu"},
+        "silu": {"activation": "silu"},
+        "swish": {"activation": "silu"},
+    },
+    "norm_layer": {
+        "layernorm": {"norm_kind": "layer"},
+        "rmsnorm": {"norm_kind": "rms"},
+    },
+    "embed_layer": {"patchembed": {}},
+}
 _REFUSED = {
-    "embed_layer": "patches are cut by a convolution; a ResNet before it has a name of its own (`vitkit models r50`)",
-    "norm_layer": "say norm='pre' or 'post', norm_eps=1e-6",
-    "act_layer": "say gelu='erf', 'tanh' or 'quick'",
     "block_fn": "say norm='pre' or 'post', or name conv_layers",
     "mlp_layer": "say mlp_kind='mlp', 'swiglu' or 'conv'",
     "patch_drop_rate": "patches are dropped in training alone: vitkit train --patch-dropout",
@@ -239,6 +258,8 @@ def _translate(name: str, value: Any) -> dict[str, Any]:
         if value is None or (name.endswith("_rate") and value == 0):
             return {}
         raise VitkitError(f"{name} is not taken: {_REFUSED[name]}")
+    if name in _LAYERS:
+        return _fields_of_layer(name, value)
     if name == "drop_ratio":
         return {"dropout": value, "position_dropout": value}
     if name == "drop_rate":
@@ -253,6 +274,29 @@ def _translate(name: str, value: Any) -> dict[str, Any]:
             raise VitkitError(f"global_pool must be one of {', '.join(_POOLS)}, not {value!r}: or say pool")
         return {"pool": _POOLS[value]}
     return {_SAME.get(name, name): value}
+
+
+def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
+    """Return the fields that a class of layers stands for: a class, a `functools.partial` of it, a name, or None."""
+    if layer is None:
+        return {}
+    kind, arguments = getattr(layer, "func", layer), dict(getattr(layer, "keywords", {}))
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
+    known = _LAYERS[option]
+    if name.lower() in known:
+        fields = dict(known[name.lower()])
+        if option == "norm_layer" and "eps" in arguments:
+            fields["norm_eps"] = arguments.pop("eps")
+        if option == "act_layer" and arguments.get("approximate") in ("none", "tanh"):
+            fields["gelu"] = "tanh" if arguments.pop("approximate") == "tanh" else "erf"
+        arguments.pop("inplace", None)
+        if not arguments:
+            return fields
+    extra = f" with {', '.join(arguments)}" if arguments else ""
+    names = {"act_layer": "GELU, ReLU and SiLU", "norm_layer": "LayerNorm and RMSNorm", "embed_layer": "PatchEmbed"}
+    raise VitkitError(
+        f"{option} must be one of {names[option]}, not {name}{extra}; for another layer, subclass the model's Block"
+    )
 
 
 Position = Literal[
@@ -329,6 +373,7 @@ class ViTConfig:
     mlp_norm: bool = False  # normalise the input of the MLP's second layer (sub-LN, arXiv 2210.06423; EVA-02)
     fc_norm: bool = False  # normalise after pooling instead of before (BEiT, arXiv 2106.08254; MAE's fine-tuning)
     layer_scale: float | None = None  # its initial value; arXiv 2103.17239, sec. 2
+    activation: Literal["gelu", "relu", "silu"] = "gelu"  # of the MLP; sec. 3.1 has GELU
     gelu: Literal["erf", "tanh", "quick"] = "erf"  # "quick": x sigmoid(1.702 x), arXiv 1606.08415, sec. 2
     qkv_bias: bool = True
     proj_bias: bool = True  # of the attention's projection and the MLP; AIMv2, arXiv 2411.14402, has none

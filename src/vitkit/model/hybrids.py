@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.model.config import StemKind, ViTConfig
-from vitkit.model.layers import Dropout, TokenConvolution, gelu
+from vitkit.model.layers import Dropout, TokenConvolution, activation
 
 _GROUPS = 32
 _WIDTH = 64
@@ -179,7 +179,7 @@ class ConvMixer(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.depthwise = TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens)
-        self.act = gelu(config)
+        self.act = activation(config)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.proj_bias)
         self.proj_drop = Dropout(config.dropout)
 

@@ -180,8 +180,10 @@ class Head(nn.Linear):
             return super().forward(x)
 
 
-def gelu(config: ViTConfig) -> nn.Module:
-    """Create the exact GELU, the approximation of the reference implementation, or that of CLIP."""
+def activation(config: ViTConfig) -> nn.Module:
+    """Create the exact GELU, the approximation of the reference implementation or that of CLIP, a ReLU or a SiLU."""
+    if config.activation != "gelu":
+        return nn.ReLU() if config.activation == "relu" else nn.SiLU()
     return QuickGELU() if config.gelu == "quick" else nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
 
 

@@ -47,7 +47,7 @@ def build_network(config: NetworkConfig) -> nn.Module:
     create = {"torchvision": _from_torchvision, "timm": _from_timm}[config.library]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about initial weights
-        network = create(config, max(config.num_classes, 1))
+        network = _with_linear_head(create(config, max(config.num_classes, 1)))
     _set_rates(network, config)
     return network
 
@@ -211,6 +211,43 @@ def native_rates(config: NetworkConfig) -> dict[str, float]:
 
 
 # --- The network ----------------------------------------------------------------------------------------------
+
+
+class _PointwiseHead(nn.Linear):
+    """A 1x1 convolution of pooled features, as the linear layer that it is. Its state dict is the convolution's."""
+
+    @classmethod
+    def of(cls, convolution: nn.Conv2d) -> _PointwiseHead:
+        """Return the layer with the weights of a convolution."""
+        weight, bias = convolution.weight, convolution.bias
+        head = cls(convolution.in_channels, convolution.out_channels, bias is not None, device=weight.device)
+        head.weight = nn.Parameter(weight.detach().flatten(1))
+        if bias is not None:
+            head.bias = nn.Parameter(bias.detach())
+        return head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute (B, F) or (B, F, 1, 1) -> (B, K)."""
+        return super().forward(x.flatten(1))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = destination[f"{prefix}weight"][:, :, None, None]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *settings: Any) -> None:
+        if (name := f"{prefix}weight") in state_dict:
+            state_dict[name] = state_dict[name].flatten(1)
+        super()._load_from_state_dict(state_dict, prefix, *settings)
+
+
+def _with_linear_head(network: nn.Module) -> nn.Module:
+    """Replace the 1x1 convolution that computes the logits from pooled features, as in BiT's ResNets."""
+    classifier_of: Any = getattr(network, "get_classifier", None)
+    head = None if classifier_of is None else classifier_of()
+    if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1):
+        _put(network, next(name for name, module in network.named_modules() if module is head), _PointwiseHead.of(head))
+    return network
+
 
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 

@@ -25,6 +25,23 @@ class TimmHabits:
         """K, the number of logits; 0 without a head."""
         return int(self.config.num_classes)
 
+    @property
+    def embed_dim(self: Any) -> int:
+        """D, as `num_features`."""
+        return int(self.config.hidden_size)
+
+    @property
+    def num_tokens(self: Any) -> int:
+        """The number of tokens before the patches: class token, distillation token, registers."""
+        return int(self.config.prefix_tokens)
+
+    num_prefix_tokens = num_tokens
+
+    @property
+    def has_logits(self: Any) -> bool:
+        """Whether there is a representation layer before the head."""
+        return self.config.representation_size is not None
+
     def get_classifier(self: Any) -> Any:
         """Return the head, or both heads of a DeiT."""
         if self.head is not None and self.head_dist is not None:

@@ -37,7 +37,7 @@ COMPUTED = frozenset(
     | {"class_token", "distill_token", "registers", "position", "position_at", "prefix_positions", "embed_norm"}
     | {"relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"}
     | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
-    | {"norm", "norm_kind", "norm_eps", "layer_scale", "gelu", "qkv_bias", "proj_bias", "qk_scale"}
+    | {"norm", "norm_kind", "norm_eps", "layer_scale", "activation", "gelu", "qkv_bias", "proj_bias", "qk_scale"}
     | {"attention_norm", "mlp_norm"}
     | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size"}  # eq. 4
     | {"fc_norm", "last_norm", "representation"}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import ViTConfig, override
 from vitkit.model.differential import DifferentialAttention
 from vitkit.model.hybrids import ConvMixer, ConvProjection, ResNetStem
 from vitkit.model.layers import (
@@ -31,7 +32,7 @@ from vitkit.model.layers import (
     SwiGLU,
     TokenConvolution,
     UnitLength,
-    gelu,
+    activation,
     initialise,
     layer_scale,
     norm_layer,
@@ -57,6 +58,8 @@ class PatchEmbed(nn.Module):
         size = config.patch_size
         self.proj = nn.Conv2d(channels, config.hidden_size, size, stride=size, bias=config.patch_bias)
         self.norm = norm_layer(config) if config.patch_norm else nn.Identity()
+        self.img_size, self.patch_size = config.image_size, config.patch_size
+        self.grid_size, self.num_patches = config.grid, config.patches
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.proj(self.backbone(images))  # (B, D, h, w)
@@ -121,7 +124,7 @@ class MLP(nn.Module):
         self.conv: nn.Module = nn.Identity()
         if config.mlp_kind == "conv" and patches_read:
             self.conv = TokenConvolution(config.mlp_size, config.grid, config.prefix_tokens)
-        self.act = SwiGLU() if gated else gelu(config)
+        self.act = SwiGLU() if gated else activation(config)
         self.drop1, self.drop2 = Dropout(config.dropout), Dropout(config.dropout)
         self.norm = norm_layer(config, config.mlp_size) if config.mlp_norm else nn.Identity()
         self.fc2 = nn.Linear(config.mlp_size, config.hidden_size, bias=config.proj_bias)
@@ -182,10 +185,20 @@ class VisionTransformer(TimmHabits, nn.Module):
     - `fused_attention`: whether eqs. 6-7 are computed by one kernel.
     - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers).
     - `checkpointing`: blocks to recompute in the backward pass, to save memory: True for all, n for every n-th.
+
+    Args:
+        config: the architecture; the default is ViT-B/16 at 224 pixels.
+        overrides: other values of the configuration's fields, also by timm's names: `VisionTransformer(img_size=32,
+            patch_size=4, embed_dim=192, depth=6, num_heads=3, num_classes=10)`.
+
+    Raises:
+        VitkitError: an override is unknown, or no model can be built with its value.
     """
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig | None = None, **overrides: Any) -> None:
         super().__init__()
+        if config is None or overrides:
+            config = override(config or ViTConfig(), **overrides)
         self.config = config
         self.shortcut = True
         self.checkpointing: int = False

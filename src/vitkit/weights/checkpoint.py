@@ -298,7 +298,10 @@ def read_torch(path: Path) -> Checkpoint:
             raise VitkitError(f"{path} is damaged: it ends too early") from error
         match = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
         what = f", such as {next(filter(None, match.groups()))}" if match else ""
-        raise VitkitError(f"{path} holds more than tensors{what}, which could run code; it is not read") from error
+        raise VitkitError(
+            f"{path} holds more than tensors{what}, which could run code; it is not read: save "
+            "the weights alone with torch.save(model.state_dict(), ...)"
+        ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise VitkitError(f"{path} is damaged: {next(iter(str(error).splitlines()), type(error).__name__)}") from error
     passed_over: dict[str, str] = {}

@@ -269,7 +269,7 @@ class _GraphBuilder(Generic[V]):
             mixed: V = emit_mix(self, mix, x, queries, branch.scale)
             return mixed
         x = self.first(self.token_convolution(mix.depthwise, x, self.config.tokens), queries)
-        return self.linear(self.gelu(x, mix.act), *with_scale(mix.proj, branch.scale))
+        return self.linear(self.activation(x, mix.act), *with_scale(mix.proj, branch.scale))
 
     def attention(
         self, attention: Attention, x: V, norm: Norm | None, queries: int | None,
@@ -306,7 +306,7 @@ class _GraphBuilder(Generic[V]):
             gate, value = (self.linear(x, *part) for part in zip(weight.chunk(2), bias.chunk(2), strict=True))
             x = self.writer.multiply(self.writer.activate(gate, "silu"), value)
         else:
-            x = self.gelu(self.token_convolution(mlp.conv, self.linear(x, weight, bias), n), mlp.act)
+            x = self.activation(self.token_convolution(mlp.conv, self.linear(x, weight, bias), n), mlp.act)
         return self.linear(self.plain_norm(x, mlp.norm), *with_scale(mlp.fc2, branch.scale, mlp.norm))
 
     def token_convolution(self, layer: nn.Module, x: V, n: int) -> V:
@@ -395,7 +395,9 @@ class _GraphBuilder(Generic[V]):
     def linear(self, x: V, weight: Tensor, bias: Tensor) -> V:
         return self.writer.add(self.writer.linear(x, weight), self.writer.constant(bias))
 
-    def gelu(self, x: V, act: nn.Module) -> V:
+    def activation(self, x: V, act: nn.Module) -> V:
+        if isinstance(act, nn.ReLU | nn.SiLU):
+            return self.writer.activate(x, "relu" if isinstance(act, nn.ReLU) else "silu")
         if isinstance(act, QuickGELU):
             x = self.writer.activate(
                 self.writer.multiply(x, self.writer.constant(torch.full((1, 1, 1), QUICK))), "silu"

@@ -132,6 +132,7 @@ def decoder_config(config: ViTConfig, choices: Pretraining) -> ViTConfig:
         heads=width // _HEAD_SIZE,
         mlp_size=4 * width,
         norm_eps=config.norm_eps,
+        activation=config.activation,
         gelu=config.gelu,
         pool="gap",
     )

@@ -1,0 +1,260 @@
+"""The names that articles and their scripts use: they work here, or the answer says what to write instead."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm.layers
+import timm.models.vision_transformer as theirs
+import torch
+from torch import nn
+
+import vitkit
+import warm
+from vitkit import Attention, Block, Mlp, PatchEmbed, VisionTransformer, VitkitError, create_model, export, load
+from vitkit.model import ViTConfig
+from vitkit.training import build as build_recipe
+from vitkit.verbs import open_model
+
+SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
+
+
+def fill(module: nn.Module) -> nn.Module:
+    """Random values for all parameters, the same for modules of the same names."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _, parameter in sorted(module.named_parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return module.eval()
+
+
+# --- Models ------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_created_from_its_sizes() -> None:
+    model = VisionTransformer(**SMALL, mlp_ratio=2.0, qkv_bias=True, representation_size=None, distilled=False)
+    reference = theirs.VisionTransformer(**SMALL, mlp_ratio=2.0)
+    reference.load_state_dict(fill(model).state_dict())
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model(images), reference.eval()(images), rtol=1e-4, atol=1e-5)
+
+
+def test_without_sizes_it_is_the_base_model_of_the_paper() -> None:
+    with torch.device("meta"):
+        assert VisionTransformer().config == ViTConfig()
+
+
+def test_a_configuration_and_other_values_go_together() -> None:
+    config = ViTConfig(image_size=(32, 32), patch_size=(8, 8), hidden_size=64, heads=2, layers=2, mlp_size=128)
+    assert VisionTransformer(config, num_classes=7).config == config.replace(num_classes=7)
+    assert VisionTransformer(config).config is config
+
+
+def test_an_unknown_size_is_refused() -> None:
+    with pytest.raises(VitkitError, match="unknown model option 'embed_dimension'"):
+        VisionTransformer(embed_dimension=64)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_base_patch16_224_in21k", "vit_base_patch32_224"])
+def test_the_name_of_a_model_is_a_function(name: str) -> None:
+    with torch.device("meta"):
+        model = getattr(vitkit, name)(num_classes=5, has_logits=False)
+    assert model.num_classes == 5 and model.has_logits is False
+    assert model.config == create_model(name, 5, has_logits=False).config
+
+
+def test_another_name_is_no_attribute() -> None:
+    for name in ("vit_nothing", "vit_", "visiontransformer"):
+        with pytest.raises(AttributeError, match=f"module 'vitkit' has no attribute '{name}'"):
+            getattr(vitkit, name)
+
+
+def test_the_attributes_of_scripts() -> None:
+    model = VisionTransformer(**SMALL, distilled=True)
+    assert (model.embed_dim, model.num_features, model.num_tokens, model.num_prefix_tokens) == (64, 64, 2, 2)
+    assert (model.num_classes, model.has_logits) == (5, False)
+    assert VisionTransformer(**SMALL, representation_size=16).has_logits
+    embed = model.patch_embed
+    assert (embed.num_patches, embed.grid_size, embed.img_size, embed.patch_size) == (16, (4, 4), (32, 32), (8, 8))
+    assert model.pos_embed.shape == (1, embed.num_patches + model.num_tokens, model.embed_dim)
+
+
+# --- Layers ------------------------------------------------------------------------------------------
+
+
+def test_attention_is_that_of_timm() -> None:
+    ours, reference = Attention(64, num_heads=2, qkv_bias=True), theirs.Attention(64, num_heads=2, qkv_bias=True)
+    reference.load_state_dict(fill(ours).state_dict())
+    tokens = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ours(tokens), reference.eval()(tokens), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("act", [nn.GELU, nn.ReLU, nn.SiLU, partial(nn.GELU, approximate="tanh")])
+def test_the_mlp_is_that_of_timm(act: Any) -> None:
+    ours, reference = Mlp(64, 128, act_layer=act), timm.layers.Mlp(64, 128, act_layer=act)
+    reference.load_state_dict(fill(ours).state_dict())
+    tokens = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ours(tokens), reference(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_the_block_is_that_of_timm() -> None:
+    norm = partial(nn.LayerNorm, eps=1e-6)
+    ours = Block(64, 2, mlp_ratio=2.0, qkv_bias=True, norm_layer=norm, act_layer=nn.GELU, drop_ratio=0.1)
+    reference = theirs.Block(64, 2, mlp_ratio=2.0, qkv_bias=True, norm_layer=norm)
+    reference.load_state_dict(fill(ours).state_dict())
+    tokens = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ours(tokens), reference.eval()(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_the_block_has_the_rates_that_it_is_given() -> None:
+    block = Block(64, 2, drop_path_ratio=0.3, drop_ratio=0.1, attn_drop_ratio=0.2)
+    assert (block.drop_path1.rate, block.drop_path2.rate) == (0.3, 0.3)
+    assert (block.attn.proj_drop.rate, block.mlp.drop1.rate, block.attn.attn_drop.rate) == (0.1, 0.1, 0.2)
+
+
+def test_the_patch_embedding_is_that_of_timm() -> None:
+    ours, reference = PatchEmbed(32, 8, in_c=1, embed_dim=64), timm.layers.PatchEmbed(32, 8, in_chans=1, embed_dim=64)
+    reference.load_state_dict(fill(ours).state_dict())
+    images = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ours(images), reference(images), rtol=1e-4, atol=1e-5)
+    assert isinstance(PatchEmbed(32, 8, norm_layer=nn.LayerNorm).norm, nn.LayerNorm)
+
+
+@pytest.mark.parametrize(
+    ("create", "said"),
+    [
+        (lambda: Attention(65, num_heads=2), "hidden_size 65 is not divisible by heads 2"),
+        (lambda: Mlp(64, out_features=32), "out_features must be in_features"),
+        (lambda: PatchEmbed(8, 16), "patch"),
+        (lambda: Block(64, 2, colour="red"), "unknown model option 'colour'"),
+    ],
+)
+def test_layers_that_cannot_be_are_refused(create: Any, said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        create()
+
+
+# --- Classes of layers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"act_layer": nn.GELU}, {}),
+        ({"act_layer": "gelu"}, {}),
+        ({"act_layer": partial(nn.GELU, approximate="tanh")}, {"gelu": "tanh"}),
+        ({"act_layer": "gelu_tanh"}, {"gelu": "tanh"}),
+        ({"act_layer": "quick_gelu"}, {"gelu": "quick"}),
+        ({"act_layer": nn.ReLU}, {"activation": "relu"}),
+        ({"act_layer": partial(nn.ReLU, inplace=True)}, {"activation": "relu"}),
+        ({"act_layer": nn.SiLU}, {"activation": "silu"}),
+        ({"act_layer": "swish"}, {"activation": "silu"}),
+        ({"norm_layer": nn.LayerNorm}, {}),
+        ({"norm_layer": partial(nn.LayerNorm, eps=1e-5)}, {"norm_eps": 1e-5}),
+        ({"norm_layer": nn.RMSNorm}, {"norm_kind": "rms"}),
+        ({"embed_layer": PatchEmbed}, {}),
+        ({"embed_layer": timm.layers.PatchEmbed}, {}),
+    ],
+)
+def test_classes_of_layers_are_understood(options: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert ViTConfig().replace(**options) == ViTConfig().replace(**fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"act_layer": nn.Hardswish}, "act_layer must be one of GELU, ReLU and SiLU, not Hardswish"),
+        ({"norm_layer": nn.BatchNorm2d}, "norm_layer must be one of LayerNorm and RMSNorm, not BatchNorm2d"),
+        ({"norm_layer": partial(nn.LayerNorm, bias=False)}, "not LayerNorm with bias"),
+        ({"embed_layer": nn.Conv2d}, "embed_layer must be one of PatchEmbed, not Conv2d"),
+        ({"act_layer": nn.ReLU, "activation": "silu"}, "both set activation"),
+    ],
+)
+def test_classes_of_layers_that_are_not_there_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        ViTConfig().replace(**options)
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_another_activation_is_computed_alike_everywhere(tmp_path: Path, activation: str) -> None:
+    model = fill(VisionTransformer(**SMALL, activation=activation))
+    pixels = vitkit.Preprocess(size=32)
+    classifier = vitkit.Classifier(model, tuple("abcde"), pixels)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    expected = model(images).softmax(dim=1)
+    optimized = classifier.use("eager", "float32", plan="plain")
+    torch.testing.assert_close(optimized.probabilities(images), expected, rtol=1e-4, atol=1e-5)
+    classifier.save(tmp_path / "model")
+    torch.testing.assert_close(load(tmp_path / "model").probabilities(images), expected, rtol=1e-4, atol=1e-5)
+    export(tmp_path / "model", out=tmp_path / "model.onnx")
+    torch.testing.assert_close(
+        open_model(tmp_path / "model.onnx", print).probabilities(images), expected, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_another_activation_is_refused_where_a_layout_cannot_say_it(tmp_path: Path) -> None:
+    classifier = vitkit.Classifier(
+        VisionTransformer(**SMALL, activation="relu"), tuple("abcde"), vitkit.Preprocess(size=32)
+    )
+    classifier.save(tmp_path / "model")
+    with pytest.raises(VitkitError, match="activation"):
+        vitkit.convert(tmp_path / "model", tmp_path / "timm", to="timm")
+
+
+# --- Other libraries' heads --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnetv2_50x1_bit", "resnetv2_18", "vgg11"])
+def test_a_head_that_is_a_convolution_is_a_linear_layer(name: str) -> None:
+    """BiT's ResNets (arXiv 1912.11370) are the paper's CNNs."""
+    model = create_model(f"timm:{name}", 5, image_size=64).eval()
+    reference = timm.create_model(name, num_classes=5).eval()
+    assert {name: tensor.shape for name, tensor in model.network.state_dict().items()} == {
+        name: tensor.shape for name, tensor in reference.state_dict().items()
+    }
+    reference.load_state_dict(model.network.state_dict())
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model(images), reference(images), rtol=1e-4, atol=1e-5)
+    assert isinstance(model.head, nn.Linear)
+    torch.testing.assert_close(model.forward_head(model.forward_features(images)), model(images))
+
+
+# --- What scripts write ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--data-path", "flowers"), "name the data first"),
+        (("--freeze-layers", "True"), "--method probe"),
+        (("--freeze_layers", "True"), "--method probe"),
+        (("--lrf", "0.01"), "--min-lr"),
+        (("--num_classes", "5"), "the classes are those of the data"),
+        (("--val-rate", "0.2"), "--split"),
+        (("--img-size", "224"), "--image-size"),
+        (("--device", "cuda:0"), "Use cuda; CUDA_VISIBLE_DEVICES=1"),
+    ],
+)
+def test_the_flags_of_scripts_are_answered_with_the_right_flag(flags: tuple[str, str], said: str) -> None:
+    done = subprocess.run([warm.vitkit(), "train", "digits", *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_flags_that_are_named_exist() -> None:
+    recipe = build_recipe({"data": "digits", "model": "vit_micro_patch8_16", "weights": "none", "min_lr": 0.01}, "test")
+    assert recipe.min_lr == 0.01
+
+
+def test_a_whole_model_in_a_file_is_refused_with_what_to_save(tmp_path: Path) -> None:
+    torch.save(VisionTransformer(**SMALL), tmp_path / "whole.pth")
+    with pytest.raises(VitkitError, match=r"torch\.save\(model\.state_dict\(\)"):
+        load(tmp_path / "whole.pth")
+
+
+def test_one_number_is_the_side_of_a_square() -> None:
+    assert vitkit.Preprocess(size=224) == vitkit.Preprocess(size=(224, 224))
+    assert vitkit.info("vit_tiny_patch16_224", image_size=384).to_dict()["config"]["image_size"] == [384, 384]
