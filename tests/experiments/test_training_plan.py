@@ -191,6 +191,25 @@ def test_a_network_of_another_library_is_planned(planned: Callable[..., vitkit.T
 # --- What is asked for --------------------------------------------------------------------------------
 
 
+def test_several_recipes_are_planned_as_each_alone() -> None:
+    names = ["vit_micro_patch8_16", "torchvision:resnet18", "timm:resnetv2_18"]
+    flags: dict[str, Any] = {"images": 100, "epochs": 2, "classes": 3, "batch_size": 4, "image_size": 32}
+    plans = vitkit.plan(names[0], names[1:], **flags)
+    alone = [vitkit.plan(name, **flags) for name in names]
+    assert [dataclasses.replace(plans, others=()), *plans.others] == alone
+    assert [other["name"] for other in plans.to_dict()["others"]] == names[1:]
+    _, _, heading, *rows = plans.lines()
+    assert "relative" in heading and [row.split()[0] for row in rows[:3]] == names
+    for row, plan in zip(rows, alone, strict=False):
+        assert f"{plan.parameters:,}" in row and f"{plan.device_hours / alone[0].device_hours:.3g}" in row
+    assert rows[3:] == [f"note: {note}" for note in alone[0].notes]
+
+
+def test_a_recipe_among_several_that_is_unknown_is_named() -> None:
+    with pytest.raises(vitkit.VitkitError, match="unknown model 'nothing'"):
+        vitkit.plan("vit_micro_patch8_16", ["nothing"], images=10, classes=2)
+
+
 def test_a_bundled_recipe_is_planned_with_its_data() -> None:
     own = job_of("digits", {}, None, None)
     assert own.config.num_classes == 10

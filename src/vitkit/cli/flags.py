@@ -41,6 +41,7 @@ _FLAGS = {  # flags whose names differ from their parameters
 _ARGUMENTS = {  # names in the help; one that ends in ... can be repeated
     "model": "MODEL",
     "models": "MODEL...",
+    "others": "OTHER...",
     "sources": "SRC...",
     "destination": "DST",
     "text": "TEXT",

@@ -7,9 +7,9 @@ one device would hold; this module divides it among several devices, which hold 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Unpack
 
@@ -21,6 +21,7 @@ from vitkit.model.network_config import Config, NetworkConfig, is_network_name
 from vitkit.profiling.accelerators import Accelerator, accelerator_names, find_accelerator
 from vitkit.system.progress import Progress, progress, reporting_to, silent
 from vitkit.text.arguments import check_arguments
+from vitkit.text.cells import aligned
 from vitkit.text.fields import Between
 from vitkit.training.recipe import PlannedFields, Recipe, Request, build, overlay, unfold
 from vitkit.training.recipe_files import bundled, load_fields
@@ -77,26 +78,27 @@ class TrainingPlan(Result):
     """The cost of a training. A multiply-accumulate counts as two FLOPs, and attention's products are included.
 
     Attributes:
-        name: the recipe or model, as it was asked for.
+        name: the recipe or model, as it was requested.
         recipe: the complete recipe.
-        classes: the classes of the data.
+        classes: the number of classes.
         parameters, trained: the number of the model's parameters, and of those that are trained.
         images, images_seen: the number of images in an epoch, and in the whole training.
-        steps: the steps of the optimiser; 0 where a head is fitted at once.
+        steps: the number of steps of the optimiser; 0 where a head is fitted at once.
         batch_of_device: images that one device computes at a time, before any is split for want of memory.
         tokens_per_image, tokens: the tokens that pass through the layers in training; 0 for a network without tokens.
-        forward_flops: the forward flops of an image's forward pass, with a teacher's.
+        forward_flops: FLOPs of the forward pass of one image, with a teacher's.
         flops_per_image: FLOPs of a training image, forward and backward, with what checkpointing computes again.
-        flops: the flops of the whole training's steps.
+        flops: FLOPs of the steps of the whole training.
         accelerator, devices, precision: what computes, how many of them, in what.
         utilisation: the part of the accelerator's peak that is reached.
-        images_per_second: the images per second of all devices together.
-        seconds: the seconds of the whole training's steps.
+        images_per_second: the speed of all devices together.
+        seconds: the duration of the steps of the whole training.
         decoding_cores: CPU cores that have to prepare images meanwhile, at `decode_rate` images a second each.
         price: the price of a device hour; None: not stated.
         cost: the cost of the device hours.
         memory: the memory of a device, the recipe's own way first.
         notes: what was assumed or is left out.
+        others: the plans of the other recipes, to compare with.
     """
 
     name: str
@@ -119,6 +121,7 @@ class TrainingPlan(Result):
     price: float | None
     memory: tuple[DeviceMemory, ...]
     notes: tuple[str, ...]
+    others: tuple[TrainingPlan, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -156,10 +159,13 @@ class TrainingPlan(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types, including derived values."""
         computed = ("tokens", "flops", "images_per_second", "seconds", "days", "device_hours", "decoding_cores", "cost")
-        return asdict(self) | {name: getattr(self, name) for name in computed}
+        plain = asdict(replace(self, others=())) | {name: getattr(self, name) for name in computed}
+        return plain | {"others": [other.to_dict() for other in self.others]}
 
     def lines(self) -> list[str]:
-        """Return size, amount, time, and a table of memory."""
+        """Return size, amount, time, and a table of memory; of several recipes, a table with a row for each."""
+        if self.others:
+            return _side_by_side([self, *self.others])
         recipe = self.recipe
         learning = "all trained" if self.trained == self.parameters else f"{self.trained:,} trained"
         batch, accelerator = recipe.batch_size * recipe.grad_accum, self.accelerator
@@ -193,6 +199,43 @@ class TrainingPlan(Result):
             f"  time      {_duration(self.seconds)}; {_hours(self.device_hours)} device hours{cost}",
             f"  feeding   {self.images_per_second:,.0f} images a second: {cores}",
         ]
+
+
+def _side_by_side(plans: Sequence[TrainingPlan]) -> list[str]:
+    """Return a table with a row for each plan, and the notes of each."""
+    first = plans[0]
+    heading = ("", "parameters", "trained", "tokens", "GFLOPs forward", "FLOPs", "time", "device hours", "relative")
+    prices = ("cost",) if first.price is not None else ()
+    rows = [(*heading, *prices, "GiB a device", "fits")]
+    for plan in plans:
+        memory = plan.memory[0]
+        cost = () if plan.cost is None else (f"{plan.cost:,.2f}",)
+        rows.append(
+            (
+                plan.name,
+                f"{plan.parameters:,}",
+                f"{plan.trained:,}",
+                f"{plan.tokens_per_image:,}" if plan.tokens_per_image else "",
+                f"{plan.forward_flops / 1e9:,.3f}",
+                f"{plan.flops:.3g}",
+                _duration(plan.seconds),
+                _hours(plan.device_hours),
+                f"{plan.device_hours / first.device_hours:.3g}",
+                *cost,
+                f"{memory.peak / 2**30:.2f}",
+                "yes" if memory.fits else "no",
+            )
+        )
+    used = {(plan.devices, plan.accelerator.name, plan.precision) for plan in plans}
+    machines = " or ".join(f"{devices} x {name} in {precision}" for devices, name, precision in sorted(used))
+    amounts = {(plan.recipe.epochs, plan.images, plan.classes) for plan in plans}
+    amount = ", or ".join(
+        f"{epochs:,} epochs of {images:,} images in {classes:,} classes" for epochs, images, classes in sorted(amounts)
+    )
+    common = set(first.notes).intersection(*(plan.notes for plan in plans))
+    notes = [f"note: {note}" for note in first.notes if note in common]
+    notes += [f"note: {plan.name}: {note}" for plan in plans for note in plan.notes if note not in common]
+    return [f"{amount}; {machines}, at {first.utilisation:.0%} of the peak", "", *aligned(rows), *notes]
 
 
 _HEADING = (
@@ -229,6 +272,7 @@ DECODE_RATE = 200.0  # of photographs with a short side of 256 pixels (benchmark
 @check_arguments
 def plan(
     recipe: str | Path,
+    others: Sequence[str] = (),
     *,
     images: Annotated[int | None, Between(1)] = None,
     classes: Annotated[int | None, Between(1)] = None,
@@ -246,6 +290,9 @@ def plan(
         found = vitkit.plan("vit_large_patch16_224", images=1_281_167, epochs=300, batch_size=4096, devices=8)
         print(found.days, found.memory[0].peak)
 
+    Several recipes or models are planned with the same flags, and compared in a table with a row for each:
+    `vitkit plan vit_tiny_patch16_224 vit_base_patch16_224 torchvision:resnet50 --images 50000 --epochs 7`
+
     `devices` and `nodes` of the recipe say how many accelerators there are; a batch is dealt out among them.
 
     On the command line: `vitkit plan vit_large_patch16_224 --images 1281167 --epochs 300 --batch-size 4096 --devices 8`
@@ -253,6 +300,7 @@ def plan(
     Args:
         recipe: TOML file, the name of a bundled recipe, or the name of a model (`torchvision:resnet50` too), which is
             planned from scratch.
+        others: other recipes or models to compare with it.
         images: images to train on; by default as many as the recipe's data has, where that is known.
         classes: the number of classes; by default that of the data, or of the model's name.
         accelerator: what computes.
@@ -271,7 +319,17 @@ def plan(
         if value is not None and not (math.isfinite(value) and value > 0):
             raise VitkitError(f"{flag} must be a number above 0, not {value:g}")
     machine = find_accelerator(accelerator)
-    return _planned(recipe, {**fields}, images, classes, machine, utilisation, price, decode_rate)
+    of_recipe = partial(
+        _planned,
+        fields={**fields},
+        images=images,
+        classes=classes,
+        accelerator=machine,
+        utilisation=utilisation,
+        price=price,
+        decode_rate=decode_rate,
+    )
+    return replace(of_recipe(recipe), others=tuple(of_recipe(other) for other in others))
 
 
 def _planned(
