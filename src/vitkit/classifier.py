@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.system.environment import choose_device
 from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, type_of
+from vitkit.text.cells import listed
 from vitkit.text.fields import is_number
 from vitkit.text.names import check_names
 
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 _LARGEST_BATCH = 10**6
 
 
-@dataclass
+@dataclass(repr=False)
 class Classifier:
     """A trained model that classifies images.
 
@@ -72,14 +74,30 @@ class Classifier:
     pictures: bytes | None = field(default=None, repr=False)
     runner: Runner | None = field(default=None, compare=False, repr=False)
 
+    def __repr__(self) -> str:
+        """Return one line: the model, its classes, and what is known of its training."""
+        config, metrics = self.model.config, self.provenance.get("metrics") or {}
+        height, width = config.image_size
+        size = f"{height} pixels" if height == width else f"{height}x{width} pixels"
+        parts = [f"{config.in_words}, {size}", f"{len(self.classes)} classes: {listed(self.classes)}"]
+        if data := self.provenance.get("data"):
+            parts.append(f"trained on {data}")
+        if isinstance(accuracy := metrics.get("val_acc"), float):
+            parts.append(f"validation accuracy {accuracy:.3f}")
+        return f"<Classifier: {'; '.join(parts)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the line for a notebook."""
+        return f"<div>{escape(repr(self))}</div>"
+
     def __post_init__(self) -> None:
         if not hasattr(self.model, "config"):
             raise VitkitError(f"model must be one of vitkit.create_model, not {type_of(self.model)}")
         if not isinstance(self.preprocess, Preprocess):
             raise VitkitError(f"preprocess must be a Preprocess, not {type_of(self.preprocess)}")
-        for name, listed in (("classes", self.classes), ("thresholds", self.thresholds or ())):
-            if not isinstance(listed, (list, tuple)):
-                raise VitkitError(f"{name} must be a list, not {type_of(listed)}")
+        for name, values in (("classes", self.classes), ("thresholds", self.thresholds or ())):
+            if not isinstance(values, (list, tuple)):
+                raise VitkitError(f"{name} must be a list, not {type_of(values)}")
         if not all(map(is_number, self.thresholds or ())):
             raise VitkitError(f"thresholds must be numbers, not {self.thresholds!r:.80}")
         if len(self.classes) != self.model.config.num_classes:

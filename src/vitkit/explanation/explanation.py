@@ -148,7 +148,7 @@ class Explainable(Protocol):
     def probabilities(self, images: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The prediction for an image, and the explanation of each method.
 
@@ -198,6 +198,21 @@ class Explanation:
             raise VitkitError(f"there is no map of {method!r}: the maps are {', '.join(self.maps) or 'none'}")
         photograph, box = draw.fit(self.photograph, self.box, long_side)
         return draw.overlay(photograph, values, box)
+
+    def __repr__(self) -> str:
+        """Return one line: the image, the class and the methods."""
+        return f"<Explanation: {self.title}; {', '.join(self.maps) or 'heads'}>"
+
+    def _repr_html_(self) -> str:
+        """Return the photograph and each method's overlay for a notebook."""
+        methods = [*self.maps, *(["heads"] if self.heads is not None else [])]
+        pictures = {"photograph": self.photograph} | {method: self.overlay(method, 320) for method in methods}
+        shown = "".join(
+            f'<figure style="display: inline-block; margin: 0.5em"><figcaption>{escape(name)}</figcaption>'
+            f"{image(name, draw.thumbnail(picture, 320), 'jpeg')}</figure>"
+            for name, picture in pictures.items()
+        )
+        return f"<div><b>{escape(self.title)}</b></div>{shown}"
 
     def save(self, target: str | Path) -> Path:
         """Write the explanation: all of it into a folder, or one file by its ending.

@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol, overload
@@ -100,6 +101,18 @@ class Prediction:
     confidence: float | None = None
     ranking: Sequence[tuple[str, float]] = ()
     error: str | None = None
+
+    def _repr_html_(self) -> str:
+        """Return the most probable classes for a notebook, with a bar for each."""
+        title = f"<b>{escape(self.path)}</b>"
+        if self.error is not None:
+            return f"<div>{title}: {escape(self.error)}</div>"
+        bars = "".join(
+            f'<tr><td>{escape(name)}</td><td>{confidence:.3f}</td><td style="min-width: 12em">'
+            f'<div style="width: {100 * confidence:.1f}%; height: 0.8em; background: #4477aa"></div></td></tr>'
+            for name, confidence in self.ranking[:5]
+        )
+        return f"<div>{title}: {escape(self.label or '')}</div><table>{bars}</table>"
 
 
 def rank(path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None) -> Prediction:
