@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,8 @@ from torch import nn
 import vitkit
 import warm
 from vitkit import Attention, Block, Mlp, PatchEmbed, VisionTransformer, VitkitError, create_model, export, load
+from vitkit.cli.app import SCRIPT_FLAGS
 from vitkit.model import ViTConfig
-from vitkit.training import build as build_recipe
 from vitkit.verbs import open_model
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -245,8 +246,16 @@ def test_the_flags_of_scripts_are_answered_with_the_right_flag(flags: tuple[str,
 
 
 def test_the_flags_that_are_named_exist() -> None:
-    recipe = build_recipe({"data": "digits", "model": "vit_micro_patch8_16", "weights": "none", "min_lr": 0.01}, "test")
-    assert recipe.min_lr == 0.01
+    done = subprocess.run([warm.vitkit(), "train", "--help"], capture_output=True, text=True, check=True)
+    flags = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
+    named = {flag for advice in SCRIPT_FLAGS.values() for flag in re.findall(r"--[a-z][a-z-]*", advice)}
+    assert named <= flags and not flags & set(SCRIPT_FLAGS)
+
+
+@pytest.mark.parametrize("config", [224, "vit_base_patch16_224", {"img_size": 224}])
+def test_what_is_no_configuration_is_refused(config: Any) -> None:
+    with pytest.raises(VitkitError, match="config must be a ViTConfig"):
+        VisionTransformer(config)
 
 
 def test_a_whole_model_in_a_file_is_refused_with_what_to_save(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from vitkit.errors import VitkitError, first_line, is_memory_short
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed it (SIGPIPE)
 _LONGEST = 2000  # characters of an error message
 # Flags of widespread training scripts and of timm's, and what does the same here.
-_OF_SCRIPTS = {
+SCRIPT_FLAGS = {
     "--data": "name the data first, as in `vitkit train flowers/`",
     "--data-dir": "name the data first, as in `vitkit train flowers/`",
     "--data-path": "name the data first, as in `vitkit train flowers/`",
@@ -161,8 +161,8 @@ def _shortened(text: str) -> str:
 def _describe(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
         option = str(getattr(error, "option_name", "")).replace("_", "-")
-        if option in _OF_SCRIPTS:
-            return f"there is no option {option}: {_OF_SCRIPTS[option]}"
+        if option in SCRIPT_FLAGS:
+            return f"there is no option {option}: {SCRIPT_FLAGS[option]}"
         message = error.format_message().replace(": Value error, ", ": ")  # added by the parser
         if "'cuda:" in message:
             message += " Use cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU."
