@@ -134,7 +134,7 @@ def test_what_is_there_is_kept_unless_forced(vitkit: Any, model: Path, pictures:
         (("pictures", "-o", "out", "--layer", "1"), "goes through all layers"),
         (("pictures", "-o", "out", "--method", "raw", "--layer", "3"), "no layer 3"),
         (("pictures", "-o", "out", "--anatomy", "--method", "raw"), "leave out --method"),
-        (("pictures", "-o", "out", "--anatomy", "--target", "a"), "leave out --method, --target"),
+        (("pictures", "-o", "out", "--anatomy", "--target", "a"), "leave out --method, --style"),
     ],
 )
 def test_mistakes_end_in_a_line(

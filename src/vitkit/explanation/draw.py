@@ -121,6 +121,42 @@ def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Imag
     return picture
 
 
+def masked(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image:
+    """Multiply a photograph by a map, as Figure 6 of the paper does: black where the map is 0.
+
+    Args:
+        photograph: RGB.
+        values: (h, w). Negative values count as 0.
+        box: what the model saw, in pixels of the photograph. The rest becomes black.
+    """
+    positive = np.maximum(values, 0)
+    mask, seen = spread((positive / max(float(positive.max()), 1e-12)).astype(np.float32), box, photograph.size)
+    dimmed = np.asarray(photograph, dtype=np.float32) * (mask * seen)[..., None]
+    return Image.fromarray(dimmed.round().clip(0, 255).astype(np.uint8))
+
+
+def paper_sheet(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Figure:
+    """Draw pairs of a photograph and what is attended to in it, as Figure 6 of the paper: Input, Attention.
+
+    Args:
+        pairs: the photograph and the result of `masked`, for each image.
+    """
+    across = min(3, len(pairs))  # pairs in a row
+    rows = -(-len(pairs) // across)
+    tallest = max(photograph.height / photograph.width for photograph, _ in pairs)
+    figure = Figure(figsize=(2.9 * across, (1.4 * min(tallest, 2) + 0.08) * rows + 0.25), layout="constrained")
+    axes = figure.subplots(rows, 2 * across, squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    for i, pair in enumerate(pairs):
+        for j, picture in enumerate(pair):
+            axis = axes[i // across, 2 * (i % across) + j]
+            axis.imshow(picture)
+            if i < across:
+                axis.set_title(("Input", "Attention")[j], fontsize=9, pad=3)
+    return figure
+
+
 def _frame(picture: Image.Image, seen: npt.NDArray[np.bool_]) -> None:
     rows, columns = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
     if len(rows) == 0 or len(columns) == 0:

@@ -6,6 +6,7 @@ paper: filters, positions and attention distances; the result is an `Anatomy`.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from PIL import Image
     from torch import Tensor
 
     from vitkit.classifier import Classifier
@@ -46,8 +48,10 @@ if TYPE_CHECKING:
 else:
     Method = Literal[method_names()]
 
+Style = Literal["overlay", "paper"]
 _IMAGES = "images"  # the folder below `out` that has a folder for each image
 _THUMBNAIL = 320  # pixels
+_MOST_IN_SHEET, _SIDE_IN_SHEET = 30, 400  # images, and pixels of the longer side
 _MOST_IMAGES = 128  # for attention distances, as in the paper (app. D.7)
 
 
@@ -61,6 +65,7 @@ class Explanations(Result):
         unreadable: the reasons why other images have no explanation.
         page: the page with all explanations, or None if there are none.
         notes: assumptions about the model, and places that could not be searched for images.
+        sheet: the sheet of the style `paper`, as PNG; SVG and PDF are next to it.
     """
 
     method: Method
@@ -68,6 +73,7 @@ class Explanations(Result):
     unreadable: dict[str, str] = field(default_factory=dict)
     page: Path | None = None
     notes: tuple[str, ...] = ()
+    sheet: Path | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -81,6 +87,7 @@ class Explanations(Result):
             "explained": {path: str(folder) for path, folder in self.explained.items()},
             "unreadable": self.unreadable,
             "page": None if self.page is None else str(self.page),
+            "sheet": None if self.sheet is None else str(self.sheet),
         }
 
     def lines(self) -> list[str]:
@@ -140,7 +147,8 @@ def explain(
     sources: str | Path | Sequence[str | Path] = (),
     out: Path | str | None = None,
     *,
-    method: Method = "gradient",
+    method: Method | None = None,
+    style: Style = "overlay",
     target: str | int = "top",
     layer: Annotated[int | None, f"For {', '.join(by_layer())}: this layer; -1 is the last."] = None,
     anatomy: bool = False,
@@ -162,7 +170,9 @@ def explain(
             is accepted, too.
         sources: images, folders (including their sub-folders), or patterns.
         out: the folder to write to. It is required.
-        method: the method of explanation.
+        method: the method of explanation; by default `gradient`, and `rollout` for the style `paper`.
+        style: `paper` adds a sheet of all images, each with its map multiplied by the photograph, as in the paper's
+            Figure 6.
         target: the class to explain: its name, its number, or `top` for the most probable one.
         layer: the layer to explain, for methods that explain one layer; -1 is the last.
         anatomy: draw filters, positions and attention distances of the model, as in the paper, instead of maps.
@@ -178,10 +188,17 @@ def explain(
         VitkitError: the model cannot be loaded or explained, there is no such class or layer, or `out` cannot be
             written to.
     """
-    check_choice("--method", method, Method)
+    if method is not None:
+        check_choice("--method", method, Method)
+    check_choice("--style", style, Style)
     check_choice("--device", device, DeviceName)
-    if anatomy and (method, target, layer) != ("gradient", "top", None):
-        raise VitkitError("--anatomy shows the model, not a prediction: leave out --method, --target and --layer")
+    if anatomy and (method, style, target, layer) != (None, "overlay", "top", None):
+        raise VitkitError(
+            "--anatomy shows the model, not a prediction: leave out --method, --style, --target and --layer"
+        )
+    if style == "paper" and method in ("heads", "all"):
+        raise VitkitError(f"--style paper shows one map of each image: use a single method, not {method}")
+    method = method or ("rollout" if style == "paper" else "gradient")
     names = source_names(sources)
     folder = _check(path_of(out), names, anatomy=anatomy)
     notes = Notes(note)
@@ -198,7 +215,7 @@ def explain(
             result = _draw_anatomy(classifier, paths, folder)
         else:
             root = _common_root(paths, source_folders(names))
-            result = _explain_images(classifier, paths, root, folder, (method, target, layer))
+            result = _explain_images(classifier, paths, root, folder, (method, target, layer), style)
     return replace(result, notes=tuple(notes.lines))
 
 
@@ -218,6 +235,7 @@ def _explain_images(
     root: str,
     out: Path,
     choices: tuple[Method, str | int, int | None],
+    style: Style,
 ) -> Explanations:
     """Explain each image in a folder of its own, whose path below `out` is the image's path below `root`."""
     from vitkit.data.decode import UnreadableImageError
@@ -225,6 +243,7 @@ def _explain_images(
 
     method = choices[0]
     rows: list[str] = []
+    pairs: list[tuple[Image.Image, Image.Image]] = []  # of the sheet
     result = Explanations(method, {})
     for done, path in enumerate(paths, 1):
         try:
@@ -237,14 +256,45 @@ def _explain_images(
         explanation.save(out / place)
         result.explained[path] = out / place
         rows.append(_row(explanation, path, place))
+        if style == "paper" and len(pairs) < _MOST_IN_SHEET:
+            pairs.append(_pair(explanation, method))
         progress("explaining", done, len(paths))
     if result.is_empty:
         return result
     unreadable = [f"<p>{escape(f'{without_place(path)}: {why}')}</p>" for path, why in result.unreadable.items()]
     head = [f"<h1>{method}</h1>", f"<p>{result.count}</p>", *unreadable]
-    page = out / "index.html"
+    page, sheet = out / "index.html", None
+    if pairs:
+        sheet, shown = _draw_sheet(pairs, out)
+        which = "" if len(pairs) == len(rows) else f" (the first {len(pairs)} of {len(rows)} images)"
+        head += [f"<p>Input and attention, as in the paper's Figure 6{which}</p>", shown]
     write_page(page, f"vitkit explain: {method}", [*head, f'<div class="row">{"".join(rows)}</div>'])
-    return replace(result, page=page)
+    return replace(result, page=page, sheet=sheet)
+
+
+def _pair(explanation: Explanation, method: Method) -> tuple[Image.Image, Image.Image]:
+    """Return the part of the photograph that the model saw, and the same multiplied by the map."""
+    from vitkit.explanation.draw import fit, masked
+
+    photograph, box = fit(explanation.photograph, explanation.box, _SIDE_IN_SHEET)
+    left, top, right, bottom = (round(edge) for edge in box)
+    seen = (max(left, 0), max(top, 0), min(right, photograph.width), min(bottom, photograph.height))
+    return photograph.crop(seen), masked(photograph, explanation.maps[method], box).crop(seen)
+
+
+def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tuple[Path, str]:
+    """Write attention.png, .svg and .pdf, and return the first with its HTML."""
+    from vitkit.explanation.draw import paper_sheet, to_png
+    from vitkit.text.html import image
+
+    figure = paper_sheet(pairs)
+    for kind in ("svg", "pdf"):
+        data = io.BytesIO()
+        figure.savefig(data, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None})
+        _write(out / f"attention.{kind}", data.getvalue())
+    png = to_png(figure)
+    _write(out / "attention.png", png)
+    return out / "attention.png", image("attention", png, "png")
 
 
 def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
