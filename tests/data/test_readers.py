@@ -95,16 +95,16 @@ def test_a_process_that_is_killed_costs_time_alone(
     started: list[readers._Reader] = []
     original = readers._Reader.examine
 
-    def kill(own: readers._Reader, batch: Any) -> Any:
-        found = original(own, batch)
-        started.append(own)
-        own._process.send_signal(signal.SIGKILL)
-        return found
+    def kill(reader: readers._Reader, batch: Any) -> Any:
+        facts = original(reader, batch)
+        started.append(reader)
+        reader._worker._process.send_signal(signal.SIGKILL)
+        return facts
 
     monkeypatch.setattr(readers._Reader, "examine", kill)
     assert look(files) == truth
     assert started and here, "the rest was looked at here"
-    assert all(own._process.returncode is not None for own in started), "none is left behind"
+    assert all(reader._worker._process.returncode is not None for reader in started), "none is left behind"
 
 
 @pytest.mark.parametrize("program", ["", "/no/such/program", "fails", "is silent", "answers something else"])
@@ -113,7 +113,7 @@ def test_where_no_process_can_be_had_this_one_looks(
 ) -> None:
     code = {"fails": "1 / 0", "is silent": "", "answers something else": "print('hello')"}
     if program in code:
-        monkeypatch.setattr(readers, "python", lambda _: [sys.executable, "-c", code[program]])
+        monkeypatch.setattr("vitkit.system.workers.python", lambda _: [sys.executable, "-c", code[program]])
     else:
         monkeypatch.setattr(sys, "executable", program)
     assert look(files) == truth

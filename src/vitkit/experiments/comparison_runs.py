@@ -3,8 +3,8 @@
 A training starts from its beginning or from where it was stopped. When a run is finished, the digests of the files that
 its figures come from are written beside it, so that a folder that was swapped, or whose files were edited, is noticed.
 
-Side by side, worker processes receive jobs as lines of JSON. A worker ends with the pipe from the process that started
-it, however that process ends, so that no worker stays behind in a folder that another process wants to use.
+Side by side, worker processes (`system.workers`) train one job at a time. A worker ends with the process that started
+it, however that ends, so that none stays behind in a folder that another process wants to use.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ import ctypes
 import gc
 import hashlib
 import os
+import pickle
 import queue
 import re
-import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,10 +32,10 @@ from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_plan import ComparisonJob
 from vitkit.model_folder import DESCRIPTION, read_description
 from vitkit.system.environment import choose_device
-from vitkit.system.files import from_json, to_json, write_json
+from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Say, ignore, progress, reporting_within
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS, RECIPE, REPORT, SPLIT
-from vitkit.system.stopping import python
+from vitkit.system.workers import Worker, answer_questions
 from vitkit.training import run
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import load_of_run
@@ -239,33 +237,53 @@ def make_side_by_side(
         VitkitError: there are not as many GPUs, or a job cannot be trained.
     """
     count = min(devices, len(jobs))
-    workers = [_start(environment) for environment in _environments(count, jobs[0].fields.get("device", "auto"))]
-    messages: queue.Queue[tuple[int, str]] = queue.Queue()
-    for number, worker in enumerate(workers):
-        threading.Thread(target=_listen, args=(number, worker, messages), daemon=True).start()
-    left, busy = list(reversed(jobs)), dict[int, ComparisonJob]()
+    workers = [
+        Worker(__name__, environment=environment, is_detached=True)  # Ctrl-C reaches them through this process
+        for environment in _environments(count, jobs[0].fields.get("device", "auto"))
+    ]
+    left: queue.SimpleQueue[ComparisonJob] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[ComparisonJob, dict[str, Any]]] = queue.SimpleQueue()
+    for job in jobs:
+        left.put(job)
+    for worker in workers:
+        threading.Thread(target=_hand_out, args=(worker, left, answers, out), daemon=True).start()
     try:
-        for number in range(count):
-            busy[number] = left.pop()
-            _give(workers[number], busy[number], out)
-        while busy:
-            progress("training", len(jobs) - len(left) - len(busy), len(jobs))
-            number, line = messages.get()
-            if number not in busy:
-                continue
-            job = busy.pop(number)
-            answer: dict[str, Any] = from_json(line) if line else {"error": "its process ended", "is_past_help": False}
+        for done in range(len(jobs)):
+            progress("training", done, len(jobs))
+            job, answer = answers.get()
             if answer["error"] is None:
                 finished(job)
             elif answer["is_past_help"]:
                 failed(job, answer["error"])
             else:
                 raise VitkitError(f"{job.described}: {answer['error']}")
-            if left:
-                busy[number] = left.pop()
-                _give(workers[number], busy[number], out)
     finally:
-        _end(workers)
+        while not left.empty():
+            with suppress(queue.Empty):
+                left.get_nowait()
+        for worker in workers:  # those that are busy stop in good order
+            worker.close()
+        for worker in workers:
+            worker.wait()
+
+
+def _hand_out(
+    worker: Worker,
+    left: queue.SimpleQueue[ComparisonJob],
+    answers: queue.SimpleQueue[tuple[ComparisonJob, dict[str, Any]]],
+    out: Path,
+) -> None:
+    """Let a worker train one job after another until none is left."""
+    while True:
+        try:
+            job = left.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            answers.put((job, worker.ask((job, out))))
+        except (OSError, EOFError, ValueError, pickle.PickleError):  # ValueError: the pipe was closed meanwhile
+            answers.put((job, {"error": "its process ended", "is_past_help": False}))
+            return
 
 
 def _environments(count: int, device: str) -> list[dict[str, str]]:
@@ -283,77 +301,12 @@ def _environments(count: int, device: str) -> list[dict[str, str]]:
     return [environment | {"CUDA_VISIBLE_DEVICES": visible[number]} for number in range(count)]
 
 
-def _start(environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(  # noqa: S603  # this program
-        python(__name__),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
-        start_new_session=True,  # Ctrl-C reaches them through who started them
-    )
-
-
-def _give(worker: subprocess.Popen[str], job: ComparisonJob, out: Path) -> None:
-    assert worker.stdin is not None
-    with suppress(BrokenPipeError):  # its end is told by the other pipe
-        worker.stdin.write(to_json({"out": str(out), "job": vars(job)}) + "\n")
-        worker.stdin.flush()
-
-
-def _listen(number: int, worker: subprocess.Popen[str], messages: queue.Queue[tuple[int, str]]) -> None:
-    assert worker.stdout is not None
-    for line in worker.stdout:
-        messages.put((number, line))
-    messages.put((number, ""))
-
-
-def _end(workers: Sequence[subprocess.Popen[str]]) -> None:
-    """Let those that are at work stop in good order, and wait for all."""
-    for worker in workers:
-        assert worker.stdin is not None
-        with suppress(BrokenPipeError):
-            worker.stdin.close()
-    for worker in workers:
-        worker.wait()
-
-
-# --- In a worker ----------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Train the jobs that come, until the pipe ends; at its end in the midst of one, stop it in good order."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print is no answer
-    pipe = open(os.dup(sys.stdin.fileno()), "rb", buffering=0)  # noqa: SIM115, PTH123  # until the process ends
-    # A process that prepares images is forked from this one and closes its sys.stdin, for which it would wait for
-    # ever while a thread reads from it here.
-    sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123
-    lines: queue.Queue[bytes] = queue.Queue()
-    at_work = threading.Event()
-    threading.Thread(target=_read, args=(pipe, lines, at_work), daemon=True).start()
-    while line := lines.get():
-        at_work.set()
-        answer = _make(from_json(line.decode()))
-        at_work.clear()
-        with suppress(BrokenPipeError):
-            print(to_json(answer), file=answers, flush=True)
-
-
-def _read(pipe: RawIOBase, lines: queue.Queue[bytes], at_work: threading.Event) -> None:
-    for line in pipe:
-        lines.put(line)
-    lines.put(b"")
-    if at_work.is_set():
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _make(request: dict[str, Any]) -> dict[str, Any]:
-    """Train a job; why it could not be, if so."""
+def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
+    """Train a job in a worker; return why it could not be trained, if so."""
     from vitkit.training.stability import DivergedError
 
     try:
-        make(ComparisonJob(**request["job"]), Path(request["out"]))
+        make(*question)
     except (VitkitError, OSError, RuntimeError) as error:
         return {"error": str(error), "is_past_help": isinstance(error, DivergedError)}
     except Interrupted:
@@ -361,8 +314,9 @@ def _make(request: dict[str, Any]) -> dict[str, Any]:
     return {"error": None, "is_past_help": False}
 
 
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """Train the jobs that come, until the pipe ends; if it ends in the midst of one, stop that in good order."""
+    answer_questions(_make, stops_at_end=True)
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -415,3 +369,7 @@ def _peak_of_process() -> int | None:
         match = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
         return None if match is None else int(match[1]) * 1024
     return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
 """The machine that vitkit runs on: files, devices, folders for caches and state, processes and signals.
 
 Open `files.py` first: files are written completely or not at all, and locked while one process works on them.
-`stopping` handles signals and processes, `environment` finds devices and folders, `run_files` names the files of a run.
+`stopping` handles signals and starts processes, `workers` are processes that answer questions, `environment` finds
+devices and folders, `run_files` names the files of a run.
 """
 
 from __future__ import annotations
@@ -16,5 +17,6 @@ __all__, __getattr__ = public(
         "progress": "Progress reporting_to silent",
         "run_files": "EVALUATION FILES LABEL_ERRORS LAST PREDICTIONS REPORT SPLIT",
         "stopping": "Deferral birth_of python",
+        "workers": "Worker answer_questions",
     },
 )

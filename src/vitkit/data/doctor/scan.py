@@ -1,8 +1,7 @@
 """Examine image files: read each once, decode it in full, and compute its digest, thumbnail and keypoints.
 
-Python decodes small pictures in one thread at a time, so many files are shared among processes. They are separate
-programs: a process with threads cannot be forked safely, and a user's script cannot be imported twice. If one cannot
-start, or dies, its files are examined in this process.
+Python decodes small pictures in one thread at a time, so many files are shared among processes (`system.workers`). If
+one cannot start, or dies, its files are examined in this process.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import hashlib
 import os
 import pickle
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +37,7 @@ from vitkit.data.doctor.keypoints import SHORT, Grey, find_keypoints, working_co
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.file_facts import Facts, Memory, row_of, stamp_of
 from vitkit.data.storage import Place, UnreadableImageError, open_place
-from vitkit.system.stopping import python
+from vitkit.system.workers import Worker, answer_questions
 
 Stamped = tuple[Place, bytes | None]  # a file, and what changes whenever it does
 _PART = 2**20  # bytes read at a time
@@ -169,7 +167,7 @@ class Readers:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for reader in self._all:
-            reader.leave()
+            reader.close()
         for reader in self._all:
             reader.wait()
 
@@ -188,61 +186,46 @@ class _Reader:
     """One process, which may fail."""
 
     def __init__(self, room: int) -> None:
-        self._process = subprocess.Popen(  # noqa: S603  # this program
-            python(__name__),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        self._worker = Worker(__name__, is_quiet=True)
         self._is_able: bool | None = None  # until it is asked
         self._room = room
 
     def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
         try:
-            if self._is_able is None:
-                self._is_able = self._ask(self._room) == decoders()  # a format may have been added in this process
+            if self._is_able is None:  # a format may have been added in this process
+                self._is_able = self._worker.ask(self._room) == decoders()
             if self._is_able:
-                rows = self._ask([(str(file) if isinstance(file, Path) else file, stamp) for file, stamp in files])
+                rows = self._worker.ask(
+                    [(str(file) if isinstance(file, Path) else file, stamp) for file, stamp in files]
+                )
                 return [None if row is None else Facts(*row) for row in rows]
         except (OSError, EOFError, pickle.PickleError, AttributeError, TypeError):  # of a storage that stays here, too
             self._is_able = False
         return [None] * len(files)
 
-    def _ask(self, what: Any) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        pickle.dump(what, self._process.stdin)
-        self._process.stdin.flush()
-        return pickle.load(self._process.stdout)  # noqa: S301  # from our own process
-
-    def leave(self) -> None:
+    def close(self) -> None:
         """Let it write down what it has learned, and end."""
-        with contextlib.suppress(OSError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+        self._worker.close()
 
     def wait(self) -> None:
-        """Until it has ended."""
-        with self._process:
-            self._process.wait()
+        """Wait until it has ended."""
+        self._worker.wait()
 
 
 def serve() -> None:
-    """Look at the files that are named on stdin, until it closes."""
+    """Examine the files that another process names: first how much it may decode at a time, then lists of files."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both, and the other one decides
     gc.set_threshold(100_000)  # little of what a picture leaves behind needs it
-    requests, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
-    with Memory() as memory, contextlib.suppress(EOFError, BrokenPipeError):
-        DECODE_BUDGET.limit(pickle.load(requests))  # noqa: S301
-        _tell(responses, decoders())
-        while True:
-            files = [(Path(file) if isinstance(file, str) else file, stamp) for file, stamp in pickle.load(requests)]  # noqa: S301
-            _tell(responses, [None if fact is None else row_of(fact) for fact in examine(files, memory)])
+    with Memory() as memory:
 
+        def answer(question: Any) -> Any:
+            if isinstance(question, int):
+                DECODE_BUDGET.limit(question)
+                return decoders()
+            files = [(Path(file) if isinstance(file, str) else file, stamp) for file, stamp in question]
+            return [None if fact is None else row_of(fact) for fact in examine(files, memory)]
 
-def _tell(out: Any, what: Any) -> None:
-    pickle.dump(what, out)
-    out.flush()
+        answer_questions(answer)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,109 @@
+"""Processes that answer questions, one after another, over a pipe.
+
+A worker is a separate program, not a fork: a process with threads cannot be forked safely, and a user's script cannot
+be imported twice. It ends when the pipe does, however the process that started it ends, so that none stays behind.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from vitkit.system.stopping import python
+
+_END = object()
+
+
+class Worker:
+    """A process that runs a module of vitkit, which calls `answer_questions`.
+
+    Args:
+        module: the full name of the module.
+        environment: variables that differ from those of this process.
+        is_quiet: whether to discard what it prints to stderr.
+        is_detached: whether Ctrl-C in a terminal reaches this process only.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        is_quiet: bool = False,
+        is_detached: bool = False,
+    ) -> None:
+        self._process = subprocess.Popen(  # noqa: S603  # this program
+            python(module),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if is_quiet else None,
+            env={**os.environ, **(environment or {})},
+            start_new_session=is_detached,
+        )
+
+    def ask(self, question: Any) -> Any:
+        """Return the answer to a question. Both are any objects that `pickle` can store.
+
+        Raises:
+            EOFError: the process has ended.
+            OSError: likewise.
+            pickle.PickleError: it ended in the midst of the answer, or the question cannot be stored.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        pickle.dump(question, self._process.stdin)
+        self._process.stdin.flush()
+        return pickle.load(self._process.stdout)  # noqa: S301  # from our process
+
+    def close(self) -> None:
+        """End the pipe. The process finishes in good order and ends; `wait` waits for that."""
+        with suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+    def wait(self) -> None:
+        """Wait until the process has ended."""
+        with self._process:
+            self._process.wait()
+
+
+def answer_questions(answer: Callable[[Any], Any], *, stops_at_end: bool = False) -> None:
+    """Answer the questions of the process that started this one, until the pipe ends.
+
+    Args:
+        answer: takes a question and returns the answer.
+        stops_at_end: whether SIGTERM stops the answer that is being computed when the pipe ends.
+    """
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
+    pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
+    # A process that is forked from this one closes its sys.stdin, and would wait forever for the thread that reads it.
+    sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123
+    questions: SimpleQueue[Any] = SimpleQueue()
+    is_busy = threading.Event()
+
+    def read() -> None:
+        with suppress(EOFError, OSError, pickle.PickleError):
+            while True:
+                questions.put(pickle.load(pipe))  # noqa: S301  # from the process that started this one
+        questions.put(_END)
+        if stops_at_end and is_busy.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (question := questions.get()) is not _END:
+        is_busy.set()
+        reply = answer(question)
+        is_busy.clear()
+        try:
+            pickle.dump(reply, answers)
+            answers.flush()
+        except BrokenPipeError:
+            return
