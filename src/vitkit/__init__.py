@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.preprocess import Preprocess
     from vitkit.errors import VitkitError
+    from vitkit.evaluation.registry import register_metric
     from vitkit.experiments.compare import Comparison, compare
     from vitkit.experiments.lab.experiment import LabResult
     from vitkit.experiments.lab.lab import lab
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vitkit.model.config import ViTConfig
     from vitkit.model.names import list_models
     from vitkit.model.parts import Attention, Block, Mlp, PatchEmbed
+    from vitkit.model.registry import register_block, register_model
     from vitkit.model.vit import VisionTransformer
     from vitkit.serving.serve import Server, serve
     from vitkit.verbs.bench import Benchmark, bench
@@ -95,6 +97,9 @@ __all__ = [
     "plan",
     "predict",
     "pretrain",
+    "register_block",
+    "register_metric",
+    "register_model",
     "search",
     "serve",
     "studio",
@@ -150,6 +155,9 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "plan": "experiments.training_plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",
+    "register_block": "model.registry",
+    "register_metric": "evaluation.registry",
+    "register_model": "model.registry",
     "search": "verbs.search",
     "serve": "serving.serve",
     "studio": "webapp.studio",

@@ -16,6 +16,7 @@ from vitkit.cli.app import VERBS
 OWN_NAMES = {"eval": "evaluate"}
 # What a caller is told, and where to; and objects, which no command line can name.
 OF_PYTHON = {"note", "progress", "say", "writer", "train_dataset", "val_dataset", "class_names", "callbacks", "loggers"}
+OF_PYTHON |= {"loss", "augment", "make_optimizer"}
 OF_DATASETS = {"train": {"preprocess"}}  # what goes with those objects
 OF_THE_SHELL = {"as_json", "strict"}  # how it is printed, and with which code it ends
 

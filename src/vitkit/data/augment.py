@@ -6,6 +6,7 @@ Random numbers come from torch, so that a sample is a function of its seed.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
 from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -156,6 +158,35 @@ def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slic
     half = area**0.5 / 2
     dy, dx = int(half * h), int(half * w)
     return slice(max(y - dy, 0), min(y + dy, h)), slice(max(x - dx, 0), min(x + dx, w))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomAugment(Augment):
+    """The caller's change of a picture, and then the random changes.
+
+    Attributes:
+        change: takes the decoded picture, reduced to about the size that the model sees, and returns another. The
+            random numbers of torch, numpy and Python that it draws depend on the seed of the sample only.
+    """
+
+    change: Callable[[Image.Image], Image.Image]
+
+    def build_random(self, preprocess: Preprocess) -> v2.Transform:
+        return v2.Compose([v2.Lambda(self._changed), super().build_random(preprocess)])
+
+    def _changed(self, image: Image.Image) -> Image.Image:
+        seed = int(torch.randint(2**31, ()))
+        before, before_numpy = random.getstate(), np.random.get_state()
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            changed = self.change(image)
+        finally:
+            random.setstate(before)
+            np.random.set_state(before_numpy)
+        if not isinstance(changed, Image.Image):
+            raise VitkitError(f"augment must return a PIL image, not {type(changed).__name__}")
+        return changed
 
 
 def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:

@@ -33,6 +33,7 @@ class Metric:
         interval_module: module of that function.
         tasks: tasks that the figure applies to.
         least_classes: smallest number of classes for which the figure is meaningful.
+        function: the user's function of labels and probabilities, instead of `module` (`register_metric`).
     """
 
     name: str
@@ -42,15 +43,26 @@ class Metric:
     interval_module: str = "vitkit.evaluation.intervals"
     tasks: tuple[TaskName, ...] = tuple(TASKS)
     least_classes: int = 1
+    function: Callable[[Any, Any], float] | None = None
 
     def of(self, evaluation: object) -> float | None:
         """Compute the figure; None if it is undefined."""
-        if self.module:
+        if self.function is not None:
+            value = self._of_user(evaluation)
+        elif self.module:
             compute: Callable[[object], float] = getattr(import_module(self.module), self.name)
             value = compute(evaluation)
         else:
             value = getattr(evaluation, self.name)
         return None if isnan(value) else value
+
+    def _of_user(self, evaluation: Any) -> float:
+        assert self.function is not None
+        labels = evaluation.labels if hasattr(evaluation, "labels") else evaluation.targets
+        try:
+            return float(self.function(labels, evaluation.probabilities))
+        except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+            raise VitkitError(f"the metric {self.name} fails: {type(error).__name__}: {error}") from error
 
     def bounds(self, evaluation: object, units: object) -> tuple[float, float]:
         """Compute the 95 % confidence interval."""
@@ -71,6 +83,36 @@ def register(metric: Metric) -> None:
         if metric.name in METRICS[task]:
             raise ValueError(f"there is a figure {metric.name!r} already")
         METRICS[task][metric.name] = metric
+
+
+def register_metric(name: str, function: Callable[[Any, Any], float], *, several_classes: bool = False) -> None:
+    """Add a figure to evaluation.json, the output of `vitkit.evaluate` and the reports of this program.
+
+        import vitkit
+
+        def worst_class_recall(labels, probabilities):
+            answers = probabilities.argmax(axis=1)
+            return min((answers[labels == k] == k).mean() for k in set(labels.tolist()))
+
+        vitkit.register_metric("worst_class_recall", worst_class_recall)
+
+    Args:
+        name: its key in evaluation.json: letters, digits and `_`. A figure that the user registered before under this
+            name is replaced.
+        function: takes labels (n,) and probabilities (n, K) as numpy arrays, and returns a number; NaN if undefined.
+        several_classes: whether it is for images that may have several classes, with labels (n, K) of 0 and 1.
+
+    Raises:
+        VitkitError: the name has other characters or is that of a figure of vitkit, or `function` cannot be called.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise VitkitError(f"the name of a metric has letters, digits and _ only, not {name!r:.80}")
+    if not callable(function):
+        raise VitkitError(f"metric {name}: expected a function, not {type(function).__name__}")
+    task: TaskName = "multi" if several_classes else "single"
+    if (before := METRICS[task].get(name)) is not None and before.function is None:
+        raise VitkitError(f"vitkit has a metric {name} already: choose another name")
+    METRICS[task][name] = Metric(name, name.replace("_", " "), tasks=(task,), function=function)
 
 
 def metrics_of(task: TaskName, classes: int) -> list[Metric]:

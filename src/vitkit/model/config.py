@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError
+from vitkit.model.registry import BLOCKS
 from vitkit.text.fields import as_typed, hints_of, is_number, settle_types
 
 Pair = tuple[int, int]
@@ -155,6 +156,11 @@ def _check_rotary(config: ViTConfig) -> None:
 
 
 def _check_attention(config: ViTConfig) -> None:
+    if config.block != "standard" and config.block not in BLOCKS:
+        raise VitkitError(
+            f"no encoder layer {config.block!r} is registered in this program: call "
+            f"vitkit.register_block({config.block!r}, ...) first"
+        )
     if not 1 <= config.window <= MAX_SIDE:
         raise VitkitError(f"window must be at least 1, not {config.window}")
     if not all(0 <= layer < config.layers for layer in config.global_layers):
@@ -239,7 +245,7 @@ _LAYERS: dict[str, dict[str, dict[str, Any]]] = {
     "embed_layer": {"patchembed": {}},
 }
 _REFUSED = {
-    "block_fn": "say norm='pre' or 'post', or name conv_layers",
+    "block_fn": "register the class with vitkit.register_block, and say block=NAME",
     "mlp_layer": "say mlp_kind='mlp', 'swiglu' or 'conv'",
     "patch_drop_rate": "patches are dropped in training alone: vitkit train --patch-dropout",
     "drop_block_rate": "say drop_path",
@@ -355,6 +361,7 @@ class ViTConfig:
     # MLP and attention in parallel (ViT-22B, arXiv 2302.05442, sec. 2); "fused": with one bias for the sum of both
     parallel: Literal["none", "separate", "fused"] = "none"
     projection: Literal["linear", "conv"] = "linear"  # of q, k, v; "conv": arXiv 2103.15808, sec. 3.2
+    block: str = "standard"  # or the name of an encoder layer that `register_block` was given
     conv_layers: tuple[int, ...] = ()  # layers that mix by convolution instead of attention
     stem: tuple[int, ...] | None = None  # sec. 3.1, hybrids: units of each ResNet stage; (): only the root
     stem_kind: StemKind = "reference"  # the implementation that defines weight standardisation and eps

@@ -97,14 +97,16 @@ class LocalAttention(nn.Module):
     def _attend_in_groups(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute eqs. 6-7 for the patches: (B, H, h*w, D_h)."""
         p, H, G = self.prefix_tokens, self.heads, len(self.groups)
-        grouped = [part[:, :, p:][:, :, self.groups] for part in (q, k, v)]  # (B, H, G, S, D_h)
+        order, size = self.groups.flatten(), self.groups.shape  # (G, S)
+        grouped = [part[:, :, p:].index_select(2, order) for part in (q, k, v)]
+        grouped = [part.reshape(*part.shape[:2], *size, part.shape[3]) for part in grouped]  # (B, H, G, S, D_h)
         if p:
             for i, part in enumerate((k, v), start=1):
                 ahead = part[:, :, None, :p].expand(-1, -1, G, -1, -1)
                 grouped[i] = torch.cat([ahead, grouped[i]], dim=3)  # (B, H, G, p+S, D_h)
         q, k, v = (part.flatten(1, 2) for part in grouped)  # (B, H*G, ...)
         x = self._attend(q, k, v, None if self.is_seen is None else self.is_seen.repeat(H, 1)[None, :, None])
-        return x.reshape(x.shape[0], H, self.groups.numel(), x.shape[-1])[:, :, self.place]
+        return x.reshape(x.shape[0], H, len(order), x.shape[-1]).index_select(2, self.place)
 
 
 def group_patches(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -115,7 +117,7 @@ def group_patches(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     (h, w), (rows, columns) = grid, size
     patches = torch.arange(h * w, device="cpu").view(h, w)  # also where the model is created on the meta device
     patches = F.pad(patches, (0, -w % columns, 0, -h % rows), value=-1)
-    return patches.unfold(0, rows, rows).unfold(1, columns, columns).reshape(-1, rows * columns)
+    return patches.unfold(0, rows, rows).unfold(1, columns, columns).reshape(-1, rows * columns).contiguous()
 
 
 def visible(attention: LocalAttention) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.network_config import NetworkConfig
+from vitkit.model.registry import NETWORKS, build_registered
 
 
 def on_meta(config: NetworkConfig) -> nn.Module:
@@ -29,6 +30,9 @@ def on_meta(config: NetworkConfig) -> nn.Module:
     Raises:
         VitkitError: `build_network` raises it.
     """
+    if config.library == "custom":  # what users write may compute with values
+        with torch.random.fork_rng():
+            return build_network(config).to("meta")
     try:
         with torch.device("meta"):
             return build_network(config)
@@ -44,7 +48,7 @@ def build_network(config: NetworkConfig) -> nn.Module:
         VitkitError: the library has no such network or is not installed, or the network has no layer that a rate is
             for.
     """
-    create = {"torchvision": _from_torchvision, "timm": _from_timm}[config.library]
+    create = {"torchvision": _from_torchvision, "timm": _from_timm, "custom": _registered}[config.library]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about initial weights
         network = _with_linear_head(create(config, max(config.num_classes, 1)))
@@ -90,6 +94,11 @@ def _from_timm(config: NetworkConfig, num_classes: int) -> nn.Module:
     return network
 
 
+def _registered(config: NetworkConfig, num_classes: int) -> nn.Module:
+    network: nn.Module = build_registered(config.name, num_classes, config.in_channels, config.image_size)
+    return network
+
+
 def _sized(timm: Any, name: str, config: NetworkConfig, options: dict[str, Any]) -> Any:
     """Create a network of timm. Transformers are built for an image size; convolutional networks do not accept one."""
     try:
@@ -106,6 +115,8 @@ def names_of(library: str) -> list[str]:
     """
     if library == "timm":
         return list(import_timm().list_models())
+    if library == "custom":
+        return list(NETWORKS)
     from torchvision import models
 
     return list(models.list_models(module=models))
@@ -126,7 +137,7 @@ def import_timm() -> Any:
 
 def native_size(config: NetworkConfig) -> tuple[int, int]:
     """Return the (height, width) in pixels for which the library designed a network of this name."""
-    if config.library == "torchvision":
+    if config.library != "timm":
         return 224, 224
     published = published_by_timm(config)
     _, height, width = (3, 224, 224) if published is None else published.input_size
@@ -151,8 +162,8 @@ def published_by_timm(config: NetworkConfig) -> Any:
 
 
 def library_version(config: NetworkConfig) -> str:
-    """Return the installed version of the library that builds the network."""
-    return importlib.metadata.version(config.library)
+    """Return the installed version of the library that builds the network; `custom` for the user's."""
+    return config.library if config.library == "custom" else importlib.metadata.version(config.library)
 
 
 def _unknown(config: NetworkConfig, names: list[str]) -> str:
@@ -315,7 +326,9 @@ def anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
     Raises:
         VitkitError: `Network` raises it.
     """
-    return _anatomy_of(config.replace(num_classes=max(config.num_classes, 1), dropout=None, drop_path=None))
+    config = config.replace(num_classes=max(config.num_classes, 1), dropout=None, drop_path=None)
+    # Another network may be registered under the same name by now.
+    return _anatomy_of.__wrapped__(config) if config.library == "custom" else _anatomy_of(config)
 
 
 @lru_cache(maxsize=32)

@@ -1,4 +1,6 @@
-"""`NetworkConfig`: a network of torchvision or timm, by names such as `torchvision:resnet18` and `timm:NAME`.
+"""`NetworkConfig`: a network that is no ViT of vitkit, by names such as `torchvision:resnet18` and `timm:NAME`.
+
+`custom:NAME` is a network that the user registered (`registry.register_model`).
 
 Nothing here imports torch or these libraries.
 """
@@ -14,13 +16,13 @@ from vitkit.model.config import IMAGENET_1K, MAX_SIDE, MAX_SIZE, Pair, ViTConfig
 from vitkit.model.names import is_model_name
 from vitkit.text.fields import settle_types
 
-Library = Literal["torchvision", "timm"]
+Library = Literal["torchvision", "timm", "custom"]
 LIBRARIES: tuple[Library, ...] = get_args(Library)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
-    """The configuration of a network of torchvision or timm. Sizes are in pixels.
+    """The configuration of a network of torchvision, of timm or of the user. Sizes are in pixels.
 
     Attributes:
         library: the library that builds the network.
@@ -67,7 +69,7 @@ class NetworkConfig:
     @property
     def in_words(self) -> str:
         """A short description, for reports."""
-        return f"{self.library}'s {self.name}"
+        return f"the network {self.name}" if self.library == "custom" else f"{self.library}'s {self.name}"
 
     def replace(self, **changes: Any) -> NetworkConfig:
         """Return a copy with other values of some fields.
@@ -114,7 +116,7 @@ def config_from_dict(fields: Any) -> Config:
 
 
 def split_network(name: str) -> tuple[Library, str] | None:
-    """Split `torchvision:NAME` or `timm:NAME` into library and name; return None for any other name.
+    """Split `torchvision:NAME`, `timm:NAME` or `custom:NAME` into library and name; return None for any other name.
 
     None is also returned for a model of timm that is a Vision Transformer of vitkit under the same name.
     """

@@ -117,6 +117,8 @@ VARIANTS: tuple[Variant, ...] = (
             MERGING: "in which every patch keeps its place: leave --merge out",
         },
     ),
+    # What a user registers has any name and any tensors: everybody refuses it.
+    Variant(field="block", signs={}, module="vitkit.model.registry", handlers={}),
     Variant(
         field="parallel",
         signs={"separate": r"blocks\.\d+\.attn_out_proj\.", "fused": r"blocks\.\d+\.out_proj\."},

@@ -40,6 +40,7 @@ from vitkit.model.layers import (
 from vitkit.model.local import LocalAttention
 from vitkit.model.parallel import ParallelBlock
 from vitkit.model.position import Relative, Rotary, build_positions
+from vitkit.model.registry import build_registered_block
 from vitkit.model.timm_habits import TimmHabits
 
 
@@ -174,6 +175,8 @@ def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Mod
 
 def build_block(config: ViTConfig, layer: int) -> nn.Module:
     """Create an encoder layer: eqs. 2-3 in sequence, or in parallel."""
+    if config.block != "standard":
+        return build_registered_block(config, layer)
     if config.parallel == "none":
         return Block(config, layer)
     patches_read = layer < config.layers - 1 or config.pool != "token"
@@ -240,13 +243,16 @@ class VisionTransformer(TimmHabits, nn.Module):
     @property
     def fused_attention(self) -> bool:
         """Whether eqs. 6-7 are computed by one kernel; step by step they give the same result."""
-        return all(block.attn.fused for block in self.blocks if hasattr(block.attn, "fused"))
+        return all(layer.fused for layer in self._fusing())
 
     @fused_attention.setter
     def fused_attention(self, fused: bool) -> None:
-        for block in self.blocks:
-            if hasattr(block.attn, "fused"):
-                block.attn.fused = fused
+        for layer in self._fusing():
+            layer.fused = fused
+
+    def _fusing(self) -> list[Any]:
+        layers = [getattr(block, "attn", None) for block in self.blocks]
+        return [layer for layer in layers if hasattr(layer, "fused")]
 
     def rebuild_tables(self) -> None:
         """Compute the fixed tables again, on the device of the parameters, after the model left the meta device."""
@@ -309,9 +315,13 @@ class VisionTransformer(TimmHabits, nn.Module):
         """Apply layer i with its positions: (B, N, D) -> (B, N, D), or only the first `queries` tokens, (B, n, D)."""
         positions, relative = self.positions_of(i)
         x = x if positions is None else x + positions
+        block = self.blocks[i]
+        if (takes := getattr(block, "takes", None)) is not None:  # a layer that the user registered
+            names = {"queries": queries, "relative": relative}
+            return block(x, **{name: names[name] for name in takes})[:, :queries]
         if self.checkpointing and i % self.checkpointing == 0 and self.training:
-            return checkpoint(self.blocks[i], x, queries, relative, use_reentrant=False)
-        return self.blocks[i](x, queries, relative)
+            return checkpoint(block, x, queries, relative, use_reentrant=False)
+        return block(x, queries, relative)
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits of images: (B, C, height, width) -> (B, K).

@@ -14,6 +14,7 @@ FINDINGS = "findings.json"  # what the doctor found
 PRETRAINING = "pretraining.toml"  # of a pre-training: its options and remarks
 SELECTION = "selection.json"  # which weights were tried, with their results
 PREPROCESS = "preprocess.json"  # of a training on a caller's datasets: their preprocessing
+EXTENSIONS = "extensions.json"  # the names of the caller's loss, change of pictures and optimiser
 CLASS_INDICES = "class_indices.json"  # as many training scripts write it beside their weights
 
 # The course of the training.
@@ -43,7 +44,19 @@ PICTURES = {  # by their captions in the report
 }
 
 FILES = (  # that a run writes into its folder; a new run in the same folder removes them
-    *(RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS, PROPOSALS, FINDINGS, SELECTION, PREPROCESS, CLASS_INDICES),
+    *(
+        RECIPE,
+        PRETRAINING,
+        SPLIT,
+        GROUPS,
+        LABELS,
+        PROPOSALS,
+        FINDINGS,
+        SELECTION,
+        PREPROCESS,
+        EXTENSIONS,
+        CLASS_INDICES,
+    ),
     *(LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )

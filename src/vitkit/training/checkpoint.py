@@ -33,6 +33,7 @@ from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, LAST, METRICS
 from vitkit.training.adapters import merge_low_rank
 from vitkit.training.distributed import ALONE, ProcessGroup, full_state, set_full_state
+from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.finalize import correction_of, with_correction
 from vitkit.training.optim import Average, build_optimizer, lr_factor, swa_factor, swa_start
 from vitkit.training.pretraining.network import SelfSupervised
@@ -140,6 +141,7 @@ class TrainingState:
         total_steps: int,
         guard: StabilityGuard | None = None,
         team: ProcessGroup = ALONE,
+        make_optimizer: MakeOptimizer | None = None,
     ) -> TrainingState:
         """Prepare the state for the first step.
 
@@ -149,12 +151,13 @@ class TrainingState:
             total_steps: the total steps of the whole training.
             guard: the default prints.
             team: the processes that train together.
+            make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
         """
         guard = guard or StabilityGuard(print)
         average = Average(model, recipe) if recipe.ema or recipe.swa else None
         return cls(
             model,
-            build_optimizer(model, recipe),
+            build_optimizer(model, recipe, make_optimizer),
             recipe,
             total_steps,
             Clock(recipe.budget, team),

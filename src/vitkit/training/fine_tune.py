@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
-from vitkit.data.augment import mix_seeds
+from vitkit.data.augment import Augment, mix_seeds
 from vitkit.data.loading import BatchedImages, ImageData, is_worker_lost, quiet_workers, worker_lost
 from vitkit.data.split_file import read_contents
 from vitkit.data.table import ImageTable
@@ -34,6 +34,7 @@ from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, identity, read
 from vitkit.training.distributed import ProcessGroup, fabric_of, share_out
+from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.finalize import (
     class_weights,
     log_weights,
@@ -74,7 +75,7 @@ def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedIma
     assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     report_step = partial(progress, "trying learning rates")
-    outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step)
+    outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.extensions.optimizer)
     best = min(outcome, key=lambda lr: outcome[lr])
     if not math.isfinite(outcome[best]):
         raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
@@ -94,6 +95,7 @@ def find_lr(
     objective: Objective,
     fabric: Fabric,
     progress: Callable[[int, int], None],
+    make_optimizer: MakeOptimizer | None = None,
 ) -> dict[float, float]:
     """Return each learning rate's validation loss after a few steps; infinite if the training diverges.
 
@@ -105,6 +107,7 @@ def find_lr(
         objective: what the run is to learn.
         fabric: the fabric of this process alone.
         progress: receives how many of how many steps are done.
+        make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
 
     Raises:
         Interrupted: a signal stopped the search.
@@ -116,7 +119,7 @@ def find_lr(
             short = {"schedule": "constant", "step_per": "step", "warmup": WARMUP / STEPS}
             trial = recipe.replace(lr=lr, ema=0.0, swa=0.0, time=None, find_lr=False, **short)
             begun = copy.deepcopy(model).to(fabric.device).train()
-            state = TrainingState.begin(begun, trial, STEPS, StabilityGuard(ignore))
+            state = TrainingState.begin(begun, trial, STEPS, StabilityGuard(ignore), make_optimizer=make_optimizer)
             count = _CountSteps(progress, number)
             outcome[lr] = _score(state, objective, sampled, fabric, count)
     sampled.close()
@@ -188,7 +191,8 @@ def learn(
     if recipe.head_from == "names":  # epoch 0 is what the names say, however classes are balanced
         shift_head_bias(model, standing, [-identity for identity in standing.in_head])
     if data is None:
-        data = data_of(recipe, table, classifier, run.team, is_balanced=balance == "sampler")
+        augment = augment_of(recipe, run.extensions.augment)
+        data = data_of(recipe, table, classifier, run.team, augment, is_balanced=balance == "sampler")
     fabric = begin(run, recipe, classifier, data)
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
@@ -205,6 +209,7 @@ def learn(
         imitate=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
         class_weights=class_weights(in_train, table.task) if balance == "loss" else None,
         shift=logit_shift(model, standing),
+        custom=run.extensions.loss,
     )
     if recipe.find_lr:
         began = time.monotonic()
@@ -238,7 +243,7 @@ def _start_head(
     if not recipe.lp_ft or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
         return 0.0
     head = model.head
-    images = head_images(recipe, table, classifier) if images is None else images
+    images = head_images(recipe, table, classifier, run.extensions.augment) if images is None else images
     seconds, state = run.team.broadcast_from_main(
         lambda: (start_head(run, recipe, table, classifier, images), head.state_dict())
     )
@@ -249,13 +254,19 @@ def _start_head(
 
 
 def data_of(
-    recipe: Recipe, table: ImageTable, classifier: Classifier, team: ProcessGroup, *, is_balanced: bool = False
+    recipe: Recipe,
+    table: ImageTable,
+    classifier: Classifier,
+    team: ProcessGroup,
+    augment: Augment,
+    *,
+    is_balanced: bool = False,
 ) -> ImageData:
     """Return the images of a split table in batches, as a recipe asks."""
     return ImageData(
         table,
         classifier.preprocess,
-        augment_of(recipe),
+        augment,
         batch_size=recipe.batch_size,
         workers=choose_workers(recipe, classifier.preprocess.size),
         seed=recipe.seed,
@@ -301,7 +312,7 @@ def run_training(
     run.say(_describe(recipe, steps))
     _place(trained.train(), recipe, fabric, team)
     guard = StabilityGuard(run.say, run.folder if team.is_main else None)
-    state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team)
+    state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team, run.extensions.optimizer)
     state.clock.spent = state.clock.ahead = spent
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, identity)
     if (run.folder / LAST).is_file() and _go_on(run.folder / LAST, state, writer):

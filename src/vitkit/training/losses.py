@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitkit.data.table import ImageTable
 from vitkit.data.task import MULTI_LABEL
+from vitkit.errors import VitkitError
 from vitkit.evaluation.multilabel import mean_average_precision
 from vitkit.training.distributed import ProcessGroup
 from vitkit.training.recipe import Recipe
@@ -149,6 +150,7 @@ class Objective:
         imitate: a function from images to the teacher's logits, so that checkpoints do not contain the teacher.
         class_weights: the weight (K,) of an image of each class; None for equal weights.
         shift: the shift (K,) that is added to the logits in validation, as it is to those of the saved model.
+        custom: the caller's loss instead: logits (B, K), and labels (B,) or targets (B, K), to a scalar.
     """
 
     recipe: Recipe
@@ -156,6 +158,7 @@ class Objective:
     imitate: Callable[[Tensor], Tensor] | None = None
     class_weights: Tensor | None = None
     shift: Tensor | None = None
+    custom: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def to(self, device: torch.device) -> Self:
         """Return a copy whose tensors that a training step reads are on this device."""
@@ -184,6 +187,8 @@ class Objective:
             targets: labels (B,), or targets (B, K).
         """
         recipe = self.recipe
+        if self.custom is not None:
+            return self._custom_loss(heads, targets)
         if self.imitate is None:
             return label_loss(heads, targets, recipe.label_smoothing)
         return distillation_loss(
@@ -195,6 +200,15 @@ class Objective:
             temperature=recipe.distill_temperature,
             label_smoothing=recipe.label_smoothing,
         )
+
+    def _custom_loss(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
+        assert self.custom is not None
+        losses = [self.custom(logits, targets) for logits in heads]
+        for loss in losses:
+            if not isinstance(loss, Tensor) or loss.ndim:
+                shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+                raise VitkitError(f"loss must return the mean loss of the batch, a tensor of no axes, not {shape}")
+        return torch.stack(losses).mean()
 
     @torch.no_grad()
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
@@ -238,6 +252,8 @@ class MultiLabelObjective(Objective):
         return False
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
+        if self.custom is not None:
+            return self._custom_loss(heads, targets)
         return binary_loss(heads, targets, self.class_weights, self.recipe.label_smoothing)
 
     @torch.no_grad()

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from vitkit.errors import VitkitError
+from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.recipe import Recipe
 
 _TOKEN_PARAMETERS = ("cls_token", "dist_token", "reg_token", "mask_token", "pos_embed", "rel_pos", "rope")
@@ -68,15 +70,39 @@ def _depth(model: nn.Module) -> int:
     return len(getattr(model, "blocks", ()))
 
 
-def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Build the recipe's optimiser for the parameters that require a gradient."""
+def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None = None) -> torch.optim.Optimizer:
+    """Build the recipe's optimiser for the parameters that require a gradient.
+
+    Args:
+        model: the model to train.
+        recipe: sets the kind of optimiser, its numbers and the groups of parameters.
+        make: the caller's function, which takes the groups and returns the optimiser; None for the recipe's.
+
+    Raises:
+        VitkitError: `make` fails, or returns something else.
+    """
     groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay, recipe.decay_all)
+    if make is not None:
+        return _built_by(make, groups)
     # The fused optimiser takes a step in one kernel. Its rounding differs and it saves little on CPUs (docs/log.md).
     fused = True if all(parameter.is_cuda for group in groups for parameter in group["params"]) else None
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=fused)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=recipe.lr, betas=(recipe.momentum, recipe.beta2), fused=fused)
+
+
+def _built_by(make: MakeOptimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    scales = [group["lr_scale"] for group in groups]
+    try:
+        optimizer = make(groups)
+    except (TypeError, ValueError) as error:
+        raise VitkitError(f"optimizer cannot be created: {type(error).__name__}: {error}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise VitkitError(f"optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if [group.get("lr_scale") for group in optimizer.param_groups] != scales:
+        raise VitkitError("optimizer must keep the groups of parameters that it receives, in their order")
+    return optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -28,6 +28,7 @@ from vitkit.model.build import Model
 from vitkit.system import environment as devices
 from vitkit.system.progress import progress
 from vitkit.system.run_files import METRICS
+from vitkit.training.extensions import ChangePicture
 from vitkit.training.finalize import prior_correction, record_correction, shift_head_bias
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import ZERO_SHOT, Run, append_metrics, truncate_metrics
@@ -108,10 +109,12 @@ class HeadImages:
     val: Dataset[Any]
 
 
-def head_images(recipe: Recipe, table: ImageTable, classifier: Classifier) -> HeadImages:
-    """Return the images in the files of a table."""
+def head_images(
+    recipe: Recipe, table: ImageTable, classifier: Classifier, change: ChangePicture | None = None
+) -> HeadImages:
+    """Return the images in the files of a table; `change` is the caller's change of training pictures."""
     train, preprocess = table.of_split("train"), classifier.preprocess
-    augmented = TrainingImages(train, preprocess, augment_of(recipe), recipe.seed)
+    augmented = TrainingImages(train, preprocess, augment_of(recipe, change), recipe.seed)
     return HeadImages(
         EvaluationImages(train, preprocess), augmented, EvaluationImages(table.of_split("val"), preprocess)
     )

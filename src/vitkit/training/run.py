@@ -86,6 +86,7 @@ from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
+from vitkit.training.extensions import NONE, Extensions
 from vitkit.training.finalize import calibrate_by, correction_of
 from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
@@ -148,14 +149,16 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
     if run.team.is_main:
-        images = TrainingImages(table.of_split("train"), classifier.preprocess, augment_of(recipe), recipe.seed)
+        augment = augment_of(recipe, run.extensions.augment)
+        images = TrainingImages(table.of_split("train"), classifier.preprocess, augment, recipe.seed)
         draw_data(run.folder, table, images, recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     known: Features | None = None
     if recipe.method == "probe":
         if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
-            known = fit_head(run, recipe, table, classifier, head_images(recipe, table, classifier))
+            images_of_head = head_images(recipe, table, classifier, run.extensions.augment)
+            known = fit_head(run, recipe, table, classifier, images_of_head)
     else:
         learn(run, recipe, table, classifier, teacher)
     with reporting(run):
@@ -168,6 +171,9 @@ def before_training(
     """Create the classifier that will be trained, and its teacher. Assumptions about either are printed."""
     recipe = blueprint.recipe
     classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
+    if run.extensions.names():
+        classifier.provenance["extensions"] = run.extensions.names()
+        run.say("; ".join(f"{part}: {name}" for part, name in run.extensions.names().items()))
     for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
         run.say(f"note: {caveat}")
     for resized in () if classifier.report is None else classifier.report.resized:
@@ -359,6 +365,7 @@ def drive(
         The run folder.
     """
     check_watchers(recipe, observers.callbacks, observers.loggers)
+    observers.extensions.check(recipe)
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     with ExitStack() as hold:
         if not team.is_main:
@@ -398,6 +405,7 @@ def drive_again(
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         check_team(recipe, team)
+        observers.extensions.check_resumed(folder)
         _tidy(folder, data_root, hold)
         return folder, recipe, None
 
@@ -413,6 +421,7 @@ def train(
     named: Collection[str] = (),
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
+    extensions: Extensions = NONE,
     say: Say = print,
 ) -> Path:
     """Train a classifier and report on it.
@@ -426,6 +435,7 @@ def train(
         named: the fields that the user named for this training, as opposed to those of a recipe file.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, beside the recipe's.
+        extensions: functions of the caller instead of vitkit's.
         say: takes each line of the story.
 
     Returns:
@@ -441,7 +451,7 @@ def train(
     request = Request.of(recipe)
     if request.recipe.data is None:
         raise VitkitError("the recipe names no data")
-    observers = Observers(say, tuple(callbacks), tuple(loggers))
+    observers = Observers(say, tuple(callbacks), tuple(loggers), extensions)
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         return _prepare(request, named, out, force, team, notes, observers, hold)
@@ -478,6 +488,7 @@ def _prepare(
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
     try:
         clear(run.folder)
+        run.extensions.write(run.folder)
         if labels is not None:
             write_bytes(run.folder / LABELS, labels)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
@@ -530,6 +541,7 @@ def resume(
     *,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
+    extensions: Extensions = NONE,
     say: Say = print,
 ) -> Path:
     """Continue an interrupted run after its last finished epoch. It ends with the weights it would have had.
@@ -539,6 +551,7 @@ def resume(
         data_root: the folder that holds its images now, which the run then remembers; None: where they were.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, beside the recipe's.
+        extensions: those that the run had.
         say: takes each line of the story.
 
     Raises:
@@ -553,7 +566,7 @@ def resume(
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets given from Python: give vitkit.train them with resume=")
-    observers = Observers(say, tuple(callbacks), tuple(loggers))
+    observers = Observers(say, tuple(callbacks), tuple(loggers), extensions)
     return drive_again(folder, recipe, observers, _work, _again, data_root)
 
 
@@ -654,6 +667,7 @@ def train_on(
             reserve_folder(out, hold, force=force)
         run = observers.run(Path(out) if out is not None else new_run_folder("datasets", hold))
         clear(run.folder)
+        run.extensions.write(run.folder)
         write_json(run.folder / PREPROCESS, preprocess.to_dict())
         write_json(run.folder / CLASS_INDICES, dict(enumerate(data_survey.table.classes)))
         write_text(run.folder / RECIPE, recipe.to_toml())
@@ -725,7 +739,7 @@ def _work_on_datasets(
     classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
     record, seen = team.broadcast_from_main(partial(_look_up, model, classifier, teacher, data_survey))
     classifier.pictures = record
-    data, of_head = _data_of(recipe, datasets, table, classifier, team)
+    data, of_head = _data_of(recipe, datasets, table, classifier, run)
     if team.is_main:
         assert isinstance(data.train, TrainingOf)
         draw_data(run.folder, table, data.train, recipe.seed)
@@ -771,12 +785,13 @@ _DOUBT = "whether the weights had seen others cannot be known of tensors, or of 
 
 
 def _data_of(
-    recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, team: ProcessGroup
+    recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, run: Run
 ) -> tuple[BatchedImages, HeadImages]:
     """Return the images in batches, and as a head is fitted to them."""
     labels = {name: table.of_split(name).labels for name in ("train", "val")}
     preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
-    augmented = TrainingOf(datasets.train, labels["train"], "train", preprocess, augment_of(recipe), recipe.seed)
+    augment = augment_of(recipe, run.extensions.augment)
+    augmented = TrainingOf(datasets.train, labels["train"], "train", preprocess, augment, recipe.seed)
     held_out = EvaluationOf(val, labels["val"], "val", preprocess)
     batches = BatchedImages(
         augmented,
@@ -786,7 +801,7 @@ def _data_of(
         workers=choose_workers(recipe, preprocess.size),
         seed=recipe.seed,
         balanced=recipe.balance == "sampler",
-        process=(team.rank, team.size),
+        process=(run.team.rank, run.team.size),
     )
     plain = EvaluationOf(datasets.train, labels["train"], "train", preprocess)
     return batches, HeadImages(plain, augmented, held_out)

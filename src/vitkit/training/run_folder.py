@@ -23,6 +23,7 @@ from vitkit.system.files import exclusive_in, is_empty, regular, unfinished, wri
 from vitkit.system.progress import Say
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, ProcessGroup
+from vitkit.training.extensions import NONE, Extensions
 
 _FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
 
@@ -31,7 +32,7 @@ _FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
 class Run:
     """A run folder with its log and the processes that work on it.
 
-    `whole` is the cross-validation that it is a fold of; `callbacks` and `loggers` are the caller's, who looks on.
+    `whole` is the cross-validation that it is a fold of; `callbacks`, `loggers` and `extensions` are the caller's.
     """
 
     folder: Path
@@ -40,6 +41,7 @@ class Run:
     team: ProcessGroup = ALONE
     callbacks: tuple[Any, ...] = ()
     loggers: tuple[Any, ...] = ()
+    extensions: Extensions = NONE
 
     def say(self, line: str) -> None:
         """Tell the user, and the log."""
@@ -52,21 +54,25 @@ class Run:
 
 @dataclass(frozen=True)
 class Observers:
-    """The receivers of a run's lines and events.
+    """What the caller of a run gives it beside the recipe: receivers of lines and events, and parts of the training.
 
     Attributes:
         say: receives each line.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, beside the recipe's.
+        extensions: functions of the caller instead of vitkit's.
     """
 
     say: Say = print
     callbacks: tuple[Any, ...] = ()
     loggers: tuple[Any, ...] = ()
+    extensions: Extensions = NONE
 
     def run(self, folder: Path, team: ProcessGroup = ALONE) -> Run:
         """Return the run in a folder with these observers."""
-        return Run(folder, self.say, team=team, callbacks=self.callbacks, loggers=self.loggers)
+        return Run(
+            folder, self.say, team=team, callbacks=self.callbacks, loggers=self.loggers, extensions=self.extensions
+        )
 
 
 def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:

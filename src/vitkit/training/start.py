@@ -30,7 +30,7 @@ from torch import Tensor
 
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.data.augment import Augment, mix_seeds
+from vitkit.data.augment import Augment, CustomAugment, mix_seeds
 from vitkit.data.corrections import read_corrected
 from vitkit.data.doctor.examine import Finding, examine, of_scenes, of_splits
 from vitkit.data.doctor.scan import scan
@@ -66,6 +66,7 @@ from vitkit.training.adapters import check_patch_dropout
 from vitkit.training.architecture import check_network, config_of, look_at_weights, plan_of, weights_of
 from vitkit.training.checkpoint import RunWriter, TrainingState
 from vitkit.training.defaults import complete, spare_patches
+from vitkit.training.extensions import ChangePicture
 from vitkit.training.lineage import (
     RunImages,
     SplitImages,
@@ -274,10 +275,11 @@ def _preprocess(recipe: Recipe, base: Preprocess) -> Preprocess:
     return replace(base, **{name: value for name, value in named_fields.items() if value is not None})
 
 
-def augment_of(recipe: Recipe) -> Augment:
-    """Return the random changes of pictures that a recipe asks for."""
+def augment_of(recipe: Recipe, change: ChangePicture | None = None) -> Augment:
+    """Return the random changes of pictures that a recipe asks for, after the caller's change if there is one."""
     strengths: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augment)}
-    return Augment(**strengths | {"crop_scale": None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale})
+    strengths["crop_scale"] = None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale
+    return Augment(**strengths) if change is None else CustomAugment(**strengths, change=change)
 
 
 def choose_device(recipe: Recipe) -> str:
@@ -326,7 +328,7 @@ def _free_shared_memory() -> int:
 
 def versions(config: Config | None = None) -> dict[str, str]:
     """Return the versions of the libraries that a run was made with."""
-    more = (config.library,) if isinstance(config, NetworkConfig) else ()
+    more = (config.library,) if isinstance(config, NetworkConfig) and config.library != "custom" else ()
     libraries = {name: importlib.metadata.version(name) for name in dict.fromkeys((*_LIBRARIES, *more))}
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
 

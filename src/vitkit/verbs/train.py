@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of
+from vitkit.model.registry import register_model
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
+from vitkit.training.extensions import Extensions
 from vitkit.training.recipe import Recipe, RecipeFields, Request, build, overlay, unfold
 from vitkit.training.recipe_files import departures, load_fields, published, request_of
 from vitkit.verbs.fields import add_recipe_fields
@@ -141,6 +144,9 @@ def train(
     preprocess: Any = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
+    loss: Callable[[Any, Any], Any] | None = None,
+    augment: Callable[[Any], Any] | None = None,
+    make_optimizer: Callable[[list[dict[str, Any]]], Any] | None = None,
     say: Say = print,
     progress: Progress = silent,
     **fields: Unpack[RecipeFields],
@@ -175,10 +181,17 @@ def train(
             called with the state of the training: epoch, step, metrics, model, should_stop
             (`training.checkpoint.TrainingState`).
         loggers: objects with a method log_metrics(metrics, step), as Lightning's, in addition to `logger`.
+        loss: a function of logits (B, K) and labels (B,), or targets (B, K) of mixed images and of images with several
+            classes, that returns the mean loss, in place of cross-entropy.
+        augment: a function from a PIL training image to another, called before vitkit's random changes.
+        make_optimizer: a function from the groups of parameters to a `torch.optim.Optimizer`, such as
+            `torch.optim.RAdam`. The recipe's schedule sets its learning rates.
         say: called with each line of the run's log.
         progress: called with the current task, the number of finished items and their total.
         fields: the fields of the recipe, see below. They take precedence over those of the recipe file; defaults of
-            unset fields suit the data and the method. With `select_time`, `weights` may be a list.
+            unset fields suit the data and the method. With `select_time`, `weights` may be a list. `model` may also be
+            an `nn.Module`, of which a copy is trained (`vitkit.register_model`), and `optimizer` a function as
+            `make_optimizer`.
 
     Returns:
         The run, whose folder contains the model.
@@ -188,14 +201,16 @@ def train(
         Interrupted: a signal stopped the run; the folder contains the best model so far.
         OSError: the folder cannot be written.
     """
-    observing = callbacks_and_loggers(callbacks, loggers)
+    chosen, make_optimizer = _without_objects({**fields}, make_optimizer)
+    extensions = Extensions(loss, augment, make_optimizer)
+    observing = {**callbacks_and_loggers(callbacks, loggers), "extensions": extensions}
     if train_dataset is not None:
         files = {"data": data, "data_root": data_root, "recipe": recipe if resume is not None else None}
         if named := [name for name, value in files.items() if value is not None]:
             raise VitkitError(f"train_dataset replaces files: leave out {named[0]}")
         return _train_on_datasets(
             (train_dataset, val_dataset, class_names, preprocess),
-            {**fields},
+            chosen,
             recipe,
             out,
             force,
@@ -213,7 +228,7 @@ def train(
         return TrainingRun(run.resume(resume, path_of(data_root), **observing, say=say))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
-    chosen: dict[str, Any] = {**fields} if data is None else {**fields, "data": str(data)}
+    chosen = chosen if data is None else {**chosen, "data": str(data)}
     request, notes = request_of(chosen, recipe), departures(chosen, recipe)
     check_data(request.fields["data"])
     if published(chosen, recipe) is not None:
@@ -221,9 +236,27 @@ def train(
         request, notes = Request.of(kept), [*notes, *left_out]
     from vitkit.training import run
 
-    resolution = {"notes": notes, "named": tuple(chosen)}
+    resolution: dict[str, Any] = {"notes": notes, "named": tuple(chosen)}
     folder = run.train(request, out, force=force, **resolution, **observing, say=say)
     return TrainingRun(folder)
+
+
+def _without_objects(
+    fields: dict[str, Any], make_optimizer: Callable[[list[dict[str, Any]]], Any] | None
+) -> tuple[dict[str, Any], Callable[[list[dict[str, Any]]], Any] | None]:
+    """Replace a module by the name under which it is registered, and take a function for the optimiser out."""
+    model, optimizer = fields.get("model"), fields.get("optimizer")
+    if callable(model):
+        name = getattr(model, "__name__", type(model).__name__)
+        fields["model"] = register_model(re.sub(r"[^\w.-]", "", name) or "network", model)
+    if str(fields.get("model")).startswith("custom:"):
+        fields.setdefault("weights", "none")
+    if callable(optimizer):
+        if make_optimizer is not None:
+            raise VitkitError("optimizer and make_optimizer both create the optimiser: leave out one of them")
+        make_optimizer = optimizer
+        del fields["optimizer"]
+    return fields, make_optimizer
 
 
 def _without_vit_fields(resolved: dict[str, Any], named: Collection[str]) -> tuple[dict[str, Any], list[str]]:

@@ -36,9 +36,15 @@ from vitkit.weights.infer import Inferred, Known, infer, namesakes
 from vitkit.weights.layout import Layout, account_for
 
 
-@functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target
 def shapes_of(config: Config) -> Mapping[str, torch.Size]:
     """Return the shapes of the saved tensors of a model of this configuration."""
+    is_registered = isinstance(config, NetworkConfig) or config.block != "standard"  # and may be registered anew
+    shapes: Mapping[str, torch.Size] = _shapes_of.__wrapped__(config) if is_registered else _shapes_of(config)
+    return shapes
+
+
+@functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target
+def _shapes_of(config: Config) -> Mapping[str, torch.Size]:
     if isinstance(config, NetworkConfig):
         return {name: torch.Size(shape) for name, shape in network.shapes_of(config).items()}
     with torch.device("meta"):

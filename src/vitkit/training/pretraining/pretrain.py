@@ -70,7 +70,7 @@ from vitkit.training.run_folder import (
     reserve_folder,
 )
 from vitkit.training.stability import ValidationOutcome
-from vitkit.training.start import Blueprint, blueprint_of, limit, new_classifier
+from vitkit.training.start import Blueprint, augment_of, blueprint_of, limit, new_classifier
 from vitkit.weights import load
 
 
@@ -226,7 +226,7 @@ def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Bl
     classifier.pictures = record.read_bytes() if record.is_file() else None
     run.say(f"images, without their labels: {_counted(table)}")
     network = network_of(vit_of(classifier.model, "pre-training"), classifier.preprocess, choices, recipe.seed)
-    data = data_of(recipe, table, classifier, run.team)
+    data = data_of(recipe, table, classifier, run.team, augment_of(recipe))
     fabric = begin(run, recipe, classifier, data)
     use_fused_attention(network, fused=fabric.device.type == "cuda")
     settings = {**identity(recipe, table, read_contents(run.folder / SPLIT)), **choices.to_dict()}

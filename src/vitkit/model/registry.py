@@ -1,0 +1,131 @@
+"""Networks and encoder layers that users register under a name, so that recipes and saved models can refer to them.
+
+A name is only looked up; nothing is imported because a file names it. A program that loads such a model registers its
+parts first. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NETWORKS: dict[str, Callable[..., Any]] = {}
+BLOCKS: dict[str, Callable[..., Any]] = {}
+
+
+def register_model(name: str, build: Callable[..., nn.Module] | nn.Module) -> str:
+    """Give a network a name, for `vitkit.train(model="custom:NAME")` and for loading what was trained.
+
+        import torch
+        import vitkit
+
+        def tiny_cnn(num_classes):
+            return torch.nn.Sequential(
+                torch.nn.Conv2d(3, 8, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+                torch.nn.Linear(8, num_classes),
+            )
+
+        print(vitkit.register_model("tiny_cnn", tiny_cnn))  # custom:tiny_cnn
+
+    Args:
+        name: letters, digits, `_`, `-` and `.`. A network registered before under this name is replaced.
+        build: a function that takes the number of classes, and if it has such parameters `in_channels` and
+            `image_size`, and returns a module: images (B, C, height, width) to logits (B, K) by a last `nn.Linear`. Or
+            such a module, of which copies are trained.
+
+    Returns:
+        The name with `custom:`, as `model` takes it.
+
+    Raises:
+        VitkitError: the name has other characters, or `build` cannot be called.
+    """
+    _check(name, build)
+    NETWORKS[name] = build
+    return f"custom:{name}"
+
+
+def register_block(name: str, build: Callable[..., nn.Module]) -> None:
+    """Give an encoder layer a name, for the field `block` of `ViTConfig`.
+
+        import vitkit
+        from vitkit.model.vit import Block
+
+        class Reversed(Block):
+            def forward(self, x, queries=None, relative=None):
+                return super().forward(x.flip(1), None, relative).flip(1)[:, :queries]
+
+        vitkit.register_block("reversed", Reversed)
+        model = vitkit.VisionTransformer(img_size=32, patch_size=8, depth=2, block="reversed")
+
+    Args:
+        name: letters, digits, `_`, `-` and `.`. A layer registered before under this name is replaced.
+        build: a class or function that takes the `ViTConfig` and the number of the layer, from 0. The module's
+            `forward` takes tokens (B, N, D), and if it has such parameters `queries` (return only so many first tokens)
+            and `relative` (positions that act inside attention).
+
+    Raises:
+        VitkitError: the name has other characters, or `build` cannot be called.
+    """
+    _check(name, build)
+    BLOCKS[name] = build
+
+
+def _check(name: str, build: object) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        raise VitkitError(f"a name to register has letters, digits, _, - and . only, not {name!r:.80}")
+    if not callable(build):
+        raise VitkitError(f"{name}: expected a function or a module, not {type(build).__name__}")
+
+
+def build_registered(name: str, num_classes: int, in_channels: int, image_size: tuple[int, int]) -> Any:
+    """Create a registered network.
+
+    Raises:
+        VitkitError: none is registered under this name, or its function fails or returns something else.
+    """
+    from torch import nn
+
+    build = NETWORKS.get(name)
+    if build is None:
+        raise VitkitError(
+            f"no network {name!r} is registered in this program: call vitkit.register_model({name!r}, ...) first"
+        )
+    if isinstance(build, nn.Module):
+        return copy.deepcopy(build)
+    sizes = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    try:
+        network = build(**{key: value for key, value in sizes.items() if key in _parameters(build)})
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise VitkitError(f"custom:{name} cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(network, nn.Module):
+        raise VitkitError(f"custom:{name}: its function returned {type(network).__name__}, expected an nn.Module")
+    return network
+
+
+def build_registered_block(config: Any, layer: int) -> Any:
+    """Create a registered encoder layer, with the attribute `takes` that says what `forward` takes beside tokens."""
+    from torch import nn
+
+    block = BLOCKS[config.block](config, layer)
+    if not isinstance(block, nn.Module):
+        raise VitkitError(f"block {config.block!r}: expected an nn.Module, not {type(block).__name__}")
+    takes = frozenset({"queries", "relative"} & _parameters(block.forward))
+    if "relative" not in takes and (config.rotary != "none" or "relative" in config.position):
+        raise VitkitError(f"block {config.block!r} takes no relative positions: its forward has no parameter relative")
+    block.takes = takes  # type: ignore[assignment]  # no module
+    return block
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return {"num_classes", "in_channels", "image_size", "queries", "relative"}
+    return {parameter.name for parameter in parameters}

@@ -1,0 +1,91 @@
+"""Parts of a training that the caller wrote: the loss, a change of training pictures, and the optimiser.
+
+The run's folder says which parts a run had, so that it is not continued without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from vitkit.errors import VitkitError
+from vitkit.system.files import read_json, write_json
+from vitkit.system.run_files import EXTENSIONS
+from vitkit.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+
+Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
+ChangePicture: TypeAlias = "Callable[[Image.Image], Image.Image]"
+MakeOptimizer: TypeAlias = "Callable[[list[dict[str, Any]]], torch.optim.Optimizer]"
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """Functions of the caller, each instead of a part of vitkit; None for vitkit's.
+
+    Attributes:
+        loss: takes logits (B, K), and labels (B,) or, of mixed images or images with several classes, targets (B, K);
+            returns the mean loss, a scalar.
+        augment: takes a training picture and returns a changed one, before vitkit's random changes.
+        optimizer: takes the groups of parameters and returns the optimiser. The learning rate of each group is set
+            before each step, by the recipe's schedule.
+    """
+
+    loss: Loss | None = None
+    augment: ChangePicture | None = None
+    optimizer: MakeOptimizer | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not callable(value):
+                raise VitkitError(f"{field.name} must be a function, not {value!r:.80}")
+
+    def names(self) -> dict[str, str]:
+        """Return the names of the parts."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _name_of(part) for name, part in parts.items() if part is not None}
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse parts that would never be called.
+
+        Raises:
+            VitkitError: there is such a part.
+        """
+        if recipe.method == "probe" and (self.loss or self.optimizer):
+            name = "loss" if self.loss else "optimizer"
+            raise VitkitError(f"method probe takes no steps, so {name} is never called: take method full or lora")
+        if recipe.teacher is not None and self.loss:
+            raise VitkitError("loss replaces the loss of a teacher: leave out one of them")
+
+    def write(self, folder: Path) -> None:
+        """Write the names of the parts into a run's folder; nothing if there are none."""
+        if names := self.names():
+            write_json(folder / EXTENSIONS, names)
+
+    def check_resumed(self, folder: Path) -> None:
+        """Refuse to continue a run with other parts than it had.
+
+        Raises:
+            VitkitError: they are others.
+        """
+        before: Mapping[str, str] = read_json(folder / EXTENSIONS) if (folder / EXTENSIONS).is_file() else {}
+        now = self.names()
+        for name in (field.name for field in fields(self)):
+            if before.get(name) != now.get(name):
+                had, has = before.get(name, "vitkit's"), now.get(name, "none was passed")
+                raise VitkitError(f"{folder} was trained with {name} {had}, and now {has}: pass the same to resume")
+
+
+NONE = Extensions()
+
+
+def _name_of(part: Any) -> str:
+    part = getattr(part, "func", part)  # of a partial
+    kind = part if hasattr(part, "__qualname__") else type(part)
+    return f"{kind.__module__}.{kind.__qualname__}"

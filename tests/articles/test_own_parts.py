@@ -1,0 +1,297 @@
+"""Networks, layers, losses, changes of pictures, optimisers and metrics that the user wrote."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+import runs
+import vitkit
+from vitkit.errors import VitkitError
+from vitkit.evaluation import registry
+from vitkit.model import registry as parts
+from vitkit.model.vit import Block
+
+
+@pytest.fixture(autouse=True)
+def _registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "NETWORKS", networks := dict(parts.NETWORKS))
+    monkeypatch.setattr("vitkit.model.network.NETWORKS", networks)
+    monkeypatch.setattr(parts, "BLOCKS", blocks := dict(parts.BLOCKS))
+    monkeypatch.setattr("vitkit.model.config.BLOCKS", blocks)
+    monkeypatch.setattr(registry, "METRICS", {task: dict(rows) for task, rows in registry.METRICS.items()})
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("photos"))
+
+
+def cnn(num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, num_classes),
+    )  # fmt: skip
+
+
+def quick(**changes: Any) -> dict[str, Any]:
+    return runs.quick_fields(**changes)
+
+
+def of_network(**changes: Any) -> dict[str, Any]:
+    left_out = ("model", "model_fields", "weights")
+    fields = {name: value for name, value in runs.quick_fields().items() if name not in left_out}
+    return {**fields, "image_size": 32, "say": lambda line: None, **changes}
+
+
+@pytest.mark.parametrize("model", [cnn, cnn(2)], ids=["a function", "a module"])
+def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path: Path, model: Any) -> None:
+    classes = len([folder for folder in photos.iterdir() if folder.is_dir()])
+    model = model if not isinstance(model, nn.Module) else cnn(classes)
+    run = vitkit.train(photos, model=model, out=tmp_path / "run", **of_network())
+    picture = next(photos.rglob("*.png"))
+    (answer,) = vitkit.predict(tmp_path / "run", picture)
+    assert vitkit.evaluate(tmp_path / "run").figures["images"] == run.evaluation["images"]
+    vitkit.explain(tmp_path / "run", picture, method="occlusion", out=tmp_path / "maps")
+    written = vitkit.export(tmp_path / "run", out=tmp_path / "net.onnx").file
+    parts.NETWORKS.clear()
+    with pytest.raises(VitkitError, match=r"no network '\w+' is registered in this program: call vitkit.register_m"):
+        vitkit.load(tmp_path / "run")
+    (again,) = vitkit.predict(written, picture)  # what is exported needs no registration
+    assert again.confidence == pytest.approx(answer.confidence, abs=1e-4)
+
+
+def test_a_module_is_trained_from_its_weights_and_stays_as_it_is(photos: Path, tmp_path: Path) -> None:
+    module = cnn(len([folder for folder in photos.iterdir() if folder.is_dir()]))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    vitkit.train(photos, model=module, out=tmp_path / "run", **of_network(lr=1e-12, weight_decay=0.0))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    trained = vitkit.load(tmp_path / "run").model.network.state_dict()
+    assert torch.allclose(trained["0.weight"], before["0.weight"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (cnn(7), "custom:Sequential"),
+        (lambda num_classes: nn.Conv2d(3, num_classes, 3), "custom:lambda"),
+        (lambda num_classes: "none", "its function returned str, expected an nn.Module"),
+        (lambda num_classes: nn.Linear("many", 3), "cannot be built: TypeError"),
+        (7, "model"),
+    ],
+    ids=["other classes", "no linear head", "no module", "fails", "a number"],
+)
+def test_what_is_no_classifier_is_refused_before_anything_is_written(
+    photos: Path, tmp_path: Path, model: Any, expected: str
+) -> None:
+    with pytest.raises(VitkitError, match=expected):
+        vitkit.train(photos, model=model, out=tmp_path / "run", **of_network())
+    assert not (tmp_path / "run").exists()
+
+
+class Reversed(Block):
+    def forward(self, x: Tensor, queries: int | None = None, relative: Any = None) -> Tensor:
+        return super().forward(x.flip(1), None, relative).flip(1)[:, :queries]
+
+
+class Plain(nn.Module):
+    """A layer that knows nothing of vitkit."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__()
+        self.linear, self.layer = nn.Linear(config.hidden_size, config.hidden_size), layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x).mean(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", [Reversed, Plain])
+def test_a_layer_of_the_user_is_trained_loaded_and_refused_where_it_is_unknown(
+    photos: Path, tmp_path: Path, kind: Any
+) -> None:
+    vitkit.register_block("mine", kind)
+    fields = quick(model_fields={**runs.SIZE, "block": "mine"})
+    vitkit.train(photos, **fields, out=tmp_path / "run", say=lambda line: None)
+    model = vitkit.load(tmp_path / "run").model
+    assert all(isinstance(block, kind) for block in model.blocks)
+    picture = next(photos.rglob("*.png"))
+    vitkit.predict(tmp_path / "run", picture)
+    for refused in (
+        lambda: vitkit.explain(tmp_path / "run", picture, method="rollout", out=tmp_path / "maps"),
+        lambda: vitkit.export(tmp_path / "run", out=tmp_path / "model.xml"),
+    ):
+        with pytest.raises(VitkitError, match="block='mine'"):
+            refused()
+    parts.BLOCKS.clear()
+    with pytest.raises(VitkitError, match="no encoder layer 'mine' is registered in this program"):
+        vitkit.load(tmp_path / "run")
+
+
+def test_a_layer_reads_what_its_forward_takes() -> None:
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+    vitkit.register_block("reversed", Reversed)
+    torch.manual_seed(0)
+    model = vitkit.VisionTransformer(**sizes, block="reversed").eval()
+    plain = vitkit.VisionTransformer(**sizes).eval()
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(model(x), plain(x))  # attention does not depend on the order of the tokens
+    vitkit.register_block("plain", Plain)
+    with pytest.raises(VitkitError, match="takes no relative positions"):
+        vitkit.VisionTransformer(**sizes, block="plain", position="relative")
+    with pytest.raises(VitkitError, match=r"expected a function or a module, not str"):
+        vitkit.register_block("plain", "Plain")  # type: ignore[arg-type]
+    with pytest.raises(VitkitError, match=r"a name to register has letters"):
+        vitkit.register_model("../x", cnn)
+
+
+def test_a_loss_of_the_user_is_what_is_minimised(photos: Path, tmp_path: Path) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        calls.append(tuple(targets.shape))
+        return F.cross_entropy(logits, targets)
+
+    same = {}
+    fields = quick(optimizer="sgd", label_smoothing=0.0, mixup=0.0, cutmix=0.0)
+    for name, own in (("plain", None), ("mine", loss), ("half", lambda x, y: F.cross_entropy(x, y) / 2)):
+        vitkit.train(photos, **fields, loss=own, out=tmp_path / name, say=lambda line: None)
+        same[name] = vitkit.load(tmp_path / name).model.state_dict()
+    assert calls and all(len(shape) == 1 for shape in calls)
+    assert all(torch.equal(tensor, same["mine"][name]) for name, tensor in same["plain"].items())
+    assert any(not torch.equal(tensor, same["half"][name]) for name, tensor in same["plain"].items())
+    vitkit.train(photos, **quick(mixup=0.8), loss=loss, out=tmp_path / "mixed", say=lambda line: None)
+    assert len(calls[-1]) == 2
+    with pytest.raises(VitkitError, match=r"loss must return the mean loss of the batch.*shape \(\d+,\)"):
+        each = partial(F.cross_entropy, reduction="none")
+        vitkit.train(photos, **quick(), loss=each, out=tmp_path / "each", say=lambda line: None)
+    assert "loss" in json.loads((tmp_path / "mine" / "extensions.json").read_text())
+
+
+def test_a_change_of_pictures_sees_training_pictures_and_draws_the_same_numbers(photos: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, float, float, float]] = []
+
+    def change(picture: Image.Image) -> Image.Image:
+        seen.append((picture.mode, random.random(), float(np.random.rand()), float(torch.rand(()))))
+        return picture.convert("L").convert("RGB")
+
+    drawn = []
+    for name in ("first", "second"):
+        seen.clear()
+        fields = quick(workers=0, epochs=1)
+        vitkit.train(photos, **fields, augment=change, out=tmp_path / name, say=lambda line: None)
+        drawn.append(list(seen))
+    assert drawn[0] == drawn[1]
+    assert len({numbers for _, *rest in drawn[0] for numbers in rest}) > len(drawn[0]), "they differ"
+    with pytest.raises(VitkitError, match="augment must return a PIL image, not ndarray"):
+        vitkit.train(photos, **quick(workers=0), augment=np.asarray, out=tmp_path / "bad", say=lambda line: None)
+
+
+def test_an_optimiser_of_the_user_takes_the_steps(photos: Path, tmp_path: Path) -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        made.append(torch.optim.RAdam(groups))
+        return made[-1]
+
+    for name in ("optimizer", "make_optimizer"):
+        vitkit.train(photos, **{**quick(), name: make}, out=tmp_path / name, say=lambda line: None)
+    assert len(made) == 2
+    assert all(group["lr"] != 1e-3 for group in made[0].param_groups), "the schedule sets the rate"
+    assert made[0].state
+    for wrong, expected in (
+        (lambda groups: None, "must return a torch.optim.Optimizer, not NoneType"),
+        (lambda groups: torch.optim.SGD([p for g in groups for p in g["params"]], 0.1), "must keep the groups"),
+        (lambda: None, "optimizer cannot be created: TypeError"),
+    ):
+        fields = {**quick(), "optimizer": wrong, "say": lambda line: None}
+        with pytest.raises(VitkitError, match=expected):
+            vitkit.train(photos, **fields, out=tmp_path / "bad", force=True)
+
+
+def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: Path) -> None:
+    class Stop:
+        def on_epoch_end(self, state: Any) -> None:
+            state.should_stop = True
+
+    fields = quick(epochs=3)
+    vitkit.train(photos, **fields, loss=F.cross_entropy, callbacks=[Stop()], out=tmp_path / "run", say=lambda _: None)
+    (tmp_path / "run" / "report.html").unlink(missing_ok=True)
+    with pytest.raises(VitkitError, match=r"was trained with loss torch.*cross_entropy, and now none was passed"):
+        vitkit.train(resume=tmp_path / "run", say=lambda line: None)
+    with pytest.raises(VitkitError, match=r"was trained with augment vitkit's"):
+        vitkit.train(resume=tmp_path / "run", loss=F.cross_entropy, augment=lambda x: x, say=lambda line: None)
+    vitkit.train(resume=tmp_path / "run", loss=F.cross_entropy, say=lambda line: None)
+    assert "cross_entropy" in vitkit.load(tmp_path / "run").provenance["extensions"]["loss"]
+
+
+def test_a_lightning_module_is_subclassed(photos: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    from vitkit.training.lightning_module import LightningClassifier
+
+    calls: list[int] = []
+
+    class Mine(LightningClassifier):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            calls.append(batch_idx)
+            images, labels = batch
+            return F.cross_entropy(self(images), labels, label_smoothing=0.2)
+
+    batches = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.rand(8, 3, 16, 16), torch.arange(8) % 2), batch_size=4
+    )
+    model = vitkit.VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=2)
+    before = model.head.weight.detach().clone()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(max_epochs=1, enable_model_summary=False, **quiet)
+    trainer.fit(Mine(model), batches, batches)
+    assert calls == [0, 1]
+    assert not torch.equal(model.head.weight, before)
+
+
+def test_parts_that_would_never_be_called_are_refused(photos: Path, tmp_path: Path) -> None:
+    probe = {name: value for name, value in quick().items() if name in ("seed",)}
+    with pytest.raises(VitkitError, match="method probe takes no steps, so loss is never called"):
+        vitkit.train(photos, method="probe", **probe, loss=F.cross_entropy, out=tmp_path / "run")
+    with pytest.raises(VitkitError, match="loss must be a function"):
+        vitkit.train(photos, **quick(), loss="focal", out=tmp_path / "run")
+    with pytest.raises(VitkitError, match="leave out one of them"):
+        vitkit.train(
+            photos, **{**quick(), "optimizer": torch.optim.SGD}, make_optimizer=torch.optim.SGD, out=tmp_path / "run"
+        )
+
+
+def test_a_metric_of_the_user_stands_beside_vitkits(photos: Path, tmp_path: Path) -> None:
+    vitkit.train(photos, **quick(), out=tmp_path / "run", say=lambda line: None)
+    vitkit.register_metric("mine", lambda labels, probabilities: (probabilities.argmax(axis=1) == labels).mean())
+    result = vitkit.evaluate(tmp_path / "run")
+    assert result.figures["mine"] == pytest.approx(result.figures["accuracy"])
+    assert any("mine" in line for line in result.lines())
+    with pytest.raises(VitkitError, match="vitkit has a metric accuracy already"):
+        vitkit.register_metric("accuracy", lambda *_: 0.0)
+    vitkit.register_metric("mine", lambda labels, probabilities: [1][2])
+    with pytest.raises(VitkitError, match="the metric mine fails: IndexError"):
+        vitkit.evaluate(tmp_path / "run")
+
+
+def test_names_in_a_run_import_nothing(tmp_path: Path) -> None:
+    """A model folder that names a network makes no program import a module of that name."""
+    (tmp_path / "evil.py").write_text("open('ran', 'w')")
+    code = (
+        "import vitkit\ntry:\n    vitkit.create_model('custom:evil', 3)\nexcept vitkit.VitkitError as e:\n    print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "no network 'evil' is registered" in done.stdout
+    assert not (tmp_path / "ran").exists()
