@@ -237,6 +237,7 @@ def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: P
     assert "cross_entropy" in vitkit.load(tmp_path / "run").provenance["extensions"]["loss"]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_a_lightning_module_is_subclassed(photos: Path) -> None:
     lightning = pytest.importorskip("lightning")
     from vitkit.training.lightning_module import LightningClassifier
