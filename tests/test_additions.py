@@ -81,7 +81,7 @@ class QKNormAttention(nn.Module):
 '''
     },
     edits={
-        "model/config.py": [('attention: Literal["softmax", ', 'attention: Literal["softmax", "qk-norm", ')],
+        "model/config.py": [('Literal["softmax", "differential"]', 'Literal["softmax", "differential", "qk-norm"]')],
         "model/vit.py": [
             (
                 '    if config.attention == "differential":\n',

@@ -6,15 +6,12 @@ Each either works or refuses by the field's name and value.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -27,8 +24,6 @@ from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps, can_explain, choose_methods, gradient_rollout, occlusion, rollout
 from vitkit.inference import merge, plain, prepare
 from vitkit.model import WRITTEN, VisionTransformer, ViTConfig, fields_by_names
-from vitkit.model.layers import BatchNorm, affine_of
-from vitkit.model.local import LocalAttention
 from vitkit.model.variants import VARIANTS
 from vitkit.profiling import describe
 from vitkit.weights import inspect
@@ -40,11 +35,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "differential": DIFFERENTIAL,
     "parallel": SEPARATE,
     "differential parallel": {**DIFFERENTIAL, **FUSED},
-}
-LOCAL: dict[str, dict[str, Any]] = {
-    "axial": {"attention": "axial"},
-    "window": {"attention": "window", "window": 3},  # which does not divide the grid
-    "batch norm": {"norm_kind": "batch"},
 }
 TIMM = {
     "differential": "vit_dwee_patch16_reg1_gap_256",
@@ -62,8 +52,8 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 every = pytest.mark.parametrize(
     "fields",
     [
-        pytest.param({**other, **own}, id=f"{kind} {name}")
-        for kind, own in {**KINDS, **LOCAL}.items()
+        pytest.param({**own, **other}, id=f"{kind} {name}")
+        for kind, own in KINDS.items()
         for name, other in OTHERS.items()
     ],
 )
@@ -78,18 +68,6 @@ def reference(kind: str, **arguments: Any) -> Any:
         for parameter in model.parameters():
             parameter.copy_(0.3 * (parameter.ndim == 1) + 0.15 * torch.randn_like(parameter))
     return model
-
-
-def made(**fields: Any) -> VisionTransformer:
-    """A tiny model with random weights. Its batch norms, if it has any, have seen a batch."""
-    model = build(**fields)
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
-    for norm in norms:
-        norm.momentum = None  # all batches count alike
-    if norms:
-        with torch.no_grad():
-            model.train()(images(8))
-    return model.eval()
 
 
 def pixels(count: int = 2) -> Tensor:
@@ -160,7 +138,7 @@ def test_layouts_without_a_handler_refuse_by_name_and_value(tmp_path: Path, kind
 
 @every
 def test_the_shortcut_and_the_written_out_attention_change_no_answer(fields: dict[str, Any]) -> None:
-    model = made(**fields)
+    model = build(**fields)
     with torch.inference_mode():
         whole, batch = model(images()), images()
         model.shortcut = False
@@ -175,13 +153,13 @@ def test_every_parameter_is_initialised_and_trained(fields: dict[str, Any]) -> N
     torch.manual_seed(0)
     model = VisionTransformer(tiny(**fields))
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
-    for name, own in gradients(made(**fields).train(), images()).items():
+    for name, own in gradients(build(**fields).train(), images()).items():
         assert torch.isfinite(own).all() and (own.abs().max() > 0 or "qkv.bias" in name or "kv.bias" in name), name
 
 
 @every
 def test_the_optimised_model_answers_as_the_model_does(fields: dict[str, Any]) -> None:
-    model = made(**fields)
+    model = build(**fields)
     with torch.inference_mode():
         wanted = model(images())
         assert largest_difference(prepare(model)(images()), wanted) <= 1e-5 * max(1.0, wanted.abs().max())
@@ -191,7 +169,7 @@ def test_the_optimised_model_answers_as_the_model_does(fields: dict[str, Any]) -
 @every
 @pytest.mark.parametrize("runtime", ["onnx", "openvino"])
 def test_graphs_answer_as_the_model_does(fields: dict[str, Any], runtime: str) -> None:
-    model = made(**fields)
+    model = build(**fields)
     with torch.inference_mode():
         wanted = model(images())
     if runtime == "onnx":
@@ -331,156 +309,3 @@ def test_rows_name_fields_that_no_layout_writes_by_itself_and_signs_that_differ(
     assert {row.field for row in VARIANTS} <= names - WRITTEN
     assert all(fields_by_names(reference(kind).state_dict()) == KINDS[kind] for kind in KINDS)
     assert fields_by_names(timm.create_model("vit_tiny_patch16_224").state_dict()) == {}
-
-
-# --- Axial attention, windows and batch norms ---------------------------------------------------------------
-
-
-def dense(attention: LocalAttention, x: Tensor) -> Tensor:
-    """The layer as full attention whose other entries are left out, written out."""
-    q, k, v = (part.unflatten(2, (attention.heads, -1)).transpose(1, 2) for part in attention.qkv(x).chunk(3, dim=-1))
-    p, (h, w), (rows, columns) = attention.prefix_tokens, attention.grid, attention.group_size
-    logits = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
-    for i, j in itertools.product(range(h * w), repeat=2):
-        if (i // w // rows, i % w // columns) != (j // w // rows, j % w // columns):
-            logits[:, :, p + i, p + j] = float("-inf")
-    return attention.proj((logits.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
-
-
-@given(data=st.data())
-@settings(max_examples=25)
-def test_local_attention_is_full_attention_with_the_other_entries_left_out(data: st.DataObject) -> None:
-    grid = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
-    kind = data.draw(st.sampled_from([{"attention": "axial"}, {"attention": "window"}]))
-    if kind["attention"] == "window":
-        kind["window"] = data.draw(st.integers(1, 6))
-    config = tiny(
-        **kind, image_size=(4 * grid[0], 4 * grid[1]), pool="gap", class_token=data.draw(st.booleans()),
-        registers=data.draw(st.integers(0, 2)),
-    )  # fmt: skip
-    torch.manual_seed(data.draw(st.integers(0, 99)))
-    attention = LocalAttention(config, data.draw(st.integers(0, 1))).double()
-    x = torch.randn(2, config.tokens, config.hidden_size, dtype=torch.float64, requires_grad=True)
-    n = data.draw(st.integers(1, config.tokens))
-    results = []
-    for whole in (attention(x, n), dense(attention, x)[:, :n]):
-        (gradient,) = torch.autograd.grad(whole.square().sum(), x)
-        results.append((whole, gradient))
-    for ours, expected in zip(*results, strict=True):
-        assert largest_difference(ours, expected) <= 1e-10
-
-
-def test_a_patch_changes_the_rows_then_the_columns_then_the_windows_of_its_own() -> None:
-    for kind, layer, expected in (
-        ({"attention": "axial"}, 0, {8, 9, 10, 11}),
-        ({"attention": "axial"}, 1, {1, 5, 9}),
-        ({"attention": "window", "window": 2}, 0, {8, 9}),
-    ):
-        config = tiny(**kind, pool="gap")  # 3 x 4 patches
-        attention = LocalAttention(config, layer)
-        x = torch.randn(1, 12, config.hidden_size)
-        other = x.clone()
-        other[:, 9] += 1
-        changed = (attention(x) - attention(other)).abs().amax(dim=(0, 2)) > 0
-        assert set(changed.nonzero()[:, 0].tolist()) == expected
-
-
-def test_windows_as_large_as_the_grid_and_global_layers_are_full_attention() -> None:
-    full = build()
-    for fields in (
-        {"attention": "window", "window": 4},
-        {"attention": "window", "window": 2, "global_layers": (0, 1, 2)},
-        {"attention": "axial", "global_layers": (0, 1, 2)},
-    ):
-        model = build(**fields)
-        model.load_state_dict(full.state_dict())
-        assert largest_difference(model(images()), full(images())) <= 1e-5
-    narrow = build(attention="window", window=2)
-    narrow.load_state_dict(full.state_dict())
-    assert largest_difference(narrow(images()), full(images())) > 1e-2
-
-
-def test_local_attention_costs_less_and_dropout_leaves_its_expectation() -> None:
-    side = {"image_size": (64, 64), "pool": "gap"}
-    full, axial = describe(tiny(**side)), describe(tiny(**side, attention="axial"))
-    assert axial.parameters == full.parameters
-    # Of 256 patches a patch attends to 16: q k^T and its product with v in each of 3 layers.
-    assert round((full.gmacs - axial.gmacs) * 1e9) == 3 * 2 * 256 * (256 - 16) * 32
-    torch.manual_seed(0)
-    attention = LocalAttention(tiny(attention="window", window=2, attention_dropout=0.5), 0)
-    x = torch.randn(1, 13, 32)
-    expected = attention.eval()(x)
-    attention.train()
-    mean = torch.stack([attention(x) for _ in range(2000)]).mean(dim=0)
-    assert largest_difference(mean, expected) < 0.05
-    assert largest_difference(attention(x), expected) > 0.01
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"attention": "window", "window": 0}, "window must be at least 1"),
-        ({"window": 3}, "window is of attention 'window'"),
-        ({"global_layers": (0,)}, "global_layers are of attention 'axial' and 'window'"),
-        ({"attention": "axial", "global_layers": (3,)}, "global_layers must be layers from 0 to 2"),
-        ({"attention": "axial", "rotary": "axial"}, "attention 'axial' cannot be combined with"),
-        ({"attention": "window", "position": "relative", "position_at": "shared"}, "relative"),
-    ],
-)
-def test_what_local_attention_cannot_be_is_refused(fields: dict[str, Any], expected: str) -> None:
-    with pytest.raises(VitkitError, match=expected):
-        tiny(**fields)
-
-
-def test_whoever_has_no_way_for_local_attention_refuses_it(tmp_path: Path) -> None:
-    model = build(attention="axial", num_classes=5)
-    with pytest.raises(VitkitError, match=r"does not know attention='axial'.*occlusion"):
-        rollout(model, images())
-    with pytest.raises(VitkitError, match=r"token merging does not know attention='axial'"):
-        merge(model, 1)
-    Classifier(model, [f"c{i}" for i in range(5)], Preprocess(size=model.config.image_size)).save(tmp_path / "model")
-    for to in ("timm", "hf"):
-        with pytest.raises(VitkitError, match="layout cannot express attention 'axial'"):
-            vitkit.convert(tmp_path / "model", tmp_path / to, to=to)
-    assert torch.equal(vitkit.load(tmp_path / "model").model(images()), model(images()))
-
-
-def test_batch_norms_are_torchs_over_all_tokens() -> None:
-    norm, theirs = BatchNorm(8, 1e-6), torch.nn.BatchNorm1d(8, 1e-6)
-    for _ in range(2):
-        x = torch.randn(4, 5, 8) * 3 + 1
-        assert largest_difference(norm(x), theirs(x.transpose(1, 2)).transpose(1, 2)) <= 1e-6
-    norm.eval(), theirs.eval()
-    assert largest_difference(norm(x), theirs(x.transpose(1, 2)).transpose(1, 2)) <= 1e-6
-    assert largest_difference(norm(x[:, 0]), norm(x)[:, 0]) <= 1e-6
-    factor, shift = affine_of(norm)
-    assert shift is not None
-    assert largest_difference((x * factor + shift).float(), norm(x)) <= 1e-5
-
-
-def test_batch_norms_learn_the_same_with_and_without_the_shortcut() -> None:
-    found = []
-    for shortcut in (True, False):
-        model = build(norm_kind="batch").train()
-        model.shortcut = shortcut
-        model(images(6))
-        found.append([buffer.clone() for buffer in model.buffers()])
-    for short, whole in zip(*found, strict=True):
-        assert torch.equal(short, whole)
-
-
-@pytest.mark.parametrize("fields", [{"norm_kind": "batch"}, {"attention": "axial"}], ids=["batch norm", "axial"])
-def test_local_attention_and_batch_norms_are_trained_averaged_and_shipped(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
-    photos = runs.photos(tmp_path / "photos")
-    quick = runs.quick_fields(model_fields={**runs.SIZE, **fields}, ema=0.5)
-    vitkit.train(photos, **quick, out=tmp_path / "run", say=lambda line: None)
-    model = vitkit.load(tmp_path / "run").model
-    norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
-    assert all(norm.running_mean is not None and norm.running_mean.abs().max() > 0 for norm in norms)
-    assert bool(norms) == ("norm_kind" in fields)
-    picture = photos / "red" / "img1.png"
-    vitkit.explain(tmp_path / "run", picture, method="occlusion", out=tmp_path / "maps")
-    for ending in ("onnx", "xml", "pt2"):
-        assert vitkit.export(tmp_path / "run", out=tmp_path / f"out.{ending}").file.is_file()

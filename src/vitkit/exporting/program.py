@@ -94,7 +94,7 @@ def check(path: Path, entries: Mapping[str, bytes]) -> None:
 _WRITTEN = (
     "_assert_tensor_metadata.default add.Tensor alias.default batch_norm.default cat.default chunk.default "
     "conv2d.default cos.default div.Tensor dropout.default expand.default flatten.using_ints flip.default "
-    "gather.default gelu.default index.Tensor index_select.default neg.default repeat_interleave.self_int sin.default "
+    "gather.default gelu.default index.Tensor neg.default repeat_interleave.self_int sin.default "
     "stack.default "
     "group_norm.default layer_norm.default linear.default matmul.default max_pool2d.default mean.dim mul.Tensor "
     "pad.default permute.default promote_types.default relu.default reshape.default rms_norm.default "

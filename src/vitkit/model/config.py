@@ -161,24 +161,15 @@ def _check_attention(config: ViTConfig) -> None:
             f"no encoder layer {config.block!r} is registered in this program: call "
             f"vitkit.register_block({config.block!r}, ...) first"
         )
-    if not 1 <= config.window <= MAX_SIDE:
-        raise VitkitError(f"window must be at least 1, not {config.window}")
-    if not all(0 <= layer < config.layers for layer in config.global_layers):
-        raise VitkitError(f"global_layers must be layers from 0 to {config.layers - 1}, not {config.global_layers}")
-    if config.global_layers and config.attention not in ("axial", "window"):
-        raise VitkitError(f"global_layers are of attention 'axial' and 'window', not of {config.attention!r}")
-    if config.window != 7 and config.attention != "window":
-        raise VitkitError(f"window is of attention 'window', not of {config.attention!r}")
     if config.attention == "softmax":
         return
-    if config.attention == "differential" and config.head_size % 2:
+    if config.head_size % 2:
         raise VitkitError(
             f"attention 'differential' needs an even head size, not {config.head_size}: q and k are halved"
         )
     if config.projection == "conv" or config.rotary != "none" or config.position in RELATIVE:
         raise VitkitError(
-            f"attention {config.attention!r} cannot be combined with projection 'conv', nor with rotary or relative "
-            "positions"
+            "attention 'differential' cannot be combined with projection 'conv', nor with rotary or relative positions"
         )
 
 
@@ -210,8 +201,6 @@ _SAME = {  # the names of timm and of common training scripts
     "num_heads": "heads",
     "init_values": "layer_scale",
     "reg_tokens": "registers",
-    "window_size": "window",
-    "global_attn_indexes": "global_layers",
     "proj_drop_rate": "dropout",
     "proj_drop_ratio": "dropout",
     "proj_drop": "dropout",
@@ -239,8 +228,6 @@ _LAYERS: dict[str, dict[str, dict[str, Any]]] = {
     "norm_layer": {
         "layernorm": {"norm_kind": "layer"},
         "rmsnorm": {"norm_kind": "rms"},
-        "batchnorm": {"norm_kind": "batch"},
-        "batchnorm1d": {"norm_kind": "batch"},
     },
     "embed_layer": {"patchembed": {}},
 }
@@ -312,11 +299,7 @@ def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
         if not arguments:
             return fields
     extra = f" with {', '.join(arguments)}" if arguments else ""
-    names = {
-        "act_layer": "GELU, ReLU and SiLU",
-        "norm_layer": "LayerNorm, RMSNorm and BatchNorm1d",
-        "embed_layer": "PatchEmbed",
-    }
+    names = {"act_layer": "GELU, ReLU and SiLU", "norm_layer": "LayerNorm and RMSNorm", "embed_layer": "PatchEmbed"}
     raise VitkitError(
         f"{option} must be one of {names[option]}, not {name}{extra}; for another layer, subclass the model's Block"
     )
@@ -354,10 +337,7 @@ class ViTConfig:
     heads: int = 12
     mlp_size: int = 3072
     mlp_kind: Literal["mlp", "swiglu", "conv"] = "mlp"  # arXiv 2002.05202 (DINOv2 giant); 2103.11816 sec. 3.2
-    # "differential": arXiv 2410.05258; "axial": rows and columns in turn (app. D.6); "window": squares of patches
-    attention: Literal["softmax", "differential", "axial", "window"] = "softmax"
-    window: int = 7  # patches along a side of a window, of attention "window"
-    global_layers: tuple[int, ...] = ()  # layers of axial and window attention that attend to everything
+    attention: Literal["softmax", "differential"] = "softmax"  # "differential": arXiv 2410.05258
     # MLP and attention in parallel (ViT-22B, arXiv 2302.05442, sec. 2); "fused": with one bias for the sum of both
     parallel: Literal["none", "separate", "fused"] = "none"
     projection: Literal["linear", "conv"] = "linear"  # of q, k, v; "conv": arXiv 2103.15808, sec. 3.2
@@ -390,9 +370,7 @@ class ViTConfig:
     # "pre": eqs. 2-3; "post": the original Transformer; "res-post": norm of each branch's output (Swin V2, arXiv
     # 2111.09883, sec. 3.2)
     norm: Literal["pre", "post", "res-post"] = "pre"
-    # "rms": neither subtracts a mean nor adds a bias (arXiv 1910.07467); "batch": over the tokens of a batch of images
-    # (arXiv 1502.03167)
-    norm_kind: Literal["layer", "rms", "batch"] = "layer"
+    norm_kind: Literal["layer", "rms"] = "layer"  # "rms": neither subtracts a mean nor adds a bias (arXiv 1910.07467)
     norm_eps: float = 1e-6
     patch_norm: bool = False
     patch_bias: bool = True  # of E in eq. 1; CLIP has none
@@ -573,9 +551,6 @@ def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str,
         changes["class_token"] = None  # if the new pool reads it
     if "layers" in overrides:
         changes["conv_layers"] = tuple(layer for layer in config.conv_layers if layer < overrides["layers"] - 1)
-        changes["global_layers"] = tuple(layer for layer in config.global_layers if layer < overrides["layers"])
-    if overrides.get("attention", config.attention) != config.attention:
-        changes |= {"window": 7, "global_layers": ()}
     return changes
 
 

@@ -33,40 +33,7 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x)
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """Normalise each feature over all tokens of a batch, in training; by running averages otherwise (arXiv 1502.03167).
-
-    The result has the dtype of the weights, as that of the other norms: float32 under autocast.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, D) -> (B, N, D), or (B, D) -> (B, D)."""
-        x = x.to(self.weight.dtype)
-        return super().forward(x) if x.ndim == 2 else super().forward(x.transpose(1, 2)).transpose(1, 2)
-
-    @property
-    def normalized_shape(self) -> tuple[int, ...]:
-        """The shape of what is normalised, as LayerNorm has it."""
-        return (self.num_features,)
-
-
-Norm = nn.LayerNorm | RMSNorm | BatchNorm
-
-
-def affine_of(norm: Norm) -> tuple[Tensor, Tensor | None]:
-    """Return the factor and the shift (D,), float64, that a norm applies in evaluation mode after normalising.
-
-    LayerNorm and RMSNorm normalise each token. BatchNorm then does nothing else: its running averages are constants.
-    """
-    weight = norm.weight.double()
-    if isinstance(norm, RMSNorm):
-        return weight, None
-    bias = norm.bias.double()
-    if isinstance(norm, BatchNorm):
-        assert norm.running_mean is not None and norm.running_var is not None
-        weight = weight * (norm.running_var.double() + norm.eps).rsqrt()
-        bias = bias - norm.running_mean.double() * weight
-    return weight, bias
+Norm = nn.LayerNorm | RMSNorm
 
 
 class DropPath(nn.Module):
@@ -222,7 +189,7 @@ def activation(config: ViTConfig) -> nn.Module:
 
 def norm_layer(config: ViTConfig, size: int | None = None) -> Norm:
     """Create LN of eqs. 2-4, or the norm that the configuration uses instead; `size` is by default that of tokens."""
-    kind: type[Norm] = {"layer": nn.LayerNorm, "rms": RMSNorm, "batch": BatchNorm}[config.norm_kind]
+    kind = RMSNorm if config.norm_kind == "rms" else nn.LayerNorm
     return kind(config.hidden_size if size is None else size, config.norm_eps)
 
 
@@ -305,9 +272,7 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
     if patches.weight.is_meta:
         return
     for module in model.modules():
-        if isinstance(module, BatchNorm):
-            module.reset_parameters()
-        elif isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm)):
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm)):
             nn.init.ones_(module.weight)
             if not isinstance(module, RMSNorm):
                 nn.init.zeros_(module.bias)

@@ -37,7 +37,6 @@ COMPUTED = frozenset(
     | {"class_token", "distill_token", "registers", "position", "position_at", "prefix_positions", "embed_norm"}
     | {"relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"}
     | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
-    | {"window", "global_layers"}  # of a kind of attention that is checked itself
     | {"norm", "norm_kind", "norm_eps", "layer_scale", "activation", "gelu", "qkv_bias", "proj_bias", "qk_scale"}
     | {"attention_norm", "mlp_norm"}
     | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size"}  # eq. 4
@@ -58,7 +57,7 @@ class Variant:
     Attributes:
         field: the field of `ViTConfig`.
         signs: for each value the pattern that the name of a tensor in timm's layout begins with, which no model without
-            this value has; `_NONE` where names do not tell.
+            this value has.
         module: the module where the value is computed, and where the handlers are.
         handlers: who computes or writes the value, and the name in `module` of what does it for them; empty
             where their general way does.
@@ -94,8 +93,6 @@ class TimmNames(Protocol):
         """
 
 
-_NONE = r"(?!)"  # matches no name: the weights have the names and shapes of full attention
-
 VARIANTS: tuple[Variant, ...] = (
     Variant(
         field="attention",
@@ -105,16 +102,6 @@ VARIANTS: tuple[Variant, ...] = (
         refusals={
             MAPS: "whose rows are differences of two maps and do not sum to 1: take --method occlusion",
             MERGING: "in which a merged patch would have to count twice: leave --merge out",
-        },
-    ),
-    Variant(
-        field="attention",
-        signs={"axial": _NONE, "window": _NONE},
-        module="vitkit.model.local",
-        handlers={OPTIMIZED: "", GRAPH: "emit"},
-        refusals={
-            MAPS: "in which a patch sees few of the others: take --method occlusion",
-            MERGING: "in which every patch keeps its place: leave --merge out",
         },
     ),
     # What a user registers has any name and any tensors: everybody refuses it.

@@ -37,7 +37,6 @@ from vitkit.model.layers import (
     layer_scale,
     norm_layer,
 )
-from vitkit.model.local import LocalAttention
 from vitkit.model.parallel import ParallelBlock
 from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.registry import build_registered_block
@@ -168,8 +167,6 @@ def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Mod
         return ConvMixer(config)
     if config.attention == "differential":
         return DifferentialAttention(config, layer)
-    if config.attention in ("axial", "window") and layer not in config.global_layers:
-        return LocalAttention(config, layer)
     return Attention(config, patches_read)
 
 
@@ -372,9 +369,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
 
     def _head_tokens(self, images: Tensor) -> Tensor:
-        # In training, batch norms read all tokens: their statistics would be others of the tokens that the head reads.
-        is_short = self.shortcut and not (self.training and self.config.norm_kind == "batch")
-        tokens = self.encode(self.embed(images), self.config.tokens_read if is_short else None)
+        tokens = self.encode(self.embed(images), self.config.tokens_read if self.shortcut else None)
         return self.norm(tokens)  # (B, n, D)
 
     def _features(self, tokens: Tensor) -> tuple[Tensor, ...]:

@@ -9,7 +9,6 @@ counter, and with the tensors that real models keep, to the byte.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -366,7 +365,7 @@ def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
     What the last layer costs differs with the shortcut, so one and two attention layers are measured.
     """
     attention = config.layers - len(config.conv_layers)
-    if config.conv_layers or attention <= 2 or config.attention in ("axial", "window"):
+    if config.conv_layers or attention <= 2:
         return _pass(config, shortcut)
     one, two = (_pass(config.replace(layers=layers), shortcut) for layers in (1, 2))
     more = config.layers - 1
@@ -437,12 +436,9 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
     products = 2 * N * N * config.hidden_size  # q k^T, and its softmax with v
     if config.position == "relative":
         products += N * (2 * N - 1) * config.hidden_size  # q with every offset
-    by_macs, variant = Counter({products: len(attending)}), None
-    if config.attention != "softmax":  # as measured, each layer by itself if they differ
-        measured = attending if config.attention in ("axial", "window") else attending[:1]
-        rests = [stage.rest(f"blocks.{layer}.attn", ("convolve", "qkv", "norm", "proj")) for layer in measured]
-        by_macs = Counter(rest.macs for rest in rests * (len(attending) // len(rests)))
-        variant = rests[0] if rests[0].parameters else None
+    variant = stage.rest(f"blocks.{attending[0]}.attn", ("convolve", "qkv", "norm", "proj")) if attending else None
+    if variant is not None:  # attention of another kind: as measured
+        products = variant.macs
     return [
         stage.layers("norm 1", "norm1"),
         stage.layers("depthwise convolution", "attn.depthwise"),
@@ -450,11 +446,7 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
         *(stage.layers(f"convolution of {part}", f"attn.convolve.{part}") for part in "qkv"),
         [replace(one, macs=3 * N * config.hidden_size**2) for one in stage.layers("q, k, v", "attn.qkv")],
         [CostStage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
-        [
-            CostStage("attention, per head", (H, N, N), macs=macs, times=times)
-            for macs, times in by_macs.items()
-            if times
-        ],
+        [CostStage("attention, per head", (H, N, N), macs=products, times=len(attending))] if attending else [],
         [replace(variant, times=len(attending), macs=0)] if variant is not None else [],
         stage.layers("norm of the joined heads", "attn.norm"),
         stage.layers("attention out", "attn.proj", attending),
@@ -495,10 +487,12 @@ class _Walker:
         macs = self.measured.macs_of.get(first, 0)
         return [CostStage(name, shape, self._parameters(first), macs, times=len(having))]
 
-    def rest(self, module: str, parts: Sequence[str]) -> CostStage:
-        """Make a stage of the remaining cost of a module beside these parts."""
+    def rest(self, module: str, parts: Sequence[str]) -> CostStage | None:
+        """Make a stage of the remaining cost of a module, if it has more parameters than these parts."""
         of_parts = [f"{module}.{part}" for part in parts]
         parameters = self._parameters(module) - sum(map(self._parameters, of_parts))
+        if not parameters:
+            return None
         macs = self.measured.macs_of.get(module, 0) - sum(self.measured.macs_of.get(part, 0) for part in of_parts)
         return CostStage("the rest of attention", self.measured.shapes[module], parameters, macs)
 
