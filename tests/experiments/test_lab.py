@@ -279,7 +279,7 @@ def test_attention_distances_are_the_models(photos: Path, model: Path, tmp_path:
     assert isinstance(found, LabResult)
     own = package.load(model).model
     assert np.array(found.figures["attention_distance"]).shape == (own.config.layers, own.config.heads)
-    assert len(found.rows) == own.config.layers
+    assert len(found.rows()) == own.config.layers
     h, w = own.config.grid
     places = np.stack(np.meshgrid(range(h), range(w), indexing="ij"), -1).reshape(-1, 2) * own.config.patch_size[0]
     every = np.linalg.norm(places[:, None] - places[None], axis=-1).mean()

@@ -82,6 +82,17 @@ class Comparison(Result):
         luck = self.figures["luck"]
         return [self.figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the figures of each model; the ends of the 95 % interval are `low` and `high`."""
+        plain = [key for key in HEADINGS if key not in ("interval", "caveats")]
+        return [
+            {
+                **{key: model[key] for key in plain},
+                **dict(zip(("low", "high"), model["interval"] or (None, None), strict=True)),
+            }
+            for model in self.models
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Return all figures, as in comparison.json."""
         return self.figures

@@ -156,6 +156,19 @@ class TrainingPlan(Result):
     def cost(self) -> float | None:
         return None if self.price is None else self.price * self.device_hours
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the amounts of each plan that is compared, this one first."""
+        keys = ("parameters", "trained", "images", "classes", "steps", "tokens_per_image", "forward_flops", "flops")
+        return [
+            {
+                "name": plan.name,
+                **{key: getattr(plan, key) for key in (*keys, "seconds", "device_hours", "cost")},
+                "memory": plan.memory[0].peak,
+                "fits": plan.memory[0].fits,
+            }
+            for plan in (self, *self.others)
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types, including derived values."""
         computed = ("tokens", "flops", "images_per_second", "seconds", "days", "device_hours", "decoding_cores", "cost")
@@ -401,6 +414,22 @@ class PlannedTraining:
     notes: tuple[str, ...]
 
 
+# The paper's training sets: name, training images and classes (sec. 4.1; JFT's number is that of its Table 3's steps).
+_PUBLISHED_DATA = {
+    "imagenet": ("ImageNet", 1_281_167, 1000),
+    "imagenet21k": ("ImageNet-21k", 14_197_122, 21_843),
+    "jft": ("JFT-300M", 303_000_000, 18_291),
+    "cifar10": ("CIFAR-10", 50_000, 10),
+    "flowers": ("Oxford Flowers-102", 2_040, 102),
+    "pets": ("Oxford-IIIT Pets", 3_680, 37),
+}
+
+
+def _published_data(recipe: str) -> tuple[str, int, int] | None:
+    """Return the training set of a paper's recipe that is included; None for others."""
+    return _PUBLISHED_DATA.get(recipe.rpartition("-")[2]) if recipe.startswith("paper-") else None
+
+
 def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, classes: int | None) -> PlannedTraining:
     """Return the training that a recipe asks for.
 
@@ -421,8 +450,15 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
     base, notes = _fields_of(recipe)
     fields_of_job = overlay(base, unfold(fields))
     named = DATASETS[fields_of_job["data"]] if fields_of_job.get("data") in DATASETS else None
+    published = None if fields.get("data") else _published_data(str(recipe))
     if classes is None and named is not None:
         classes = named.classes
+    if published is not None:
+        title, number, its_classes = published
+        if images is None:
+            images = number
+            notes.append(f"images: the {number:,} of {title}, as in the paper")
+        classes = its_classes if classes is None else classes
     first = build(fields_of_job, str(recipe))
     if images is None:
         if named is None or named.splits:

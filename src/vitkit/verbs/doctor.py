@@ -50,6 +50,10 @@ class Checkup(Result):
         """True if results on this data can be trusted: no picture is in two splits or has two labels."""
         return not self.diagnosis.has_problems
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the number of images of each class."""
+        return [{"class": name, "images": images} for name, images in self.diagnosis.table.counts().items()]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics and findings in plain JSON types."""
         return self.diagnosis.to_dict()

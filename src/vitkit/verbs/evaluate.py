@@ -80,6 +80,10 @@ class EvaluationResult(Result):
         """
         return value_of(self.headline)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the figures of each class: precision, recall, f1 and support, 0 to 1."""
+        return [{"class": name, **row} for name, row in self.figures["per_class"].items()]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures."""
         return self.figures

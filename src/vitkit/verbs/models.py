@@ -15,6 +15,7 @@ from vitkit.text.cells import aligned
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
+    from vitkit.model.config import ViTConfig
     from vitkit.weights.catalog import Entry
 
 
@@ -29,10 +30,16 @@ class ModelList(Result):
     names: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return a table with the layers, width, heads, patches and classes of each model."""
-        width = max(map(len, self.names))
-        heading = f"{'name':{width}}  layers  hidden  heads  patches  classes"
-        return [heading, *(_shape_line(name, width) for name in self.names)]
+        """Return a table with the sizes of each model (the paper's Table 1), its patches, classes and parameters."""
+        rows = self.rows()
+        heading = ("name", "layers", "hidden", "MLP", "heads", "patches", "classes", "parameters")
+        return aligned(
+            [heading, *([f"{v:,}" if k == "parameters" else str(v) for k, v in row.items()] for row in rows)]
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the sizes of each model."""
+        return [_sizes(name) for name in self.names]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the names in plain JSON types."""
@@ -65,6 +72,10 @@ class WeightList(Result):
         others = sum(row["timm_pixels"] == "other" for row in rows)
         note = f"{others} have the preprocessing of their authors, which differs from timm's: timm:NAME uses timm's"
         return [*aligned([heading, *map(_weights_cells, rows)]), *([note] if others else [])]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the known facts about each entry."""
+        return [_facts(entry) for entry in self.entries]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the known facts about each entry in plain JSON types."""
@@ -151,10 +162,46 @@ def _find_weights(pattern: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _shape_line(name: str, width: int) -> str:
+def _sizes(name: str) -> dict[str, Any]:
     c = config_for(name)
-    grid = f"{c.grid[0]}x{c.grid[1]}"
-    return f"{name:{width}}  {c.layers:6}  {c.hidden_size:6}  {c.heads:5}  {grid:>7}  {c.num_classes:7}"
+    return {
+        "name": name,
+        "layers": c.layers,
+        "hidden_size": c.hidden_size,
+        "mlp_size": c.mlp_size,
+        "heads": c.heads,
+        "patches": f"{c.grid[0]}x{c.grid[1]}",
+        "classes": c.num_classes,
+        "parameters": count_parameters(c),
+    }
+
+
+def count_parameters(config: ViTConfig) -> int:
+    """Count the parameters of a model that has a name, without building it.
+
+    The names stand for the paper's models, DeiT's and hybrids, which have biases, a plain MLP and learned positions.
+    """
+    c, D = config, config.hidden_size
+    channels, stem = (c.in_channels, 0) if c.stem is None else _stem_parameters(c.in_channels, c.stem)
+    patches = channels * c.patch_size[0] * c.patch_size[1] * D + D
+    tokens = (c.prefix_tokens + c.tokens) * D  # the learned tokens, and a position for each token
+    layer = 4 * D * (D + 1) + 2 * D * c.mlp_size + c.mlp_size + D + 4 * D  # attention, MLP, two norms
+    representation = 0 if c.representation_size is None else (D + 1) * c.representation_size
+    heads = (c.feature_size + 1) * c.num_classes * (2 if c.distill_head else 1)
+    return stem + patches + tokens + c.layers * layer + 2 * D + representation + heads
+
+
+def _stem_parameters(channels: int, stages: Sequence[int]) -> tuple[int, int]:
+    """Return the channels of a ResNet stem's output and the number of its parameters (`model.hybrids.ResNetStem`)."""
+    total, channels = 49 * channels * 64 + 2 * 64, 64
+    for stage, units in enumerate(stages):
+        width = 64 * 2**stage
+        for unit in range(units):
+            total += channels * width + 9 * width**2 + 4 * width**2 + 2 * (width + width + 4 * width)
+            if unit == 0:
+                total += channels * 4 * width + 8 * width
+            channels = 4 * width
+    return channels, total
 
 
 def _facts(entry: Entry) -> dict[str, Any]:

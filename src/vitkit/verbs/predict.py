@@ -99,6 +99,12 @@ class Predictions(Result):
     def __len__(self) -> int:
         return self.images
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the path, label, confidence and error of each image."""
+        return [
+            {"path": row.path, "label": row.label, "confidence": row.confidence, "error": row.error} for row in self
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the counts, and for each image the dict that a JSON lines file contains."""
         may_reject = self.form.columns.reject is not None

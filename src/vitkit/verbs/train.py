@@ -100,6 +100,15 @@ class TrainingRun(Result):
         """
         return value_of(self.headline)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what metrics.csv has of each epoch. A cross-validation has the epochs of every fold, numbered."""
+        from vitkit.system.run_files import METRICS
+        from vitkit.training.run_folder import read_metrics
+
+        if self.folds:
+            return [{"fold": i, **row} for i, fold in enumerate(self.folds, start=1) for row in fold.rows()]
+        return [dict(row) for row in read_metrics(self.folder / METRICS)]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the paths of the run, its recipe and its figures."""
         return {

@@ -112,7 +112,7 @@ class LabResult(Result):
     Attributes:
         experiment: which.
         figures: all that lab.json holds.
-        headings, rows: the headings and the rows of its table.
+        headings, cells: the headings of its table, and the text in each row.
         remarks: what the table says, a line each.
         folder: the folder of lab.json, the page and the runs; None if nothing was written.
     """
@@ -120,7 +120,7 @@ class LabResult(Result):
     experiment: Experiment
     figures: dict[str, Any]
     headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    cells: tuple[tuple[str, ...], ...]
     remarks: tuple[str, ...]
     folder: Path | None = None
 
@@ -128,6 +128,11 @@ class LabResult(Result):
     def page(self) -> Path | None:
         """Return the path of the page; None if nothing was written."""
         return None if self.folder is None else self.folder / PAGE
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the table as it is shown, by its headings; the first heading is `variant`."""
+        keys = [heading or "variant" for heading in self.headings]
+        return [dict(zip(keys, row, strict=True)) for row in self.cells]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of lab.json."""
@@ -140,7 +145,7 @@ class LabResult(Result):
         where = [] if self.folder is None else [f"everything: {self.folder / LAB}, {self.folder / PAGE}"]
         return [
             f"{experiment.name}: {experiment.question}",
-            *aligned([self.headings, *self.rows]),
+            *aligned([self.headings, *self.cells]),
             "",
             *self.remarks,
             f"the source ({experiment.source}): {experiment.says}",
@@ -158,7 +163,7 @@ class LabResult(Result):
             f"The source ({experiment.source}): {experiment.says}.",
             f"What differs: {experiment.differs}.",
         ]
-        rows = [[escape(cell) for cell in row] for row in self.rows]
+        rows = [[escape(cell) for cell in row] for row in self.cells]
         command = f"<p class='soft'>{escape(self.figures['command'])}</p>"
         head = [f"<h1>{escape(experiment.name)}</h1>", f"<p>{escape(experiment.question)}</p>", command]
         return [*head, table(rows, list(map(escape, self.headings))), *(f"<p>{escape(line)}</p>" for line in said)]

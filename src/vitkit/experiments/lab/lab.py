@@ -209,7 +209,7 @@ def lab(
 
         print(vitkit.lab())
         found = vitkit.lab("head", epochs=1, max_images=100, seeds=2)
-        print(found.rows)
+        print(found.rows())
 
     On the command line: `vitkit lab position --epochs 5`.
 
