@@ -179,16 +179,20 @@ def _sizes(name: str) -> dict[str, Any]:
 def count_parameters(config: ViTConfig) -> int:
     """Count the parameters of a model that has a name, without building it.
 
-    The names stand for the paper's models, DeiT's and hybrids, which have biases, a plain MLP and learned positions.
+    The names stand for the paper's models, DeiT's and hybrids, which have biases, one kind of norm and learned positions.
     """
     c, D = config, config.hidden_size
     channels, stem = (c.in_channels, 0) if c.stem is None else _stem_parameters(c.in_channels, c.stem)
     patches = channels * c.patch_size[0] * c.patch_size[1] * D + D
     tokens = (c.prefix_tokens + c.tokens) * D  # the learned tokens, and a position for each token
     layer = 4 * D * (D + 1) + 2 * D * c.mlp_size + c.mlp_size + D + 4 * D  # attention, MLP, two norms
+    reading = c.layers - (c.pool == "token")  # layers whose patches are read: in the last only the class token may be
+    convolutions = 10 * c.mlp_size * reading if c.mlp_kind == "conv" else 0  # depthwise, 3x3 with a bias
+    convolutions += 10 * D * (2 * c.layers + reading) if c.projection == "conv" else 0
+    convolutions += len(c.conv_layers) * (10 * D - 3 * D * (D + 1))  # instead of q, k and v
     representation = 0 if c.representation_size is None else (D + 1) * c.representation_size
     heads = (c.feature_size + 1) * c.num_classes * (2 if c.distill_head else 1)
-    return stem + patches + tokens + c.layers * layer + 2 * D + representation + heads
+    return stem + patches + tokens + c.layers * layer + convolutions + 2 * D + representation + heads
 
 
 def _stem_parameters(channels: int, stages: Sequence[int]) -> tuple[int, int]:
