@@ -179,7 +179,7 @@ def _sizes(name: str) -> dict[str, Any]:
 def count_parameters(config: ViTConfig) -> int:
     """Count the parameters of a model that has a name, without building it.
 
-    The names stand for the paper's models, DeiT's and hybrids, which have biases, one kind of norm and learned positions.
+    The names stand for the paper's models, DeiT's and hybrids, which have biases, LayerNorms and learned positions.
     """
     c, D = config, config.hidden_size
     channels, stem = (c.in_channels, 0) if c.stem is None else _stem_parameters(c.in_channels, c.stem)
