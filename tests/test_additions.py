@@ -81,7 +81,12 @@ class QKNormAttention(nn.Module):
 '''
     },
     edits={
-        "model/config.py": [('Literal["softmax", "differential"]', 'Literal["softmax", "differential", "qk-norm"]')],
+        "model/config.py": [
+            (
+                'Literal["softmax", "differential", "axial", "window"]',
+                'Literal["softmax", "differential", "axial", "window", "qk-norm"]',
+            )
+        ],
         "model/vit.py": [
             (
                 '    if config.attention == "differential":\n',

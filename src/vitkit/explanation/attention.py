@@ -52,7 +52,7 @@ class ExactAttention(Attention):
         q, k = self._inputs
         del self._inputs
         q, k, bias = (q, k, None) if relative is None else relative(q, k, self.scale)
-        self.seen = exact_matrix(self, q, k, bias)
+        self.seen = exact_matrix(self, q, k, bias if self.windows is None else self.windows.masked(bias, q))
         return output
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:

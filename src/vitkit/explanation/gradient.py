@@ -33,6 +33,10 @@ class WrittenAttention(Attention):
 
     seen: Tensor
 
+    def attend_within(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Attend to all tokens, with weights of 0 outside the windows, so that there is one matrix."""
+        return self.attend(q, k, v, bias if self.windows is None else self.windows.masked(bias, q))
+
     def matrix(self, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
         self.seen = exact_matrix(self, q, k, bias)
         return self.seen.to(q.dtype)

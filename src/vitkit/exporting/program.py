@@ -100,7 +100,8 @@ _WRITTEN = (
     "pad.default permute.default promote_types.default relu.default reshape.default rms_norm.default "
     "scaled_dot_product_attention.default select.int silu.default slice.Tensor std_mean.correction sub.Tensor "
     "sym_size.int t.default tanh.default to.dtype transpose.int unbind.int unflatten.int unsqueeze.default "
-    "view.default view_as.default clamp_min.default exp.default expand_as.default linalg_vector_norm.default"
+    "view.default view_as.default clamp_min.default exp.default expand_as.default linalg_vector_norm.default "
+    "arange.default new_zeros.default"
 )
 _TRACED = (  # of other libraries' networks; none changes what it is given
     "_native_batch_norm_legit_no_training.default adaptive_avg_pool2d.default avg_pool2d.default clamp.default "
@@ -110,7 +111,8 @@ _TRACED = (  # of other libraries' networks; none changes what it is given
 )
 _OPERATIONS = frozenset(f"{_WRITTEN} {_TRACED}".split())
 _OPERATION = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
-_SYMBOL = re.compile(r"s\d+|Symbol\('s\d+', positive=True, integer=True\)")  # an unknown number of images
+# An unknown number of images, or a multiple of it: of windows in all images, or of tokens.
+_SYMBOL = re.compile(r"s\d+|(Mul\(Integer\(\d+\), )?Symbol\('s\d+', positive=True, integer=True\)(?(1)\))")
 _DTYPES = {5: torch.int64, 6: torch.float16, 7: torch.float32, 13: torch.bfloat16}  # of torch._export.serde.schema
 _MEMORY_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
 _PLAIN = {"as_int": int, "as_float": float, "as_bool": bool, "as_string": str}

@@ -20,6 +20,8 @@ from vitkit.text.fields import as_typed, hints_of, is_number, settle_types
 Pair = tuple[int, int]
 RELATIVE = ("relative", "relative_bias", "relative_mlp")  # positions that act inside attention
 MAX_LAYERS, MAX_SIZE, MAX_SIDE = 1000, 2**24, 2**20  # larger values mean that a file is damaged
+PAIRS = ("image_size", "patch_size", "window_size")  # fields that take one number or (height, width)
+WINDOW = 7  # rows and columns of a window in Swin, arXiv 2103.14030 sec. 3.2
 
 
 def as_pair(value: Any, name: str) -> Pair:
@@ -161,7 +163,8 @@ def _check_attention(config: ViTConfig) -> None:
             f"no encoder layer {config.block!r} is registered in this program: call "
             f"vitkit.register_block({config.block!r}, ...) first"
         )
-    if config.attention == "softmax":
+    _check_windows(config)
+    if config.attention != "differential":
         return
     if config.head_size % 2:
         raise VitkitError(
@@ -171,6 +174,26 @@ def _check_attention(config: ViTConfig) -> None:
         raise VitkitError(
             "attention 'differential' cannot be combined with projection 'conv', nor with rotary or relative positions"
         )
+
+
+def _check_windows(config: ViTConfig) -> None:
+    kind = config.attention
+    if kind != "window" and (config.window_size is not None or config.global_layers):
+        raise VitkitError(f"window_size and global_layers are of attention 'window' alone, not of {kind!r}")
+    if not all(0 <= layer < config.layers for layer in config.global_layers):
+        raise VitkitError(f"global_layers must be layers from 0 to {config.layers - 1}, not {config.global_layers}")
+    if kind in ("axial", "window") and config.position == "relative":
+        raise VitkitError(
+            f"attention {kind!r} cannot be combined with position 'relative', whose offsets run over the sequence: "
+            "take relative_bias or relative_mlp"
+        )
+    if kind == "axial" and config.layers % 2:
+        raise VitkitError(
+            f"attention 'axial' needs an even number of layers, not {config.layers}: they attend within rows and "
+            "within columns in turn"
+        )
+    if kind == "axial" and config.conv_layers:
+        raise VitkitError("attention 'axial' cannot be combined with conv_layers, as its layers come in pairs")
 
 
 def _check_norms(config: ViTConfig) -> None:
@@ -337,7 +360,11 @@ class ViTConfig:
     heads: int = 12
     mlp_size: int = 3072
     mlp_kind: Literal["mlp", "swiglu", "conv"] = "mlp"  # arXiv 2002.05202 (DINOv2 giant); 2103.11816 sec. 3.2
-    attention: Literal["softmax", "differential"] = "softmax"  # "differential": arXiv 2410.05258
+    # "differential": arXiv 2410.05258; "axial": within rows, then columns of the patch grid (app. D.6); "window":
+    # within windows (arXiv 2103.14030, sec. 3.2; 2203.16527, sec. 3)
+    attention: Literal["softmax", "differential", "axial", "window"] = "softmax"
+    window_size: Pair | None = None  # of attention "window", in patches; None: 7 x 7, as in Swin
+    global_layers: tuple[int, ...] = ()  # of attention "window": layers that attend to all patches
     # MLP and attention in parallel (ViT-22B, arXiv 2302.05442, sec. 2); "fused": with one bias for the sum of both
     parallel: Literal["none", "separate", "fused"] = "none"
     projection: Literal["linear", "conv"] = "linear"  # of q, k, v; "conv": arXiv 2103.15808, sec. 3.2
@@ -396,6 +423,9 @@ class ViTConfig:
             object.__setattr__(self, name, as_pair(getattr(self, name), name))
         if self.rotary_grid is not None:
             object.__setattr__(self, "rotary_grid", as_pair(self.rotary_grid, "rotary_grid"))
+        if self.window_size is not None or self.attention == "window":
+            size = WINDOW if self.window_size is None else self.window_size
+            object.__setattr__(self, "window_size", as_pair(size, "window_size"))
         settle_types(self)
         if self.class_token is None:
             object.__setattr__(self, "class_token", reads_token(self.pool))
@@ -516,7 +546,7 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
             if field in overrides:
                 raise VitkitError(f"{name} and {field} say the same in two ways: give one of them")
     for name, value in overrides.items():
-        if name not in ("image_size", "patch_size"):  # they may be one number; see `as_pair`
+        if name not in PAIRS:  # they may be one number; see `as_pair`
             as_typed(name, hints_of(ViTConfig)[name], value)
     hidden_size = overrides.get("hidden_size", config.hidden_size)
     changes = {**_dependent_fields(config, overrides), **overrides}
@@ -549,7 +579,10 @@ def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str,
         changes["position_at"] = "every_layer" if is_relative else "input"
     if "pool" in overrides and config.class_token == reads_token(config.pool):
         changes["class_token"] = None  # if the new pool reads it
+    if overrides.get("attention", "window") != "window":
+        changes |= {"window_size": None, "global_layers": ()}
     if "layers" in overrides:
+        changes["global_layers"] = tuple(layer for layer in config.global_layers if layer < overrides["layers"])
         changes["conv_layers"] = tuple(layer for layer in config.conv_layers if layer < overrides["layers"] - 1)
     return changes
 

@@ -28,6 +28,7 @@ MERGING = "token merging"
 MAPS = "attention maps"
 TIMM = "the timm layout"
 
+NO_NAME = r"(?!)"  # a pattern that no name has
 # Fields that change how weights begin, are trained or are resized, and no answer of a model that has its weights.
 WITHOUT_EFFECT = frozenset({"init", "dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize"})
 # Fields that are computed at any value by whoever computes a model. What one of them cannot do at some value of these,
@@ -38,7 +39,7 @@ COMPUTED = frozenset(
     | {"relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"}
     | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
     | {"norm", "norm_kind", "norm_eps", "layer_scale", "activation", "gelu", "qkv_bias", "proj_bias", "qk_scale"}
-    | {"attention_norm", "mlp_norm"}
+    | {"attention_norm", "mlp_norm", "window_size", "global_layers"}
     | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size"}  # eq. 4
     | {"fc_norm", "last_norm", "representation"}
 )
@@ -57,7 +58,7 @@ class Variant:
     Attributes:
         field: the field of `ViTConfig`.
         signs: for each value the pattern that the name of a tensor in timm's layout begins with, which no model without
-            this value has.
+            this value has; `NO_NAME` if there is none.
         module: the module where the value is computed, and where the handlers are.
         handlers: who computes or writes the value, and the name in `module` of what does it for them; empty
             where their general way does.
@@ -106,6 +107,13 @@ VARIANTS: tuple[Variant, ...] = (
     ),
     # What a user registers has any name and any tensors: everybody refuses it.
     Variant(field="block", signs={}, module="vitkit.model.registry", handlers={}),
+    Variant(
+        field="attention",
+        signs=dict.fromkeys(("axial", "window"), NO_NAME),  # their tensors are those of other attention
+        module="vitkit.model.windows",
+        handlers={OPTIMIZED: "", GRAPH: "", MAPS: ""},
+        refusals={MERGING: "which needs each patch in its place: leave --merge out"},
+    ),
     Variant(
         field="parallel",
         signs={"separate": r"blocks\.\d+\.attn_out_proj\.", "fused": r"blocks\.\d+\.out_proj\."},

@@ -41,6 +41,7 @@ from vitkit.model.parallel import ParallelBlock
 from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.registry import build_registered_block
 from vitkit.model.timm_habits import TimmHabits
+from vitkit.model.windows import attend_fused, windows_of
 
 
 class PatchEmbed(nn.Module):
@@ -69,10 +70,11 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (app. A, eqs. 5-8)."""
+    """Multi-head self-attention (app. A, eqs. 5-8), of all tokens or within windows (app. D.6)."""
 
-    def __init__(self, config: ViTConfig, patches_read: bool = True) -> None:
+    def __init__(self, config: ViTConfig, patches_read: bool = True, layer: int = 0) -> None:
         super().__init__()
+        self.windows = windows_of(config, layer)
         self.heads = config.heads
         self.scale = config.head_size**-0.5 if config.qk_scale is None else config.qk_scale
         self.fused = True  # compute eqs. 6-7 by one kernel; False: step by step, with the same result
@@ -101,14 +103,20 @@ class Attention(nn.Module):
         logits = (q * self.scale) @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias).softmax(dim=-1)
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Compute eqs. 6-7 of these queries and keys: (..., n, D_h)."""
+        if self.fused and not (self.training and self.attn_drop.rate):  # the kernel would draw other dropout masks
+            return attend_fused(q, k, v, bias, self.scale)
+        return self.attn_drop(self.matrix(q, k, bias)) @ v
+
+    def attend_within(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Compute eqs. 6-7 within the windows, or of all tokens if there are none: (B, H, n, D_h)."""
+        return self.attend(q, k, v, bias) if self.windows is None else self.windows(self.attend, q, k, v, bias)
+
     def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
         q, k, v = self.project(x, queries)
         q, k, bias = (q, k, None) if relative is None else relative(q, k, self.scale)
-        if self.fused and not (self.training and self.attn_drop.rate):  # the kernel would draw other dropout masks
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
-        else:
-            x = self.attn_drop(self.matrix(q, k, bias)) @ v  # eq. 7: (B, H, n, D_h)
-        x = x.transpose(1, 2).flatten(2)  # eq. 8: (B, n, D)
+        x = self.attend_within(q, k, v, bias).transpose(1, 2).flatten(2)  # eq. 8: (B, n, D)
         return self.proj_drop(self.proj(self.norm(x)))
 
 
@@ -167,7 +175,7 @@ def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Mod
         return ConvMixer(config)
     if config.attention == "differential":
         return DifferentialAttention(config, layer)
-    return Attention(config, patches_read)
+    return Attention(config, patches_read, layer)
 
 
 def build_block(config: ViTConfig, layer: int) -> nn.Module:

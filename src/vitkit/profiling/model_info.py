@@ -9,6 +9,7 @@ counter, and with the tensors that real models keep, to the byte.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +25,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.network import Network
 from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
+from vitkit.model.windows import windows_of
 
 
 @dataclass
@@ -362,13 +364,13 @@ def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
 def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
     """Measure the whole model; layers of equal cost are measured once.
 
-    What the last layer costs differs with the shortcut, so one and two attention layers are measured.
+    What the last layer costs differs with the shortcut, so one and two attention layers are measured, or pairs of them.
     """
-    attention = config.layers - len(config.conv_layers)
-    if config.conv_layers or attention <= 2:
+    alike = 2 if config.attention == "axial" else 1  # a layer within rows and one within columns
+    if config.conv_layers or config.global_layers or config.layers <= 2 * alike:
         return _pass(config, shortcut)
-    one, two = (_pass(config.replace(layers=layers), shortcut) for layers in (1, 2))
-    more = config.layers - 1
+    one, two = (_pass(config.replace(layers=layers), shortcut) for layers in (alike, 2 * alike))
+    more = config.layers // alike - 1
     return replace(
         two,
         macs=one.macs + more * (two.macs - one.macs),
@@ -446,7 +448,7 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
         *(stage.layers(f"convolution of {part}", f"attn.convolve.{part}") for part in "qkv"),
         [replace(one, macs=3 * N * config.hidden_size**2) for one in stage.layers("q, k, v", "attn.qkv")],
         [CostStage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
-        [CostStage("attention, per head", (H, N, N), macs=products, times=len(attending))] if attending else [],
+        _attention_stages(stage, attending, products),
         [replace(variant, times=len(attending), macs=0)] if variant is not None else [],
         stage.layers("norm of the joined heads", "attn.norm"),
         stage.layers("attention out", "attn.proj", attending),
@@ -458,6 +460,22 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
         stage.layers("MLP out", "mlp.fc2"),
         stage.layers("LayerScale 2", "ls2"),
     ]
+
+
+def _attention_stages(stage: _Walker, layers: Sequence[int], products: int) -> list[CostStage]:
+    """Make the stages of eqs. 6-7: of all tokens, which have this many products, and of each kind of windows."""
+    config, P = stage.model.config, stage.model.config.prefix_tokens
+    stages = []
+    for windows, times in Counter(windows_of(config, layer) for layer in layers).items():
+        if windows is None:
+            shape: tuple[int, ...] = (config.heads, config.tokens, config.tokens)
+            stages.append(CostStage("attention, per head", shape, macs=products, times=times))
+        else:
+            W, S = math.prod(windows.windows), math.prod(windows.size)
+            macs = 2 * config.hidden_size * (W * S * (P + S) + P * config.tokens)
+            name = f"attention within {windows.size[0]} x {windows.size[1]} patches, per head"
+            stages.append(CostStage(name, (config.heads, W, S, P + S), macs=macs, times=times))
+    return stages
 
 
 @dataclass(frozen=True)

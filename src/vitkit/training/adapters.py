@@ -163,6 +163,8 @@ def needs_every_patch(config: ViTConfig) -> str | None:
         return "positions act in every layer of this model, which needs all patches"
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
         return "layers of this model convolve, which needs all patches"
+    if config.attention in ("axial", "window"):
+        return f"attention {config.attention!r} of this model needs all patches of its grid"
     return None
 
 

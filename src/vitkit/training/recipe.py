@@ -21,12 +21,11 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig, as_pair, canonical, suggest
+from vitkit.model.config import PAIRS, ViTConfig, as_pair, canonical, suggest
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import without_place
 from vitkit.text.fields import Between, as_typed, check_ranges, from_text, hints_of, settle_types, shown
 
-_PAIRS = ("image_size", "patch_size")  # one number will do
 _OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
 
 
@@ -52,16 +51,16 @@ def read_change(name: str, text: str) -> dict[str, Any]:
 
 
 def _read(name: str, text: str) -> Any:
-    is_one = name in _PAIRS and "," not in text
+    is_one = name in PAIRS and text != "none" and "," not in text
     return from_text(f"model.{name}", int if is_one else _hint(name), text)
 
 
 def _settled(name: str, value: Any) -> Any:
     hint = _hint(name)
-    if name in _PAIRS:
-        return as_pair(value, f"model.{name}")
-    if value == "none" and type(None) in get_args(hint):
+    if type(None) in get_args(hint) and value in ("none", None):
         return None
+    if name in PAIRS:
+        return as_pair(value, f"model.{name}")
     return as_typed(f"model.{name}", hint, value)
 
 

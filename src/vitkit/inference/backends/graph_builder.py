@@ -25,6 +25,7 @@ from vitkit.model.layers import QUICK, AttentionPool, Norm, QuickGELU, RMSNorm, 
 from vitkit.model.position import OffsetBias, Relative, RelativePosition, Turn
 from vitkit.model.variants import GRAPH, check, handlers_of
 from vitkit.model.vit import MLP, Attention, VisionTransformer
+from vitkit.model.windows import emit as emit_windows
 
 V = TypeVar("V")
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -292,9 +293,14 @@ class _GraphBuilder(Generic[V]):
         q, k = (
             positions.turned(relative, part, n) for part, n in ((q, queries or N), (writer.transpose(k, 0, 2, 1, 3), N))
         )
-        logits = writer.matmul(q, writer.transpose(k, 0, 1, 3, 2))  # eq. 6: (B, H, n, N)
-        logits = positions.added(relative, logits, q, queries or N)
-        x = writer.matmul(writer.softmax(logits), writer.transpose(v, 0, 2, 1, 3))  # eq. 7: (B, H, n, D_h)
+        v = writer.transpose(v, 0, 2, 1, 3)
+        if attention.windows is None:
+            logits = writer.matmul(q, writer.transpose(k, 0, 1, 3, 2))  # eq. 6: (B, H, n, N)
+            logits = positions.added(relative, logits, q, queries or N)
+            x = writer.matmul(writer.softmax(logits), v)  # eq. 7: (B, H, n, D_h)
+        else:
+            added = relative.bias(queries or N)[None] if isinstance(relative, OffsetBias) else None
+            x = emit_windows(self, attention.windows, q, k, v, queries or N, added)
         x = writer.reshape(writer.transpose(x, 0, 2, 1, 3), 0, 0, D)  # eq. 8: (B, n, D)
         return self.linear(self.plain_norm(x, attention.norm), *with_scale(attention.proj, scale, attention.norm))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +28,7 @@ from vitkit.model.layers import LayerScale, Norm, RMSNorm
 from vitkit.model.position import Relative
 from vitkit.model.variants import OPTIMIZED, check
 from vitkit.model.vit import MLP, Attention, PatchEmbed, VisionTransformer
+from vitkit.model.windows import attend_fused
 
 
 def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Tensor, Tensor]:
@@ -224,6 +226,7 @@ class PreparedAttention(nn.Module):
     def __init__(self, attention: Attention, norm: Norm | None, scale: nn.Module, way: Way, *, is_split: bool) -> None:
         super().__init__()
         self.heads, self.attend, self.dtype = attention.heads, way.attend, way.dtype
+        self.windows = attention.windows
         weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
         D = weight.shape[1]
         cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
@@ -244,7 +247,11 @@ class PreparedAttention(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
         q, k, v = self.project(x, queries)
         q, k, bias = (q, k, None) if relative is None else relative(q, k, 1.0)
-        return self.finish(self.attend(q, k, v, bias), residual)
+        if self.windows is None:
+            return self.finish(self.attend(q, k, v, bias), residual)
+        bias = None if bias is None else bias.to(q.dtype)
+        x = self.windows(partial(attend_fused, scale=1.0), q, k, v, bias)
+        return self.finish(x.transpose(1, 2).flatten(2), residual)
 
     def finish(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Eq. 8 of the joined heads (B, n, D), and the residual sum."""

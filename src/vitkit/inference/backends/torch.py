@@ -34,6 +34,7 @@ from vitkit.inference.pipeline import BATCH, cores
 from vitkit.model.build import Model, vit_of
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
+from vitkit.model.windows import windows_of
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Say, ignore
@@ -110,7 +111,8 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
 
 def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list[int]]:
     """Return the model with one block of each kind, sharing weights, and how many blocks each stands for."""
-    kinds = [i in model.config.conv_layers for i in range(len(model.blocks) - 1)]
+    config = model.config
+    kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
     cut = sharing(model)
     cut.blocks = nn.ModuleList([*(cut.blocks[kinds.index(kind)] for kind in Counter(kinds)), cut.blocks[-1]])
     return cut, list(Counter(kinds).values())

@@ -1,0 +1,223 @@
+"""Local attention: within the rows and columns of the patch grid, or within windows of it.
+
+"axial" is the attention of appendix D.6 (Axial-ViT; Ho et al., arXiv 1912.12180, sec. 3; Wang et al., arXiv 2003.07853,
+sec. 3.2). There each block becomes attention within rows and an MLP, followed by attention within columns and an MLP.
+Here these are two layers: the first, third, ... layer attends within rows, the others within columns. Axial-ViT-B with
+its 12 blocks therefore has `layers=24`.
+
+"window" is attention within windows that do not overlap (Swin, arXiv 2103.14030, sec. 3.2, without its shift). As in
+ViTDet (arXiv 2203.16527, sec. 3), some layers may attend to all patches instead: `global_layers`.
+
+The class token is in no row, column or window. Neither are the other tokens that precede the patches. All of them are
+global tokens (Longformer, arXiv 2004.05150, sec. 3.1): they attend to all tokens, and all tokens attend to them. A
+class token can therefore read the whole image in the last layer. Appendix D.6 processes a grid of patches alone; pool
+"gap" without a class token is that model.
+
+If the grid is not divisible by the window, it is padded at the bottom and at the right. Nothing attends to the padding.
+
+Shapes: B batch, H heads, D_h head size, N tokens, n the first tokens of them that are computed, P the tokens that
+precede the patches, h x w patch grid, W windows, S the patches of a window, padding included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.model.config import Pair, ViTConfig
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which patches attend to each other in one layer.
+
+    Attributes:
+        grid: the rows and columns of patches.
+        size: the rows and columns of a window; a row of the grid is a window, and so is a column.
+        prefix: the number of tokens that precede the patches.
+    """
+
+    grid: Pair
+    size: Pair
+    prefix: int
+
+    @property
+    def windows(self) -> Pair:
+        """The rows and columns of windows that cover the grid."""
+        return -(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1])
+
+    @property
+    def padding(self) -> Pair:
+        """The rows and columns that are added to the grid, so that the windows divide it."""
+        (rows, columns), (height, width) = self.windows, self.size
+        return rows * height - self.grid[0], columns * width - self.grid[1]
+
+    def __call__(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Compute eqs. 6-7 within the windows: (B, H, n, D_h).
+
+        Args:
+            attend: computes eqs. 6-7 of all queries and keys that it receives: (..., n, D_h), (..., N, D_h), (..., N,
+                D_h) and what is added to the logits, which has a shape that broadcasts to (..., n, N).
+            q: (B, H, n, D_h), of the first n tokens.
+            k: (B, H, N, D_h).
+            v: (B, H, N, D_h).
+            bias: what is added to the logits, (1, H, n, N); None for nothing.
+        """
+        P, n = self.prefix, q.shape[2]
+        if P < n < k.shape[2]:  # some of the patches are computed, and windows are not complete
+            return attend(q, k, v, self.masked(bias, q))
+        ahead = attend(q[:, :, :P], k, v, None if bias is None else bias[..., :P, :]) if P else None
+        if ahead is not None and n <= P:
+            return ahead
+        inside = attend(self.split(q[:, :, P:]), self._keys(k), self._keys(v), self.bias(bias, q))  # (B, W, H, S, D_h)
+        inside = self.join(inside)
+        return inside if ahead is None else torch.cat([ahead, inside], dim=2)
+
+    def split(self, x: Tensor, fill: float = 0) -> Tensor:
+        """Divide the patches into windows, after padding them with a number: (B, H, h*w, C) -> (B, W, H, S, C)."""
+        (B, H, _, C), (rows, columns), (height, width) = x.shape, self.windows, self.size
+        x = x.reshape(B, H, *self.grid, C)
+        if any(self.padding):
+            x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]), value=fill)
+        x = x.reshape(B, H, rows, height, columns, width, C).permute(0, 2, 4, 1, 3, 5, 6)
+        return x.reshape(B, rows * columns, H, height * width, C)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Undo `split`, without the padding: (B, W, H, S, C) -> (B, H, h*w, C)."""
+        (B, _, H, _, C), (rows, columns), (height, width) = x.shape, self.windows, self.size
+        x = x.reshape(B, rows, columns, H, height, width, C).permute(0, 3, 1, 4, 2, 5, 6)
+        x = x.reshape(B, H, rows * height, columns * width, C)
+        return x[:, :, : self.grid[0], : self.grid[1]].flatten(2, 3)
+
+    def _keys(self, x: Tensor) -> Tensor:
+        """Return what the patches of each window attend to: (B, H, N, D_h) -> (B, W, H, P + S, D_h)."""
+        patches = self.split(x[:, :, self.prefix :])
+        if not self.prefix:
+            return patches
+        prefix = x[:, None, :, : self.prefix].expand(-1, patches.shape[1], -1, -1, -1)
+        return torch.cat([prefix, patches], dim=3)
+
+    def bias(self, bias: Tensor | None, like: Tensor) -> Tensor | None:
+        """Return what is added to the logits within the windows: (1, W, 1 or H, 1 or S, P + S), of the dtype of `like`.
+
+        Padding gets the lowest number, whose softmax is exactly 0. None if nothing is added.
+        """
+        if bias is None and not any(self.padding):
+            return None
+        P, patches = self.prefix, math.prod(self.grid)
+        lowest = torch.finfo(like.dtype).min
+        mask = F.pad(self.split(like.new_zeros(1, 1, patches, 1), lowest)[..., 0], (P, 0))  # (1, W, 1, P + S)
+        if bias is None:
+            return mask[:, :, :, None]
+        number = torch.arange(P + patches, device=like.device)
+        queries = self.split(number[P:].view(1, 1, -1, 1))[0, :, 0, :, 0]  # (W, S); padding is masked
+        keys = torch.cat([number[:P].expand(len(queries), -1), queries], dim=1)  # (W, P + S)
+        inside = bias[0].permute(1, 2, 0)[queries[:, :, None], keys[:, None]]  # (W, S, P + S, H)
+        return inside.permute(0, 3, 1, 2)[None].to(like.dtype) + mask[:, :, :, None]
+
+    def masked(self, bias: Tensor | None, like: Tensor) -> Tensor:
+        """Return what makes full attention of the first n tokens equal to that within windows: (n, N), or (1, H, n, N).
+
+        Args:
+            bias: what is added to the logits anyway, (1, H, n, N); None for nothing.
+            like: (B, H, n, D_h), on whose device and of whose dtype the result is.
+        """
+        rows, columns = (
+            torch.arange(side, device=like.device) // size for side, size in zip(self.grid, self.size, strict=True)
+        )
+        window = (rows[:, None] * self.windows[1] + columns).flatten()  # (h*w,)
+        allowed = F.pad(window[:, None] == window, (self.prefix, 0, self.prefix, 0), value=True)[: like.shape[2]]
+        mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill(~allowed, -math.inf)
+        return mask if bias is None else bias.to(like.dtype) + mask
+
+
+def windows_of(config: ViTConfig, layer: int) -> Windows | None:
+    """Return the windows of a layer, counted from 0; None if its tokens attend to all tokens."""
+    (h, w), size = config.grid, config.grid
+    if config.attention == "axial":
+        size = (h, 1) if layer % 2 else (1, w)
+    elif config.window_size is not None and layer not in config.global_layers:
+        size = min(config.window_size[0], h), min(config.window_size[1], w)
+    return None if size == (h, w) else Windows((h, w), size, config.prefix_tokens)
+
+
+def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Compute eqs. 6-7 by one kernel, which takes windows as images: (B, H, n, D_h) or (B, W, H, S, D_h)."""
+    if q.ndim == 4:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    B, W = q.shape[:2]
+    mask = None if bias is None else bias.expand(B, -1, -1, -1, -1).flatten(0, 1)
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).view(B, W, *q.shape[1:])
+
+
+def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Tensor | None) -> Any:
+    """Write the operations of attention within windows into a graph: (B, H, n, D_h).
+
+    The tokens that precede the patches are the same for all windows. Their keys are multiplied separately, and the
+    logits joined, so that no key is repeated for every window.
+
+    Args:
+        graph: the graph builder, whose `writer` writes operations.
+        windows: the windows of the layer.
+        q: (B, H, n, D_h), scaled.
+        k: (B, H, N, D_h).
+        v: (B, H, N, D_h).
+        n: the number of queries: those of all tokens, or at most those that precede the patches.
+        bias: what is added to the logits, (1, H, n, N); None for nothing.
+    """
+    writer, P, N, H, D_h = graph.writer, windows.prefix, graph.config.tokens, graph.config.heads, graph.config.head_size
+    (h, w), (rows, columns), (height, width), (below, right) = (
+        windows.grid, windows.windows, windows.size, windows.padding,
+    )  # fmt: skip
+    W, S = rows * columns, height * width
+
+    def attended(q: Any, bias: Tensor | None) -> Any:
+        logits = writer.matmul(q, writer.transpose(k, 0, 1, 3, 2))
+        logits = logits if bias is None else writer.add(logits, writer.constant(bias))
+        return writer.matmul(writer.softmax(logits), v)
+
+    def split(x: Any) -> Any:
+        """(B, H, N, D_h) -> (B, W, H, S, D_h)."""
+        x = writer.reshape(writer.slice(x, 2, P, N) if P else x, 0, H, h, w, D_h)
+        if right:
+            zeros = writer.multiply(writer.slice(x, 3, 0, 1), writer.constant(torch.zeros(1, 1, 1, right, 1)))
+            x = writer.concat([x, zeros], 3)
+        if below:
+            zeros = writer.multiply(writer.slice(x, 2, 0, 1), writer.constant(torch.zeros(1, 1, below, 1, 1)))
+            x = writer.concat([x, zeros], 2)
+        x = writer.reshape(x, 0, H, rows, height, columns, width, D_h)
+        return writer.reshape(writer.transpose(x, 0, 2, 4, 1, 3, 5, 6), 0, W, H, S, D_h)
+
+    def prefix(x: Any) -> Any:
+        """(B, H, N, D_h) -> (B, 1, H, P, D_h)."""
+        return writer.reshape(writer.slice(x, 2, 0, P), 0, 1, H, P, D_h)
+
+    ahead = attended(writer.slice(q, 2, 0, min(n, P)), None if bias is None else bias[:, :, : min(n, P)]) if P else None
+    if n <= P:
+        return ahead
+    inside = split(q)
+    logits = writer.matmul(inside, writer.transpose(split(k), 0, 1, 2, 4, 3))  # (B, W, H, S, S)
+    if P:
+        of_prefix = writer.matmul(inside, writer.transpose(prefix(k), 0, 1, 2, 4, 3))  # (B, W, H, S, P)
+        logits = writer.concat([of_prefix, logits], 4)
+    added = windows.bias(bias, torch.zeros(1))
+    if added is not None:
+        logits = writer.add(logits, writer.constant(added.clamp_min(-1e4)))  # finite, for runtimes in half precision
+    weights = writer.softmax(logits)
+    x = writer.matmul(writer.slice(weights, 4, P, P + S) if P else weights, split(v))  # (B, W, H, S, D_h)
+    if P:
+        x = writer.add(x, writer.matmul(writer.slice(weights, 4, 0, P), prefix(v)))
+    x = writer.reshape(x, 0, rows, columns, H, height, width, D_h)
+    x = writer.reshape(writer.transpose(x, 0, 3, 1, 4, 2, 5, 6), 0, H, rows * height, columns * width, D_h)
+    x = writer.slice(x, 2, 0, h) if below else x
+    x = writer.reshape(writer.slice(x, 3, 0, w) if right else x, 0, H, h * w, D_h)
+    return x if ahead is None else writer.concat([ahead, x], 2)

@@ -1,0 +1,384 @@
+"""Attention within rows, columns and windows: eqs. 6-7 by hand, who reads whom, and every way to compute it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import runs
+import vitkit
+from tiny import build, gradients, images, largest_difference, tiny
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.explanation import attention_maps, can_explain, gradient_rollout, rollout
+from vitkit.inference import merge, plain, prepare
+from vitkit.model import VisionTransformer, ViTConfig
+from vitkit.model.vit import Attention
+from vitkit.profiling import describe
+
+GRID = {"image_size": (40, 56), "patch_size": (8, 8)}  # 5 x 7 patches
+AXIAL: dict[str, Any] = {**GRID, "attention": "axial", "layers": 4}
+WINDOW: dict[str, Any] = {**GRID, "attention": "window", "window_size": (2, 3)}  # padded in both directions
+KINDS: dict[str, dict[str, Any]] = {
+    "axial": AXIAL,
+    "axial gap": {**AXIAL, "pool": "gap"},
+    "axial registers": {**AXIAL, "registers": 2, "distill_token": True, "distill_head": True},
+    "axial rotary": {**AXIAL, "rotary": "axial", "heads": 1, "hidden_size": 12, "pool": "map"},
+    "axial bias": {**AXIAL, "position": "relative_bias", "position_at": "every_layer"},
+    "window": WINDOW,
+    "window gap": {**WINDOW, "pool": "gap"},
+    "window of one row": {**WINDOW, "window_size": (1, 4), "pool": "gap", "class_token": True},
+    "window bias": {**WINDOW, "position": "relative_bias", "position_at": "every_layer"},
+    "window mlp bias": {**WINDOW, "position": "relative_mlp", "position_at": "shared", "pool": "gap"},
+    "window global": {**WINDOW, "global_layers": (1,), "layers": 3, "norm": "post"},
+    "window mixtures": {**WINDOW, "projection": "conv", "mlp_kind": "conv", "conv_layers": (0,), "pool": "gap"},
+    "window parallel": {**WINDOW, "parallel": "separate", "attention_norm": True, "norm_kind": "rms"},
+}
+every = pytest.mark.parametrize("fields", [pytest.param(fields, id=name) for name, fields in KINDS.items()])
+few = pytest.mark.parametrize("fields", [pytest.param(KINDS[name], id=name) for name in ("axial", "window")])
+
+
+def reads(config: ViTConfig, layer: int) -> Tensor:
+    """Which token reads which, (N, N): written down patch by patch."""
+    P, (h, w) = config.prefix_tokens, config.grid
+    allowed = torch.ones(config.tokens, config.tokens, dtype=torch.bool)
+    for query in range(h * w):
+        for key in range(h * w):
+            (y, x), (v, u) = divmod(query, w), divmod(key, w)
+            if config.attention == "axial":
+                near = y == v if layer % 2 == 0 else x == u
+            else:
+                assert config.window_size is not None
+                p, q = config.window_size
+                near = layer in config.global_layers or (y // p == v // p and x // q == u // q)
+            allowed[P + query, P + key] = near
+    return allowed
+
+
+def by_hand(model: VisionTransformer, layer: int, x: Tensor) -> Tensor:
+    """Eqs. 5-8 with explicit loops over heads, and logits of minus infinity where nothing is read."""
+    config, attention = model.config, model.blocks[layer].attn
+    q, k, v = attention.project(x)
+    relative = model.positions_of(layer)[1]
+    q, k, bias = (q, k, None) if relative is None else relative(q, k, attention.scale)
+    heads = []
+    for head in range(config.heads):
+        logits = q[:, head] @ k[:, head].transpose(1, 2) * attention.scale
+        logits = logits if bias is None else logits + bias.expand(1, config.heads, -1, -1)[:, head]
+        logits[:, ~reads(config, layer)] = -torch.inf
+        heads.append(logits.softmax(dim=-1) @ v[:, head])
+    return attention.proj(attention.norm(torch.cat(heads, dim=-1)))
+
+
+@every
+@pytest.mark.parametrize("fused", [True, False])
+def test_each_layer_is_attention_by_hand(fields: dict[str, Any], fused: bool) -> None:
+    model = build(**fields).double()
+    model.fused_attention = fused
+    x = torch.randn(2, model.config.tokens, model.config.hidden_size, dtype=torch.float64)
+    for layer in range(model.config.layers):
+        attention = model.blocks[layer].attn
+        if isinstance(attention, Attention):
+            wanted = by_hand(model, layer, x)
+            for queries in (None, 1, model.config.prefix_tokens + 3):
+                made = attention(x, queries, model.positions_of(layer)[1])
+                assert largest_difference(made, wanted[:, :queries]) < 1e-12
+
+
+@every
+def test_a_token_outside_changes_nothing_in_one_layer(fields: dict[str, Any]) -> None:
+    model = build(**fields).double()
+    N, D = model.config.tokens, model.config.hidden_size
+    x = torch.randn(1, N, D, dtype=torch.float64)
+    for layer in range(model.config.layers):
+        attention = model.blocks[layer].attn
+        if not isinstance(attention, Attention) or attention.convolve is not None:
+            continue
+        allowed, relative = reads(model.config, layer), model.positions_of(layer)[1]
+        before = attention(x, None, relative)[0]
+        for key in range(N):
+            other = x.clone()
+            other[0, key] += torch.randn(D, dtype=torch.float64)
+            changed = (attention(other, None, relative)[0] - before).abs().amax(dim=1)
+            assert (changed[~allowed[:, key]] == 0).all()
+            assert (changed[allowed[:, key]] > 1e-9).all()
+
+
+@few
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_are_those_of_finite_differences(fields: dict[str, Any], fused: bool) -> None:
+    small = {**fields, "image_size": (24, 16), "layers": 2, "hidden_size": 8, "heads": 2, "mlp_size": 8}
+    model = build(**small, position="relative_bias", position_at="shared").double()
+    model.fused_attention = fused
+    x = torch.randn(1, model.config.tokens, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: model.encode(x), (x,), fast_mode=False)
+    weight = model.blocks[1].attn.qkv.weight
+    assert torch.autograd.gradcheck(
+        lambda weight: torch.func.functional_call(model.blocks[1].attn, {"qkv.weight": weight}, (x.detach(),)),
+        (weight.detach().requires_grad_(),),
+    )
+
+
+@pytest.mark.parametrize("pool", ["token", "gap"])
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        ({"attention": "axial", "image_size": (8, 48)}, (0,)),  # a single row
+        ({"attention": "axial", "image_size": (48, 8)}, (1,)),  # a single column
+        ({"attention": "window", "window_size": (5, 7)}, (0, 1)),
+        ({"attention": "window", "window_size": 9}, (0, 1)),  # larger than the grid, which is not padded
+        ({"attention": "window", "window_size": 2, "global_layers": (0, 1)}, (0, 1)),
+    ],
+)
+def test_it_is_full_attention_where_windows_cover_the_grid(
+    pool: str, fields: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    same = {**GRID, "pool": pool, "layers": 2, **fields}
+    full = {name: value for name, value in same.items() if name not in ("attention", "window_size", "global_layers")}
+    local, plain_model = build(**same), build(**full)
+    x = torch.randn(2, local.config.tokens, local.config.hidden_size)
+    for layer in range(2):
+        equal = torch.equal(local.blocks[layer](x), plain_model.blocks[layer](x))
+        assert equal == (layer in layers)
+
+
+def test_padding_never_leaks() -> None:
+    """A padded window gives the same as a window of exactly the patches that are there."""
+    model = build(**WINDOW, qkv_bias=True, pool="gap").double()  # a bias, so that projected padding would not be 0
+    x = torch.randn(1, 35, model.config.hidden_size, dtype=torch.float64)
+    corner = x[:, [34]]  # the last row and column: a window with one patch
+    attention = model.blocks[0].attn
+    v = attention.project(corner)[2].transpose(1, 2).flatten(2)
+    assert largest_difference(attention(x)[:, [34]], attention.proj(v)) < 1e-12
+
+
+@every
+def test_the_shortcut_and_the_written_out_attention_change_no_answer(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    batch = images(config=model.config)
+    with torch.inference_mode():
+        whole = model(batch)
+        model.shortcut = False
+        assert largest_difference(model(batch), whole) <= 1e-5
+        model.fused_attention = False
+        assert largest_difference(model(batch), whole) <= 1e-5
+
+
+@every
+def test_every_parameter_is_trained(fields: dict[str, Any]) -> None:
+    model = build(**fields, attention_dropout=0.1, drop_path=0.1).train()
+    for name, gradient in gradients(model, images(config=model.config)).items():
+        assert torch.isfinite(gradient).all(), name
+    for name, gradient in gradients(build(**fields).train(), images(config=model.config)).items():
+        assert gradient.abs().max() > 0 or "qkv.bias" in name or "kv.bias" in name, name
+
+
+@every
+def test_optimised_models_answer_as_the_model_does(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    batch = images(config=model.config)
+    with torch.inference_mode():
+        wanted = model(batch)
+        bound = max(1.0, wanted.abs().max().item())
+        assert largest_difference(prepare(model)(batch), wanted) <= 1e-5 * bound
+        assert largest_difference(prepare(model, torch.bfloat16)(batch), wanted) <= 0.1 * bound
+        assert largest_difference(plain(model)(batch), wanted) <= 0.1 * bound
+
+
+@every
+@pytest.mark.parametrize("runtime", ["onnx", "openvino"])
+def test_graphs_answer_as_the_model_does(fields: dict[str, Any], runtime: str) -> None:
+    model = build(**fields)
+    batch = images(3, config=model.config)
+    with torch.inference_mode():
+        wanted = model(batch)
+    if runtime == "onnx":
+        ort = pytest.importorskip("onnxruntime")
+        from vitkit.inference.backends.onnx_graph import to_graph
+
+        session = ort.InferenceSession(to_graph(model).SerializeToString(), providers=["CPUExecutionProvider"])
+        made = session.run(None, {"images": batch.numpy()})[0]
+    else:
+        openvino = pytest.importorskip("openvino")
+        from vitkit.inference.backends.openvino_graph import to_graph as to_openvino
+
+        compiled = openvino.compile_model(to_openvino(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        made = compiled(batch.numpy())[0]
+    assert largest_difference(torch.from_numpy(made), wanted) <= 1e-5 * max(1.0, wanted.abs().max())
+
+
+@pytest.mark.parametrize("fields", [pytest.param(KINDS[name], id=name) for name in ("axial", "window", "window bias")])
+@pytest.mark.parametrize("ending", ["onnx", "xml", "pt2"])
+def test_exported_files_pass_their_check(tmp_path: Path, fields: dict[str, Any], ending: str) -> None:
+    saved(build(**fields, num_classes=5), tmp_path / "model")
+    assert vitkit.export(tmp_path / "model", out=tmp_path / f"out.{ending}").file.is_file()
+
+
+@every
+def test_costs_are_those_of_the_flop_counter(fields: dict[str, Any]) -> None:
+    config = tiny(**fields)
+    model, counter = build(**fields), FlopCounterMode(display=False)
+    model.fused_attention = model.shortcut = False
+    with counter:
+        model(images(1, config=config))
+    info = describe(config)
+    assert round(info.gmacs * 1e9) == counter.get_total_flops() // 2
+    assert sum(stage.macs * stage.times for stage in info.stages) == round(info.gmacs * 1e9)
+    assert sum(stage.parameters * stage.times for stage in info.stages) == info.parameters
+    model.shortcut, counter = True, FlopCounterMode(display=False)
+    with counter:
+        model(images(1, config=config))
+    assert round(info.gmacs_executed * 1e9) == counter.get_total_flops() // 2
+
+
+def test_many_layers_cost_as_measured_one_by_one() -> None:
+    """Rows and columns have different costs, and two layers stand for all others."""
+    config = tiny(**{**AXIAL, "layers": 8, "pool": "gap"})
+    counter = FlopCounterMode(display=False)
+    with counter:
+        build(**{**AXIAL, "layers": 8, "pool": "gap"}).eval()(images(1, config=config))
+    info = describe(config)
+    assert round(info.gmacs * 1e9) == counter.get_total_flops() // 2
+    shapes = {stage.name: (stage.shape, stage.times) for stage in info.stages if "within" in stage.name}
+    heads = config.heads
+    assert shapes == {
+        "attention within 1 x 7 patches, per head": ((heads, 5, 7, 7), 4),
+        "attention within 5 x 1 patches, per head": ((heads, 7, 5, 5), 4),
+    }
+
+
+@every
+def test_maps_are_the_matrices_of_each_layer_with_zeros_outside(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    config, batch = model.config, images(config=model.config)
+    attending = [layer for layer in range(config.layers) if layer not in config.conv_layers]
+    assert can_explain(model) or config.pool == "map"
+    maps = list(attention_maps(model, batch))
+    x = model.embed(batch)
+    for layer, attention in zip(attending, maps, strict=True):
+        assert largest_difference(attention.sum(dim=-1), torch.ones(attention.shape[:-1])) < 1e-5
+        assert ((attention > 0) == reads(config, layer)).all()
+    if not config.conv_layers and config.norm == "pre":
+        block = model.blocks[0]
+        values = block.attn.project(block.norm1(x))[2]
+        joined = (maps[0] @ values).transpose(1, 2).flatten(2)
+        made = block.attn(block.norm1(x), None, model.positions_of(0)[1])
+        assert largest_difference(block.attn.proj(block.attn.norm(joined)), made) < 1e-5
+    if config.pool != "map":
+        assert torch.isfinite(rollout(model, batch)).all()
+        assert torch.isfinite(gradient_rollout(model, batch, 1)).all()
+
+
+def test_gradient_maps_are_those_of_the_logits() -> None:
+    """The class that is explained is that of the model: its logits by explicit matrices are the same."""
+    from vitkit.explanation.gradient import _forward
+
+    for fields in (AXIAL, WINDOW):
+        model = build(**fields)
+        batch = images(config=model.config)
+        copied, inputs = _forward(model, batch)
+        assert largest_difference(copied.forward_head(copied.norm(inputs[-1])), model(batch)) < 1e-5
+
+
+def saved(model: VisionTransformer, folder: Path) -> Classifier:
+    names = [f"c{i}" for i in range(model.config.num_classes)]
+    classifier = Classifier(model, names, Preprocess(size=model.config.image_size))
+    classifier.save(folder)
+    return classifier
+
+
+@every
+def test_a_model_survives_its_folder_and_its_configuration_json(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    assert ViTConfig.from_dict(model.config.to_dict()) == model.config
+    saved(model, tmp_path / "model")
+    again = vitkit.load(tmp_path / "model").model
+    assert again.config == model.config
+    assert torch.equal(again(images(config=model.config)), model(images(config=model.config)))
+    assert again.state_dict().keys() == model.state_dict().keys()
+
+
+@few
+def test_another_size_of_image_keeps_the_windows(tmp_path: Path, fields: dict[str, Any]) -> None:
+    saved(build(**fields), tmp_path / "model")
+    larger = vitkit.load(tmp_path / "model", image_size=(72, 48)).model
+    assert larger.config.grid == (9, 6) and larger.config.window_size == fields.get("window_size")
+    x = torch.randn(1, larger.config.tokens, larger.config.hidden_size)
+    assert largest_difference(larger.blocks[0].attn(x), by_hand(larger, 0, x)) < 1e-5
+    assert torch.isfinite(larger(images(config=larger.config))).all()
+
+
+@few
+@pytest.mark.parametrize("more", [{}, {"method": "lora"}], ids=["all of it", "lora"])
+def test_a_run_trains_and_is_loaded_explained_and_exported(
+    tmp_path: Path, fields: dict[str, Any], more: dict[str, Any]
+) -> None:
+    kind = {"attention": fields["attention"], "layers": 2}
+    if fields["attention"] == "window":
+        kind |= {"window_size": 2}
+    photos = runs.photos(tmp_path / "photos")
+    quick = runs.quick_fields(model_fields={**runs.SIZE, **kind, "drop_path": 0.1})
+    vitkit.train(photos, **quick, out=tmp_path / "run", say=lambda line: None)
+    run = tmp_path / "run"
+    if more:
+        quick = {name: value for name, value in quick.items() if name not in ("model", "model_fields", "weights")}
+        vitkit.train(photos, **quick, **more, weights=str(run), out=tmp_path / "second", say=lambda line: None)
+        run = tmp_path / "second"
+    assert vitkit.load(run).model.config.attention == fields["attention"]
+    vitkit.explain(run, photos / "red" / "img1.png", method="all", out=tmp_path / "maps")
+    assert vitkit.export(run, out=tmp_path / "model.onnx").file.is_file()
+
+
+@few
+def test_what_needs_other_tokens_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    name = fields["attention"]
+    model = build(**fields, num_classes=5)
+    with pytest.raises(VitkitError, match=f"token merging does not know attention='{name}'.*leave --merge out"):
+        merge(model, 1)
+    saved(model, tmp_path / "model")
+    for to, end in (("timm", ".safetensors"), ("hf", ""), ("npz", ".npz")):
+        with pytest.raises(VitkitError, match=f"layout cannot express attention '{name}'"):
+            vitkit.convert(tmp_path / "model", tmp_path / f"written{end}", to=to)
+    photos = runs.photos(tmp_path / "photos")
+    kind = {"attention": name, "layers": 2}
+    with pytest.raises(VitkitError, match=f"--patch-dropout: attention '{name}' of this model needs all patches"):
+        vitkit.train(
+            photos, **runs.quick_fields(model_fields={**runs.SIZE, **kind}), patch_dropout=0.5, out=tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"attention": "axial", "layers": 3}, "attention 'axial' needs an even number of layers, not 3"),
+        ({"attention": "axial", "layers": 2, "conv_layers": (0,)}, "cannot be combined with conv_layers"),
+        ({"attention": "window", "position": "relative", "position_at": "shared"}, "take relative_bias"),
+        ({"window_size": (2, 2)}, "window_size and global_layers are of attention 'window' alone, not of 'softmax'"),
+        ({"attention": "axial", "layers": 2, "global_layers": (0,)}, "of attention 'window' alone, not of 'axial'"),
+        ({"attention": "window", "global_layers": (9,)}, "global_layers must be layers from 0 to"),
+        ({"attention": "window", "window_size": 0}, "window_size must be a positive whole number or a pair"),
+        ({"attention": "windows"}, "attention must be one of softmax, differential, axial, window"),
+    ],
+)
+def test_impossible_windows_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitkitError, match=message):
+        tiny(**fields)
+
+
+def test_fields_follow_the_kind_of_attention() -> None:
+    config = tiny().replace(attention="window")
+    assert config.window_size == (7, 7)
+    assert config.replace(window_size=3).window_size == (3, 3)
+    config = config.replace(layers=6, global_layers=(2, 5))
+    assert config.replace(layers=3).global_layers == (2,)
+    back = config.replace(attention="softmax")
+    assert (back.window_size, back.global_layers) == (None, ())
+    model = vitkit.create_model("vit_tiny_patch16_32", num_classes=2, attention="window", window_size=1)
+    assert model.config.window_size == (1, 1)
