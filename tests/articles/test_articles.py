@@ -25,7 +25,11 @@ SCRIPTS = Path(__file__).parent / "scripts"
 _ROW = re.compile(r"^\| (?P<what>[^|]+) \| `(?P<line>[^`]+)` \|$", re.MULTILINE)
 _SCRIPT = re.compile(r"^\| (?P<name>\w+\.py): [^|]+ \| (?P<lines>\d+) \| `[^`]+` \| (?P<ours>\d+) \|$", re.MULTILINE)
 ROWS = {match["what"]: match["line"] for match in _ROW.finditer(PAGE.read_text(encoding="utf-8"))}
-SLOW = {"images per second", "days on a TPU for the paper's training"}
+SLOW = {  # run by `make accept`
+    *("images per second", "days on a TPU for the paper's training", "parameters and computation of each"),
+    *("accuracy by the amount of data", "the same budget of computation", "class token or mean (Figure 9)"),
+    *("positions: none, 1-D, 2-D, relative (Table 8)", "cross-validation", "finds the learning rate"),
+}
 _TRAINED = ("--epochs", "1", "--workers", "0", "--batch-size", "8", "--precision", "float32", "--image-size", "32")
 _COMPARED = ("--workers", "0", "--image-size", "16")
 
