@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from vitkit.model.network import Network
 from vitkit.training.recipe import Recipe
 
 _TOKEN_PARAMETERS = ("cls_token", "dist_token", "reg_token", "mask_token", "pos_embed", "rel_pos", "rope")
@@ -140,7 +139,7 @@ class Average(nn.Module):
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__()
         self._limit = recipe.ema
-        has_statistics = any(True for _ in model.buffers()) and isinstance(model, Network)
+        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         update = self._update_ema if recipe.ema else self._update_mean if has_statistics else None
         self.averaged = AveragedModel(model, multi_avg_fn=update, use_buffers=has_statistics)
         for parameter in self.averaged.parameters():
