@@ -16,7 +16,17 @@ from torch import nn
 
 from vitkit.errors import VitkitError
 from vitkit.model.hybrids import ConvMixer, ConvProjection
-from vitkit.model.layers import Dropout, DropPath, LayerScale, Norm, QuickGELU, RMSNorm, SwiGLU, TokenConvolution
+from vitkit.model.layers import (
+    BatchNorm,
+    Dropout,
+    DropPath,
+    LayerScale,
+    Norm,
+    QuickGELU,
+    RMSNorm,
+    SwiGLU,
+    TokenConvolution,
+)
 from vitkit.model.vit import MLP, Attention, Block
 
 T = TypeVar("T")
@@ -28,7 +38,7 @@ _PARTS: dict[type[nn.Module], Set[str]] = {
     ConvMixer: {"depthwise", "act", "proj", "proj_drop"},
     MLP: {"fc1", "conv", "act", "drop1", "drop2", "norm", "fc2"},
     TokenConvolution: {"conv"},
-    **dict.fromkeys((nn.Linear, nn.LayerNorm, RMSNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
+    **dict.fromkeys((nn.Linear, nn.LayerNorm, RMSNorm, BatchNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
     **dict.fromkeys((LayerScale, DropPath, Dropout, nn.GELU, nn.ReLU, nn.SiLU, QuickGELU, SwiGLU), frozenset[str]()),
 }
 

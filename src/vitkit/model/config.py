@@ -251,6 +251,8 @@ _LAYERS: dict[str, dict[str, dict[str, Any]]] = {
     "norm_layer": {
         "layernorm": {"norm_kind": "layer"},
         "rmsnorm": {"norm_kind": "rms"},
+        "batchnorm": {"norm_kind": "batch"},
+        "batchnorm1d": {"norm_kind": "batch"},
     },
     "embed_layer": {"patchembed": {}},
 }
@@ -322,7 +324,8 @@ def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
         if not arguments:
             return fields
     extra = f" with {', '.join(arguments)}" if arguments else ""
-    names = {"act_layer": "GELU, ReLU and SiLU", "norm_layer": "LayerNorm and RMSNorm", "embed_layer": "PatchEmbed"}
+    norms = "LayerNorm, RMSNorm and BatchNorm1d"
+    names = {"act_layer": "GELU, ReLU and SiLU", "norm_layer": norms, "embed_layer": "PatchEmbed"}
     raise VitkitError(
         f"{option} must be one of {names[option]}, not {name}{extra}; for another layer, subclass the model's Block"
     )
@@ -397,7 +400,9 @@ class ViTConfig:
     # "pre": eqs. 2-3; "post": the original Transformer; "res-post": norm of each branch's output (Swin V2, arXiv
     # 2111.09883, sec. 3.2)
     norm: Literal["pre", "post", "res-post"] = "pre"
-    norm_kind: Literal["layer", "rms"] = "layer"  # "rms": neither subtracts a mean nor adds a bias (arXiv 1910.07467)
+    # "rms": neither subtracts a mean nor adds a bias (arXiv 1910.07467); "batch": over all tokens of all images of a
+    # batch, with running statistics in evaluation (arXiv 1502.03167)
+    norm_kind: Literal["layer", "rms", "batch"] = "layer"
     norm_eps: float = 1e-6
     patch_norm: bool = False
     patch_bias: bool = True  # of E in eq. 1; CLIP has none

@@ -33,7 +33,34 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x)
 
 
-Norm = nn.LayerNorm | RMSNorm
+class BatchNorm(nn.BatchNorm1d):
+    """Normalise each feature over all tokens of all images of a batch (arXiv 1502.03167).
+
+    In evaluation, the running statistics take the place of those of the batch, so that a prediction does not depend on
+    other images. Each feature is then multiplied by a constant, and another is added.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)  # under autocast: in float32, as LayerNorm is
+        return super().forward(x.flatten(0, -2)).view_as(x)
+
+
+Norm = nn.LayerNorm | RMSNorm | BatchNorm
+
+
+def affine_part(norm: Norm) -> tuple[Tensor, Tensor | None]:
+    """Return what a norm multiplies normalised features by, and what it adds, (D,) each in float64; None for nothing.
+
+    A batch norm normalises by its running statistics, which are constants, so this is all that it computes.
+    """
+    factor = norm.weight.double()
+    if isinstance(norm, RMSNorm):
+        return factor, None
+    if not isinstance(norm, BatchNorm):
+        return factor, norm.bias.double()
+    assert norm.running_mean is not None and norm.running_var is not None
+    factor = factor * (norm.running_var.double() + norm.eps).rsqrt()
+    return factor, norm.bias.double() - norm.running_mean.double() * factor
 
 
 class DropPath(nn.Module):
@@ -189,8 +216,8 @@ def activation(config: ViTConfig) -> nn.Module:
 
 def norm_layer(config: ViTConfig, size: int | None = None) -> Norm:
     """Create LN of eqs. 2-4, or the norm that the configuration uses instead; `size` is by default that of tokens."""
-    kind = RMSNorm if config.norm_kind == "rms" else nn.LayerNorm
-    return kind(config.hidden_size if size is None else size, config.norm_eps)
+    kinds: dict[str, type[Norm]] = {"layer": nn.LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
+    return kinds[config.norm_kind](config.hidden_size if size is None else size, config.norm_eps)
 
 
 def layer_scale(config: ViTConfig) -> nn.Module:
@@ -260,6 +287,23 @@ class AttentionPool(nn.Module):
         return (x + self.mlp(self.norm(x)))[:, 0]
 
 
+@contextmanager
+def keeping_statistics(module: nn.Module) -> Iterator[None]:
+    """Have batch norms in training mode normalise by the batch as usual, and leave their running statistics unchanged.
+
+    For a forward pass that is computed a second time, whose batch would otherwise count twice.
+    """
+    norms = [part for part in module.modules() if isinstance(part, BatchNorm) and part.training]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:  # a batch of weight 0, as the same tensors must be kept for the backward pass
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
 @torch.no_grad()
 def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal", "reference"]) -> None:
     """Fill every parameter from torch's global generator. A model on the meta device is left as it is.
@@ -272,7 +316,7 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
     if patches.weight.is_meta:
         return
     for module in model.modules():
-        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm)):
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm, BatchNorm)):
             nn.init.ones_(module.weight)
             if not isinstance(module, RMSNorm):
                 nn.init.zeros_(module.bias)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from vitkit.model.layers import (
     UnitLength,
     activation,
     initialise,
+    keeping_statistics,
     layer_scale,
     norm_layer,
 )
@@ -325,7 +327,10 @@ class VisionTransformer(TimmHabits, nn.Module):
             names = {"queries": queries, "relative": relative}
             return block(x, **{name: names[name] for name in takes})[:, :queries]
         if self.checkpointing and i % self.checkpointing == 0 and self.training:
-            return checkpoint(block, x, queries, relative, use_reentrant=False)
+            if self.config.norm_kind != "batch":
+                return checkpoint(block, x, queries, relative, use_reentrant=False)
+            contexts = lambda: (nullcontext(), keeping_statistics(block))  # noqa: E731
+            return checkpoint(block, x, queries, relative, use_reentrant=False, context_fn=contexts)
         return block(x, queries, relative)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -377,7 +382,9 @@ class VisionTransformer(TimmHabits, nn.Module):
         return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
 
     def _head_tokens(self, images: Tensor) -> Tensor:
-        tokens = self.encode(self.embed(images), self.config.tokens_read if self.shortcut else None)
+        # In training, the statistics of batch norms are those of all tokens, also of those that the head does not read.
+        shortens = self.shortcut and not (self.training and self.config.norm_kind == "batch")
+        tokens = self.encode(self.embed(images), self.config.tokens_read if shortens else None)
         return self.norm(tokens)  # (B, n, D)
 
     def _features(self, tokens: Tensor) -> tuple[Tensor, ...]:

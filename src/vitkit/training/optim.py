@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitkit.errors import VitkitError
-from vitkit.model.network import Network
 from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.recipe import Recipe
 
@@ -166,7 +165,7 @@ class Average(nn.Module):
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__()
         self._limit = recipe.ema
-        has_statistics = any(True for _ in model.buffers()) and isinstance(model, Network)
+        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         update = self._update_ema if recipe.ema else self._update_mean if has_statistics else None
         self.averaged = AveragedModel(model, multi_avg_fn=update, use_buffers=has_statistics)
         for parameter in self.averaged.parameters():

@@ -212,7 +212,12 @@ def _check(config: Config, recipe: Recipe) -> None:
     if isinstance(config, NetworkConfig):
         check_network(config, recipe)
         check_buildable(config)
-    elif recipe.patch_dropout:
+        return
+    if config.norm_kind == "batch" and recipe.strategy == "fsdp":
+        raise VitkitError(
+            "norm_kind 'batch' has running statistics, which --strategy fsdp does not share out: take ddp"
+        )
+    if recipe.patch_dropout:
         check_patch_dropout(config)
 
 

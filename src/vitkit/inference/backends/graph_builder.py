@@ -21,7 +21,17 @@ from vitkit.errors import VitkitError
 from vitkit.inference.backends.optimized import after_norm, qkv_after_norm, with_scale
 from vitkit.model.branches import Branch, branches, in_order, reads_normalised
 from vitkit.model.hybrids import Bottleneck, ConvMixer, Projection, ResNetStem, StandardisedConv2d, standardise
-from vitkit.model.layers import QUICK, AttentionPool, Norm, QuickGELU, RMSNorm, SwiGLU, TokenConvolution
+from vitkit.model.layers import (
+    QUICK,
+    AttentionPool,
+    BatchNorm,
+    Norm,
+    QuickGELU,
+    RMSNorm,
+    SwiGLU,
+    TokenConvolution,
+    affine_part,
+)
 from vitkit.model.position import OffsetBias, Relative, RelativePosition, Turn
 from vitkit.model.variants import GRAPH, check, handlers_of
 from vitkit.model.vit import MLP, Attention, VisionTransformer
@@ -414,6 +424,8 @@ class _GraphBuilder(Generic[V]):
 
     def norm(self, x: V, norm: Norm) -> V:
         """Without the affine part, which `affine` applies, or `after_norm` puts into the next layer."""
+        if isinstance(norm, BatchNorm):
+            return x
         size = norm.normalized_shape[0]
         return (
             self.rms(x, -1, size, norm.eps) if isinstance(norm, RMSNorm) else self.writer.normalise(x, size, norm.eps)
@@ -430,5 +442,6 @@ class _GraphBuilder(Generic[V]):
         return self.norm(x, norm) if isinstance(norm, Norm) else x
 
     def affine(self, x: V, norm: Norm, times: int = 1) -> V:
-        x = self.writer.multiply(x, self.writer.constant(norm.weight.repeat(times)))
-        return x if isinstance(norm, RMSNorm) else self.writer.add(x, self.writer.constant(norm.bias.repeat(times)))
+        factor, shift = affine_part(norm)
+        x = self.writer.multiply(x, self.writer.constant(factor.repeat(times)))
+        return x if shift is None else self.writer.add(x, self.writer.constant(shift.repeat(times)))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vitkit.model.branches import Branch, branches, in_order, reads_normalised
 from vitkit.model.hybrids import StandardisedConv2d
-from vitkit.model.layers import LayerScale, Norm, RMSNorm
+from vitkit.model.layers import BatchNorm, LayerScale, Norm, RMSNorm, affine_part
 from vitkit.model.position import Relative
 from vitkit.model.variants import OPTIMIZED, check
 from vitkit.model.vit import MLP, Attention, PatchEmbed, VisionTransformer
@@ -45,8 +45,9 @@ def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Te
     bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.double()
     if norm is None:
         return weight, bias
-    bias = bias if isinstance(norm, RMSNorm) else bias + weight @ norm.bias.double().repeat(times)
-    return weight * norm.weight.double().repeat(times), bias
+    factor, shift = affine_part(norm)
+    bias = bias if shift is None else bias + weight @ shift.repeat(times)
+    return weight * factor.repeat(times), bias
 
 
 def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor]:
@@ -68,6 +69,8 @@ def without_affine(norm: nn.Module) -> nn.Module:
     """Return a norm without its affine part if that can be folded into the next layer; else the norm unchanged."""
     if not isinstance(norm, Norm):
         return norm
+    if isinstance(norm, BatchNorm):
+        return nn.Identity()
     kind = RMSNorm if isinstance(norm, RMSNorm) else nn.LayerNorm
     return kind(norm.normalized_shape, norm.eps, elementwise_affine=False)
 
