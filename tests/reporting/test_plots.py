@@ -102,10 +102,22 @@ def test_curves_can_be_drawn_from_any_number_of_epochs(tmp_path: Path, epochs: i
 def test_curves_leave_out_what_was_not_measured_and_count_epochs_from_one(tmp_path: Path) -> None:
     figure = plots.curves([{"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": float("nan")}], 0)
     loss, accuracy = figure.axes
-    assert [line.get_label() for line in loss.lines] == ["training", "kept"]
+    assert [line.get_label() for line in loss.lines] == ["training (batches as seen)", "kept"]
     assert loss.lines[0].get_xdata().tolist() == [1, 2]
     assert loss.lines[1].get_xdata()[0] == 1
     assert [line.get_label() for line in accuracy.lines] == ["kept"]
+    drawn(figure, tmp_path)
+
+
+def test_curves_show_training_accuracy_and_withhold_that_of_mixed_images(tmp_path: Path) -> None:
+    rows = [{"epoch": e, "train_acc": e / 4, "val_acc": e / 5} for e in range(3)]
+    accuracy = plots.curves(rows, 2).axes[1]
+    assert [line.get_label() for line in accuracy.lines] == ["training (batches as seen)", "validation", "kept"]
+    assert accuracy.lines[0].get_ydata().tolist() == [0, 0.25, 0.5]
+    figure = plots.curves(rows, 2, is_mixed=True)
+    mixed = figure.axes[1].lines
+    assert [line.get_label() for line in mixed] == ["training: withheld, images were mixed", "validation", "kept"]
+    assert len(mixed[0].get_xdata()) == 0
     drawn(figure, tmp_path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,26 +39,57 @@ def save_figure(figure: Figure, path: Path) -> None:
         temporary.write_bytes(to_png(figure))
 
 
-def curves(rows: Sequence[Mapping[str, float]], best_epoch: int) -> Figure:
-    """Plot loss and accuracy by epoch, from the rows of metrics.csv, and mark the epoch that was kept."""
+def curves(rows: Sequence[Mapping[str, float]], best_epoch: int, *, is_mixed: bool = False) -> Figure:
+    """Plot loss and accuracy by epoch, from the rows of metrics.csv, and mark the epoch that was kept.
+
+    `is_mixed` says that the training mixed images (mixup or CutMix), see `draw_curve`.
+    """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    loss, accuracy = figure.subplots(1, 2)
-    for axis, name, label, colour in (
-        (loss, "train_loss", "training", BLUE),
-        (loss, "val_loss", "validation", ORANGE),
-        (accuracy, "val_acc", "validation", ORANGE),
-    ):
-        points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
-        if points:
-            axis.plot(*zip(*points, strict=True), color=colour, label=label, marker="." if len(points) < 15 else "")
-    for axis, title in ((loss, "Loss"), (accuracy, "Accuracy")):
-        axis.axvline(best_epoch + 1, color=GREY, linewidth=0.8, linestyle=":", label="kept")
-        axis.set(title=title, xlabel="epoch")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.grid(alpha=0.25)
-        axis.legend(frameon=False)
-    accuracy.set_ylim(-0.02, 1.02)
+    for axis, measure in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+        draw_curve(axis, rows, measure, best_epoch, is_mixed=is_mixed)
     return figure
+
+
+def draw_curve(
+    axis: Axes,
+    rows: Sequence[Mapping[str, float]],
+    measure: Literal["loss", "accuracy"],
+    best_epoch: int | None = None,
+    *,
+    is_mixed: bool = False,
+) -> None:
+    """Draw the training and validation curve of a measure.
+
+    Training figures are means over the batches of an epoch, as they were seen: augmented, while the weights change.
+    A mixed image has no single correct class, so that its accuracy is withheld; the legend says so.
+
+    Args:
+        axis: where to draw.
+        rows: the rows of metrics.csv.
+        measure: what to draw.
+        best_epoch: the epoch that was kept, from 0; None marks no epoch.
+        is_mixed: whether the training mixed images (mixup or CutMix).
+    """
+    key = {"loss": "loss", "accuracy": "acc"}[measure]
+    for part, label, colour in (
+        ("train", "training (batches as seen)", BLUE),
+        ("val", "validation", ORANGE),
+    ):
+        name = f"{part}_{key}"
+        points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
+        if is_mixed and name == "train_acc":
+            axis.plot([], [], color=colour, linestyle="none", label="training: withheld, images were mixed")
+        elif points:
+            axis.plot(*zip(*points, strict=True), color=colour, label=label, marker="." if len(points) < 15 else "")
+    if best_epoch is not None:
+        axis.axvline(best_epoch + 1, color=GREY, linewidth=0.8, linestyle=":", label="kept")
+    axis.set(title=measure.capitalize(), xlabel="epoch")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.25)
+    if axis.get_legend_handles_labels()[1]:
+        axis.legend(frameon=False)
+    if measure == "accuracy":
+        axis.set_ylim(-0.02, 1.02)
 
 
 def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> Figure:
@@ -90,7 +121,12 @@ def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str)
     """Plot counts by true and predicted class, shaded by the share of the true class."""
     side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
     figure = Figure(figsize=(side, side), layout="constrained")
-    axis = figure.subplots()
+    draw_confusion(figure.subplots(), matrix, classes, title)
+    return figure
+
+
+def draw_confusion(axis: Axes, matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> None:
+    """Draw counts by true and predicted class, shaded by the share of the true class."""
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
     if len(classes) <= 30:
@@ -101,7 +137,6 @@ def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str)
     if _label_classes(axis, classes):
         axis.set_yticks(axis.get_xticks(), [label.get_text() for label in axis.get_xticklabels()], fontsize=8)
     axis.set(title=title, xlabel="predicted", ylabel="true")
-    return figure
 
 
 def reliability(states: Mapping[str, Reliability]) -> Figure:
@@ -109,22 +144,26 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
     figure = Figure(figsize=(4.2 * len(states) + 0.4, 4.8), layout="constrained")
     axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
     for (name, state), (upper, lower) in zip(states.items(), axes.T, strict=True):
+        draw_reliability(upper, state, name)
         edges = np.linspace(0, 1, len(state.counts) + 1)
-        middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(state.counts)
-        there = state.counts > 0
-        upper.bar(middles[there], state.accuracy[there], width, color=BLUE, label="accuracy")
-        upper.plot(
-            state.confidence[there], state.accuracy[there], "o", color=ORANGE, markersize=4, label="mean confidence"
-        )
-        upper.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="as it should be")
-        upper.set(title=f"{name}: ECE {state.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
-        upper.legend(frameon=False, fontsize=8, loc="upper left")
-        lower.bar(middles, state.counts, width, color=GREY)
+        lower.bar((edges[:-1] + edges[1:]) / 2, state.counts, 0.92 / len(state.counts), color=GREY)
         lower.set(xlabel="confidence", ylabel="images")
         lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-        for axis in (upper, lower):
-            axis.spines[["top", "right"]].set_visible(False)
+        lower.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def draw_reliability(axis: Axes, state: Reliability, name: str) -> None:
+    """Draw accuracy by confidence. `name` is what the title calls the state of the classifier."""
+    edges = np.linspace(0, 1, len(state.counts) + 1)
+    middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(state.counts)
+    there = state.counts > 0
+    axis.bar(middles[there], state.accuracy[there], width, color=BLUE, label="accuracy")
+    axis.plot(state.confidence[there], state.accuracy[there], "o", color=ORANGE, markersize=4, label="mean confidence")
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="as it should be")
+    axis.set(title=f"{name}: ECE {state.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
+    axis.legend(frameon=False, fontsize=8, loc="upper left")
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def ranking(

@@ -208,7 +208,8 @@ def report(
     numbers["label_errors"] = label_errors.summary(doubts)
     label_errors.write_label_errors(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / METRICS)
-    plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
+    best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
+    plots.save_figure(plots.curves(rows, best, is_mixed=is_mixed), folder / PICTURES["Curves"])
     laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
     for caption, picture in draw(evaluation, laid_out).items():
         plots.save_figure(picture, folder / PICTURES[caption])

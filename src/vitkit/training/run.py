@@ -849,7 +849,8 @@ def _write_report_user_datasets(
     run: Run, recipe: Recipe, classifier: Classifier, evaluation: Evaluation, numbers: dict[str, Any]
 ) -> None:
     folder = run.folder
-    drawn = {"Curves": plots.curves(read_metrics(folder / METRICS), classifier.provenance["metrics"]["epoch"])}
+    rows, best = read_metrics(folder / METRICS), classifier.provenance["metrics"]["epoch"]
+    drawn = {"Curves": plots.curves(rows, best, is_mixed=bool(recipe.mixup or recipe.cutmix))}
     drawn |= draw(evaluation, None)
     for caption, picture in drawn.items():
         plots.save_figure(picture, folder / PICTURES[caption])
