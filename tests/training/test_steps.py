@@ -113,7 +113,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         begin(loop, *args, **options)
         loop.check = DeferredFiniteCheck(loop.state.guard, loop._describe_again)
 
-    def fused(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    def fused(model: nn.Module, recipe: Recipe, make: Any = None) -> torch.optim.Optimizer:
         optimizer = build(model, recipe)
         for group in optimizer.param_groups:
             group["fused"] = True
