@@ -169,7 +169,10 @@ def test_classes_of_layers_are_understood(options: dict[str, Any], fields: dict[
     ("options", "said"),
     [
         ({"act_layer": nn.Hardswish}, "act_layer must be one of GELU, ReLU and SiLU, not Hardswish"),
-        ({"norm_layer": nn.BatchNorm2d}, "norm_layer must be one of LayerNorm and RMSNorm, not BatchNorm2d"),
+        (
+            {"norm_layer": nn.BatchNorm2d},
+            "norm_layer must be one of LayerNorm, RMSNorm and BatchNorm1d, not BatchNorm2d",
+        ),
         ({"norm_layer": partial(nn.LayerNorm, bias=False)}, "not LayerNorm with bias"),
         ({"embed_layer": nn.Conv2d}, "embed_layer must be one of PatchEmbed, not Conv2d"),
         ({"act_layer": nn.ReLU, "activation": "silu"}, "both set activation"),

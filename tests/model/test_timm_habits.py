@@ -118,7 +118,7 @@ def test_the_spellings_of_others_are_understood(theirs: dict[str, Any], ours: di
     ("options", "said"),
     [
         ({"drop_rate": 0.1}, "dropout before the head in timm"),
-        ({"norm_layer": nn.BatchNorm1d}, "norm_layer must be one of LayerNorm and RMSNorm"),
+        ({"norm_layer": nn.BatchNorm2d}, "norm_layer must be one of LayerNorm, RMSNorm and BatchNorm1d"),
         ({"act_layer": nn.Tanh}, "act_layer must be one of GELU, ReLU and SiLU"),
         ({"embed_layer": object}, "embed_layer must be one of PatchEmbed"),
         ({"global_pool": "prr"}, "global_pool must be one of token, avg, map"),
