@@ -87,7 +87,7 @@ class Classifier:
         return f"<Classifier: {'; '.join(parts)}>"
 
     def _repr_html_(self) -> str:
-        """Return the line for a notebook."""
+        """Return `repr` as HTML, for notebooks."""
         return f"<div>{escape(repr(self))}</div>"
 
     def __post_init__(self) -> None:
@@ -206,7 +206,7 @@ class Classifier:
 
     @property
     def computed(self) -> str:
-        """What computes logits, and in which precision, in words."""
+        """A short description of the backend, the precision, the plan and the merging that logits are computed with."""
         merged, plan = self.computation["merge"], self.computation["plan"]
         words = [self.backend, self.precision, *([f"plan {plan}"] if plan not in ("", "plain") else [])]
         return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])

@@ -223,7 +223,7 @@ def test_two_swapped_runs_are_noticed_where_nothing_says_what_they_held(copied: 
     first, second = folders(copied)[0], folders(copied)[2]
     shutil.rmtree(copied / "digests")
     swap(first, second)
-    with pytest.raises(VitkitError, match=r"holds a run with seed 1, and the comparison has one with 0 there"):
+    with pytest.raises(VitkitError, match=r"holds a run with seed 1, but the comparison expects 0"):
         compare(out=copied, resume=True, say=quiet)
 
 

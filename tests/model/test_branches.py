@@ -133,7 +133,7 @@ def _other_activation(model: VisionTransformer) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (_other_attention, "its block.attn, which has a part 'q_norm'"),
+        (_other_attention, "its block.attn: 'q_norm' in it is not known to vitkit"),
         (_other_mlp, "its block.mlp, a Scaled"),
         (_other_linear, "its block.attn.qkv, a Doubling"),
         (_other_activation, "its block.mlp.act, a Hardswish"),

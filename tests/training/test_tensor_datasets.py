@@ -114,8 +114,11 @@ def flipped(image: Image.Image) -> Image.Image:
     ("steps", "said"),
     [
         ([v1.RandomResizedCrop(16), *PLAIN], "RandomResizedCrop changes pictures at random"),
-        ([v1.Resize(18), v1.CenterCrop(16), v1.ToTensor(), v1.Lambda(torch.neg)], "what Lambda does cannot be read"),
-        ([v1.Resize(18), v1.CenterCrop(16), flipped, *PLAIN], "what function does cannot be read"),
+        (
+            [v1.Resize(18), v1.CenterCrop(16), v1.ToTensor(), v1.Lambda(torch.neg)],
+            "vitkit does not know what the transform Lambda does",
+        ),
+        ([v1.Resize(18), v1.CenterCrop(16), flipped, *PLAIN], "vitkit does not know what the transform function does"),
         ([v1.CenterCrop(16), *PLAIN], "CenterCrop without Resize before it"),
         (PLAIN, "it has no Resize"),
         ([v1.Resize(18), v1.Resize((16, 16)), *PLAIN], "resized twice"),

@@ -120,7 +120,8 @@ def test_a_photograph_that_was_overwritten_is_not_shown_for_what_it_was(
         for address in ("photographs/0", "suspects/0"):
             answer = client.get(f"/api/results/runs/first/{address}")
             assert (
-                answer.status_code == 400 and "is no longer the photograph that first knows" in answer.json()["error"]
+                answer.status_code == 400
+                and "is no longer the photograph that first recorded" in answer.json()["error"]
             )
         decision = {"version": suspect["version"], "numbers": [0], "what": "exclude"}
         answer = client.post("/api/results/runs/first/suspects", json=decision)

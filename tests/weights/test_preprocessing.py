@@ -156,7 +156,7 @@ def test_a_file_may_say_it_or_the_folder_that_it_is_in(
         ("resize=big", "one or two numbers of pixels, not 'big'"),
         ("resize=0", "one or two numbers of pixels, not 0"),
         ("interpolation=cubic", "interpolation must be one of nearest, bilinear, bicubic, lanczos, not 'cubic'"),
-        ("mean=127.5,std=127.5", "mean must be numbers from 0 to 1, as pixels are then, not"),
+        ("mean=127.5,std=127.5", "mean must be numbers from 0 to 1, the range of the pixels before normalisation, not"),
         ("mean=0.5,0.5", "mean has 2 numbers, and the model reads 3 channels"),
         ("std=0", "above 0"),
         ("std=1e-300", "above 0"),

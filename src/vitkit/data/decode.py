@@ -77,7 +77,7 @@ class Picture:
         format, mode: Pillow's names for the format and mode of the file.
         width, height: pixels of the upright picture in the file, even if it was decoded at a smaller scale.
         is_animated: the file has several frames, of which the first was used.
-        doubt: why the picture may have been meant darker or lighter, where the file leaves that open; else None.
+        doubt: why the brightness may be wrong, if the file does not determine it; otherwise None.
     """
 
     image: Image.Image

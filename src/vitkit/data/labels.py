@@ -247,7 +247,7 @@ def _takes_rows(content: bytes) -> bool:
 
 
 def _now(recent: bytes) -> str:
-    """Return the current time, different from that of the last rows: rows of one time are undone together."""
+    """Return a timestamp of now that no recent row has: rows with the same timestamp are undone together."""
     now = datetime.now(UTC)
     while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in recent:
         now += timedelta(microseconds=1)
@@ -304,7 +304,7 @@ def _check_columns(name: str, table: CsvRows, *, has_suspects: bool) -> None:
     if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
         raise VitkitError(
             f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}: a label file has path, "
-            "label, previous, when and proposed_by; leave out others, or name the file as the data"
+            "label, previous, when and proposed_by; remove the others, or, if it lists images, pass it as the data"
         )
 
 
@@ -464,8 +464,11 @@ class PathFinder:
         self._parents: dict[str, str] = {}
 
     def find(self, path: str) -> list[int]:
-        """The images of this path; else, those of the path without spaces around it, with links in its folders
-        followed, or with accents written otherwise, as systems differ in both."""
+        """Return the indices of the images with this path.
+
+        If there are none, try the path without surrounding spaces, then with symbolic links in its folders resolved
+        and accents in composed form (NFC), since operating systems differ in these.
+        """
         for spelling in dict.fromkeys((path, path.strip())):
             if matches := self._exact.get(self._place(spelling)):
                 return matches

@@ -160,7 +160,7 @@ def _read(step: Any, steps: _Steps) -> None:
     elif name.startswith(("Random", "AutoAugment", "RandAugment", "TrivialAugment", "AugMix", "ColorJitter")):
         raise _UnknownError(f"{name} changes pictures at random")
     else:
-        raise _UnknownError(f"what {name} does cannot be read")
+        raise _UnknownError(f"vitkit does not know what the transform {name} does")
 
 
 def _resize(steps: _Steps, size: Any, interpolation: Any, longest: int | None, antialias: bool | None) -> None:
@@ -189,7 +189,7 @@ def _crop(steps: _Steps, size: Any) -> None:
 def _sides(size: Any) -> tuple[int, ...]:
     sides = tuple(size) if isinstance(size, Sequence) else (size,)
     if not 1 <= len(sides) <= 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise _UnknownError(f"size {size!r:.40}")
+        raise _UnknownError(f"the size {size!r:.40} of a transform is not one or two positive whole numbers")
     return sides
 
 
@@ -199,7 +199,7 @@ def _floats(values: Any) -> tuple[float, ...]:
         values_list = (values_list,)
     numbers = tuple(values_list)
     if not all(map(is_number, numbers)):
-        raise _UnknownError("Normalize without numbers")
+        raise _UnknownError("the mean or std of Normalize is not numbers")
     return tuple(map(float, numbers))
 
 

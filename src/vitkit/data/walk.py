@@ -164,7 +164,7 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
 
 
 def _below(source: str, stored: Stored) -> list[str]:
-    """Return the images of a storage, of a folder in it, or the one that is named."""
+    """Return the images of a storage or of a folder in it; if `source` names one image, return only that."""
     keys = stored.storage.keys()
     if stored.key in keys:
         return [source]

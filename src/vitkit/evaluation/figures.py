@@ -215,7 +215,7 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
         record: record of the pictures that the weights were trained on.
         table: images.
         split: split to check, or `all`.
-        is_of_run: whether these are the run's images, so that validation images are known to have chosen the weights.
+        is_of_run: whether these are the run's own images; its validation images were then used to choose the weights.
 
     Returns:
         Role (train or val) by path, and why there may be more such images; the reason is empty if there cannot be.

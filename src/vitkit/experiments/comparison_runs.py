@@ -87,8 +87,8 @@ def _check_recipe(job: ComparisonJob, folder: Path) -> None:
         wanted, there = getattr(expected, name), getattr(recipe, name)
         if name in job.fields and wanted is not None and wanted != there:
             raise VitkitError(
-                f"{folder} holds a run with {name} {there}, and the comparison has one with {wanted} there: put back "
-                f"what was there, or delete {folder} and --resume"
+                f"{folder} holds a run with {name} {there}, but the comparison expects {wanted}: restore the original "
+                f"run, or delete {folder} and continue with --resume"
             )
 
 

@@ -343,7 +343,7 @@ def _step_down(drawn: Floats, seen: Floats) -> Floats:
 
 
 def _summary(variances: Floats) -> Floats:
-    """Return quantiles of the standard errors for draws of a variance (draws, m): (quantiles, m)."""
+    """Return quantiles (quantiles, m) of the standard errors whose variances were drawn at random (draws, m)."""
     step = len(variances) // _QUANTILES
     return np.sqrt(np.sort(variances, axis=0)[step // 2 :: step])
 

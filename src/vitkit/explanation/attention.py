@@ -144,7 +144,7 @@ def readers(config: ViTConfig) -> Tensor:
     """
     if config.pool == "map":
         raise VitkitError(
-            "this model pools by attention, which reads other tokens of each image: take --method occlusion"
+            "this model pools by attention, so the tokens that its head reads differ by image: use --method occlusion"
         )
     weights = torch.zeros(config.tokens)
     if config.distill_head:

@@ -109,7 +109,7 @@ class Card:
         )
 
     def to_json(self) -> str:
-        """Return the text, with zeros for the checksum. The fields have the names they have in model.json."""
+        """Return the card as JSON, with zeros in the place of the checksum. Fields are named as in model.json."""
         return to_json(
             {
                 "format_version": _VERSION,

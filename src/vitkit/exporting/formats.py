@@ -72,10 +72,10 @@ FORMATS: dict[str, Format] = {}
 
 
 def register(form: Format) -> None:
-    """Add a row; a command line that is imported afterwards offers it.
+    """Add an export format. The command line offers it if `vitkit.cli` is imported afterwards.
 
     Raises:
-        ValueError: there is one of this name or suffix.
+        ValueError: a format with this name or suffix exists already.
     """
     if form.name in FORMATS or form.suffix in suffixes():
         raise ValueError(f"there is a format {form.name!r} or {form.suffix!r} already")

@@ -149,7 +149,7 @@ def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) ->
         return Tokenizer(encode, end, 0, context)
     raise VitkitError(
         f"{folder} has no tokenizer: expected tokenizer.json, spiece.model, or vocab.json and merges.txt beside the "
-        f"weights, as their publisher has them; of OpenCLIP's own files {MERGES} will do"
+        f"weights, as published; for OpenCLIP's own layout, {MERGES} is enough"
     )
 
 
@@ -209,7 +209,7 @@ def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
     words = [tokenizer.encode(word).tokens[1:-1] for word in ("a", "photo")]
     if tokenizer.encode("A  Photo").tokens != [_BEGIN, *words[0], *words[1], _END]:
         raise VitkitError(
-            f"{path} does not cut texts into words in small letters, as CLIP does: its normalizer or pre_tokenizer is "
+            f"{path} does not split texts into lower-case words, as CLIP does: its normalizer or pre_tokenizer is "
             "missing or another one; take the file as its publisher has it"
         )
 
@@ -318,7 +318,9 @@ def _read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable
     merges = [(first, second) for first, second in pairs]
     vocabulary = {name: i for i, name in enumerate([*names, *map("".join, merges), _OPEN_CLIP_BEGIN, _OPEN_CLIP_END])}
     if len(vocabulary) != _OPEN_CLIP_TOKENS:
-        raise VitkitError(f"{path} is damaged: it makes {len(vocabulary):,} tokens, and OpenAI's {_OPEN_CLIP_TOKENS:,}")
+        raise VitkitError(
+            f"{path} is damaged: it has {len(vocabulary):,} tokens, not {_OPEN_CLIP_TOKENS:,} as OpenAI's"
+        )
     tokenizer = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
     words = pre_tokenizers.Split(Regex(_OPEN_CLIP_WORDS), behavior="removed", invert=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

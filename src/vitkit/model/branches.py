@@ -109,5 +109,5 @@ def _refuse_other_parts(module: nn.Module, where: str = "block") -> None:
         if name == "parametrizations":
             continue
         if name not in parts:
-            raise VitkitError(f"only the model itself can compute its {where}, which has a part {name!r}")
+            raise VitkitError(f"only the model itself can compute its {where}: {name!r} in it is not known to vitkit")
         _refuse_other_parts(part, f"{where}.{name}")

@@ -247,7 +247,7 @@ def write_evaluation(
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
     """Write a CSV file with the columns path, label, predicted, confidence; several classes are joined by `;`.
 
-    Where models proposed labels, the label is that of before, and there is a column label_now.
+    If models proposed labels, `label` has those from before the proposals, and a column label_now has the current ones.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

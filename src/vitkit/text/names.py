@@ -81,4 +81,4 @@ def check_names(classes: Iterable[object]) -> None:
         if not is_text:
             raise VitkitError(f"class names must be text, not {name!r:.80}")
         if not look(str(name)):
-            raise VitkitError(f"class names must be seen, and {name!r:.80} is empty")
+            raise VitkitError(f"class names must contain visible characters, and {name!r:.80} has none")

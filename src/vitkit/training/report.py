@@ -427,10 +427,10 @@ def _features(
 def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None = None) -> str | None:
     """Return the last weights in the run's ancestry that had seen none of its images.
 
-    Weights without a record, as published ones are, count as such.
+    Weights that have no record of their pictures, such as published ones, count as not having seen any.
 
     Returns:
-        None where there are none, or where they are no longer where they were.
+        The name or path of the weights; None if there are no such weights or they can no longer be found.
     """
     source, passed = weights_of(recipe), set[str]()
     while source not in passed:

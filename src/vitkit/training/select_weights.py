@@ -189,9 +189,9 @@ class SelectionImages:
     """The training images that the candidates are measured on.
 
     Attributes:
-        table: the table of training images, in an order of which every beginning has the classes in their proportions.
-        groups: a number for each image, the same for those that stay in one part.
-        seed: the seed of the order and of the parts.
+        table: the training images, ordered so that the first n, for any n, have about the class proportions of all.
+        groups: a number for each image; images with the same number stay in the same cross-validation fold.
+        seed: the seed of the order and of the folds.
     """
 
     table: ImageTable

@@ -74,14 +74,14 @@ class ValidationOutcome:
 def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_before: bool = False) -> bool:
     """Return whether a model predicts (almost) one class for all images though it should do better.
 
-    That is when 99 % of the predictions are one class, no class has more than 90 % of the images, and the accuracy is
-    no better than always answering the largest class gives. A model that has only just begun to learn looks the same,
-    so there must be a sign of harm too: logits that are not finite, a loss half as large again as the entropy of the
-    true classes and larger than that of knowing nothing, logits that (almost) do not depend on the image, or a better
-    accuracy before.
+    This requires that at least 99 % of the predictions are one class, that no class has more than 90 % of the images,
+    and that the accuracy does not exceed that of always predicting the most frequent class. A model that has only just
+    begun to learn looks the same, so there must also be a sign of harm: a loss that exceeds both 1.5 times the entropy
+    of the true classes and 1.05 times the loss of a uniform prediction, logits that (almost) do not depend on the
+    image, or a better accuracy in an earlier epoch. Logits that are not finite count without any other sign.
 
     Args:
-        outcome: the outcome of the validation images; of fewer than ten it says nothing.
+        outcome: the outcome of the validation images; with fewer than ten, the result is always False.
         best_accuracy: the best accuracy of the epochs before.
         fell_before: whether the model has collapsed before in this training; then no further sign is needed.
     """

@@ -490,12 +490,12 @@ class Start:
 
     Attributes:
         blueprint: the model, whose weights have been looked at and not yet read.
-        reasons: why the recipe is what it is where nobody said, a line each.
+        reasons: why the fields that the user did not set have their values, one line each.
         table: the data as they were found.
         parts: the images split, once, or for each fold of a cross-validation.
         before: what the weights were trained on.
         findings: what is wrong with the data, however they are split.
-        torn: images of one scene that come in two splits.
+        torn: findings about scenes whose images are spread over two splits.
     """
 
     blueprint: Blueprint

@@ -114,7 +114,7 @@ def file_of(folder: Path, path: str) -> Place:
         raise VitkitError("there is no such photograph")
     if not is_unchanged(place, files.contents.get(path)):
         raise VitkitError(
-            f"{path} is no longer the photograph that {folder.name} knows: it is another one now, or gone"
+            f"{path} is no longer the photograph that {folder.name} recorded: the file was changed or deleted"
         )
     return place
 

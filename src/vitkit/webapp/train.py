@@ -207,7 +207,7 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     labels = Followed(read_photographs(workspace))
     labels.take(workspace.said.read())
     if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
-        raise VitkitError("a classifier tells at least two classes apart: give photographs two classes first (Data)")
+        raise VitkitError("a classifier requires at least two classes: label photographs of two classes first (Data)")
     arguments = ["train", str(workspace.photographs)]
     if workspace.labels.is_file():
         arguments += ["--labels", str(workspace.labels)]

@@ -345,7 +345,9 @@ def _photographs_of(run: Path) -> Path:
     if not root.is_absolute():
         root = run / root
     if not root.is_dir() and storage_at(root) is None:
-        raise VitkitError(f"the photographs of {run} are no longer in {root}: name their folder in the run's place")
+        raise VitkitError(
+            f"the photographs of {run} are no longer in {root}: open the folder of photographs instead of the run"
+        )
     return root
 
 

@@ -511,7 +511,7 @@ def missing(path: str) -> str:
 def is_hub_id(name: str) -> bool:
     """Return whether an otherwise unknown name is a repository on the hub: `owner/name`, and not a path.
 
-    What exists on disk, lies in a folder that does, or in `runs`, or ends as a weight file does, is a path.
+    A name is a path if its parent folder exists or is called `runs`, or if it has the suffix of a weight file.
     """
     if not re.fullmatch(r"\w[\w-]*/\w[\w.-]*", name, re.ASCII) or ".." in name or "--" in name:
         return False
@@ -568,7 +568,7 @@ def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
     """Return the names of a class_indices.json, in the order of their numbers.
 
     Raises:
-        ValueError: it does not number them from 0 on, each once.
+        ValueError: the numbers are not 0, 1, 2, ... without gaps or repetitions.
     """
     by_number = {int(key): name for key, name in mapping.items() if isinstance(name, str)}
     by_number = by_number or {number: name for name, number in mapping.items() if type(number) is int}

@@ -143,7 +143,7 @@ _TYPES = {
 
 
 def family_of(checkpoint: Checkpoint) -> str | None:
-    """Return the family of a checkpoint and its distinguishing tensors; None if its names show none."""
+    """Return the name of a checkpoint's family, by its configuration or else its tensor names; None if unknown."""
     written = _written(checkpoint.config or {})
     if written is not None:
         return written

@@ -211,7 +211,10 @@ def _of_channels(name: str, value: Any, channels: int) -> Any:
     """Return one number for each channel from one for all, or from one for each."""
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if not values or not all(map(is_number, values)) or max(values) > 1:
-        raise VitkitError(f"preprocess: {name} must be numbers from 0 to 1, as pixels are then, not {value!r:.60}")
+        raise VitkitError(
+            f"preprocess: {name} must be numbers from 0 to 1, the range of the pixels before normalisation, "
+            f"not {value!r:.60}"
+        )
     if len(values) not in (1, channels):
         raise VitkitError(f"preprocess: {name} has {len(values)} numbers, and the model reads {channels} channels")
     return values * channels if len(values) == 1 else values

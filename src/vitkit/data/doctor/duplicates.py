@@ -68,7 +68,7 @@ def find_known(
 
 
 def _halves(progress: Callable[[int, int], None] | None) -> tuple[Callable[[int, int], None], ...]:
-    """Progress of two searches, one after the other, each of which tells how many of how many it has done."""
+    """Return the progress callbacks of two successive searches; each fills one half of the whole progress."""
 
     def tell(done: int, total: int) -> None:
         if progress is not None:

@@ -129,9 +129,10 @@ def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Plac
 
 
 def _bounds(spectrum: Floats) -> Floats:
-    """(n, 20) unit vectors whose products bound the correlation of two, mirrored or not, from above.
+    """Return (n, 20) unit vectors; the product of two is an upper bound on the correlation of their pictures.
 
-    The part that changes sign in a mirror counts by its length (Cauchy-Schwarz), so that one product serves both.
+    The bound also holds if one picture is mirrored: the frequencies that change sign are replaced by their norm
+    (Cauchy-Schwarz).
     """
     return np.hstack([spectrum[:, :_EVEN], np.linalg.norm(spectrum[:, _EVEN:], axis=1, keepdims=True)])
 

@@ -85,7 +85,7 @@ def as_model(nodes: list[Any], images: Any, logits: Any, constants: list[Any]) -
 
 
 class _OnnxWriter:
-    """Write ONNX's operations; a value is its name."""
+    """Write ONNX nodes; a value of the graph is represented by its name."""
 
     def __init__(self, batch: int | None, dtype: torch.dtype) -> None:
         self.batch, self.dtype = batch, dtype

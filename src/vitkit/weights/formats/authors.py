@@ -91,7 +91,7 @@ def _base_of(checkpoint: Checkpoint) -> float:
     base = float(f"{float(periods[-1].abs() ** (n / (n - 1))):.2g}")
     if not torch.allclose(periods, base ** (torch.arange(n) / n).double(), rtol=0.03):
         raise VitkitError(
-            f"{checkpoint.path} (DINOv3): rope_embed.periods are not the powers of one base that are known"
+            f"{checkpoint.path} (DINOv3): rope_embed.periods are not powers of one base, as vitkit expects"
         )
     return base
 

@@ -89,10 +89,10 @@ def _fit(written: Mapping[str, Any], is_number_short_side: bool) -> dict[str, An
 
 
 def of_channels(written: Any, name: str, file: str = "preprocessor_config.json") -> tuple[float, ...]:
-    """Return a number for each channel.
+    """Return a field's value as a tuple with a number for each channel.
 
     Raises:
-        VitkitError: it is something else.
+        VitkitError: the value is not a non-empty list of numbers.
     """
     if not isinstance(written, (list, tuple)) or not written or not all(map(is_number, written)):
         raise VitkitError(f"{file}: {name} must be a number for each channel, not {written!r:.60}")

@@ -241,7 +241,7 @@ def write(classifier: Classifier, destination: Path) -> None:
 
 
 def _write_state(classifier: Classifier, destination: Path) -> None:
-    """timm's names in one file."""
+    """Write the tensors under timm's names into one file."""
     tensors, _ = _files(classifier)
     with replacing(destination) as temporary:
         if destination.suffix == ".safetensors":
