@@ -78,7 +78,7 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
     and that the accuracy does not exceed that of always predicting the most frequent class. A model that has only just
     begun to learn looks the same, so there must also be a sign of harm: a loss that exceeds both 1.5 times the entropy
     of the true classes and 1.05 times the loss of a uniform prediction, logits that (almost) do not depend on the
-    image, or a better accuracy in an earlier epoch. Logits that are not finite always count as a collapse.
+    image, or a better accuracy in an earlier epoch. Logits that are not finite count without any other sign.
 
     Args:
         outcome: the outcome of the validation images; with fewer than ten, the result is always False.

@@ -212,8 +212,8 @@ def _of_channels(name: str, value: Any, channels: int) -> Any:
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if not values or not all(map(is_number, values)) or max(values) > 1:
         raise VitkitError(
-            f"preprocess: {name} must be numbers from 0 to 1, the range of the pixels before normalisation, not "
-            f"{value!r:.60}"
+            f"preprocess: {name} must be numbers from 0 to 1, the range of the pixels before normalisation, "
+            f"not {value!r:.60}"
         )
     if len(values) not in (1, channels):
         raise VitkitError(f"preprocess: {name} has {len(values)} numbers, and the model reads {channels} channels")
