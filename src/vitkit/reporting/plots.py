@@ -45,8 +45,9 @@ def curves(rows: Sequence[Mapping[str, float]], best_epoch: int, *, is_mixed: bo
     `is_mixed` says that the training mixed images (mixup or CutMix), see `draw_curve`.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axis, measure in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
-        draw_curve(axis, rows, measure, best_epoch, is_mixed=is_mixed)
+    left, right = figure.subplots(1, 2)
+    draw_curve(left, rows, "loss", best_epoch, is_mixed=is_mixed)
+    draw_curve(right, rows, "accuracy", best_epoch, is_mixed=is_mixed)
     return figure
 
 
