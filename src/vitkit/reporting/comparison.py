@@ -167,13 +167,13 @@ def _pictures(models: Sequence[Mapping[str, Any]]) -> list[str]:
         part = models[0]["by_fraction"][-1]["fraction"]
         data = "all the data" if part == 1 else f"{part:g} of the training images"
         about = f"On validation images, trained on {data}: thin lines are seeds, thick ones their mean."
-        pictures.append(_picture("Accuracy by epoch", _learning_curves(models), about))
+        pictures.append(_picture("Accuracy by epoch", learning_curves(models), about))
     if len(models[0]["by_fraction"]) > 1:
         about = "With 95 % intervals. Smaller subsets are in the larger ones; the images that judge are the same."
         pictures.append(_picture("Accuracy by data", _by_images(models), about))
     if all(run["training_flops"] for run in runs):
         about = "A training step counts as three forward passes of its images, as one where a head alone is trained."
-        pictures.append(_picture("Accuracy by computation", _by_compute(models), about))
+        pictures.append(_picture("Accuracy by computation", by_compute(models), about))
     return pictures
 
 
@@ -184,10 +184,10 @@ def _stressed(figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _learning_curves(models: Sequence[Model]) -> Figure:
+def learning_curves(models: Sequence[Model]) -> Figure:
     """Plot validation accuracy by epoch on all the data: a thin line for each seed, a thick one for their mean."""
-    figure, axis = _new_axes(models)
-    for model, style in _styled(models):
+    figure, axis = new_axes([model["name"] for model in models])
+    for model, style in styled(models):
         curves = [run["curve"] for run in _whole(model)]
         for curve in curves:
             axis.plot([epoch for epoch, _ in curve], [value for _, value in curve], **style, linewidth=0.7, alpha=0.45)
@@ -200,30 +200,30 @@ def _learning_curves(models: Sequence[Model]) -> Figure:
         axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=in_legend(model["name"], _LONGEST))
     axis.axhline(_GOAL, color=GREY, linewidth=0.8, linestyle=":")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _finish(figure, axis, "epoch", "validation accuracy")
+    return finish(figure, axis, "epoch", "validation accuracy")
 
 
 def _by_images(models: Sequence[Model]) -> Figure:
     """Plot accuracy by the number of training images, with 95 % intervals."""
-    figure, axis = _new_axes(models)
-    for place, (model, style) in enumerate(_styled(models)):
+    figure, axis = new_axes([model["name"] for model in models])
+    for place, (model, style) in enumerate(styled(models)):
         images = {run["fraction"]: run["training_images"] for run in model["runs"]}
         _with_intervals(axis, model, [images[part["fraction"]] for part in model["by_fraction"]], style, place)
-    _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
-    return _finish(figure, axis, "training images", "accuracy on held-out images")
+    logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
+    return finish(figure, axis, "training images", "accuracy on held-out images")
 
 
-def _by_compute(models: Sequence[Model]) -> Figure:
+def by_compute(models: Sequence[Model]) -> Figure:
     """Plot accuracy by the operations of the training, with 95 % intervals: a point for each fraction of the data."""
-    figure, axis = _new_axes(models)
-    for place, (model, style) in enumerate(_styled(models)):
+    figure, axis = new_axes([model["name"] for model in models])
+    for place, (model, style) in enumerate(styled(models)):
         spent: dict[float, list[float]] = {}
         for run in model["runs"]:
             spent.setdefault(run["fraction"], []).append(run["training_flops"] or 0.0)
         means = [sum(spent[part["fraction"]]) / len(spent[part["fraction"]]) for part in model["by_fraction"]]
         _with_intervals(axis, model, means, style, place)
     axis.set_xscale("log")
-    return _finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
+    return finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
 
 
 def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
@@ -233,11 +233,11 @@ def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
         models: the models, in the order of their colours in the other figures.
         stress: kind, unit, strengths, and the accuracies and intervals of each model by name.
     """
-    figure, axis = _new_axes(models)
-    for place, (model, style) in enumerate(_styled(models)):
+    figure, axis = new_axes([model["name"] for model in models])
+    for place, (model, style) in enumerate(styled(models)):
         measured = stress["models"][model["name"]]
-        _bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], style, model["name"], place)
-    return _finish(figure, axis, stress["unit"], "accuracy on held-out images")
+        bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], style, model["name"], place)
+    return finish(figure, axis, stress["unit"], "accuracy on held-out images")
 
 
 def _whole(model: Model) -> list[Mapping[str, Any]]:
@@ -246,7 +246,7 @@ def _whole(model: Model) -> list[Mapping[str, Any]]:
     return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
 
 
-def _styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
+def styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
     """Return each model with its colour and line style."""
     styles = [STYLES[place % len(STYLES)] for place in range(len(models))]
     return [(model, {"color": colour, "linestyle": line}) for model, (colour, line) in zip(models, styles, strict=True)]
@@ -255,10 +255,10 @@ def _styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
 def _with_intervals(axis: Axes, model: Model, x: Sequence[float], style: dict[str, Any], place: int) -> None:
     parts = model["by_fraction"]
     accuracies, intervals = [each["accuracy"] for each in parts], [each["interval"] for each in parts]
-    _bars(axis, x, accuracies, intervals, style, model["name"], place)
+    bars(axis, x, accuracies, intervals, style, model["name"], place)
 
 
-def _bars(
+def bars(
     axis: Axes,
     x: Sequence[float],
     y: Sequence[float],
@@ -267,6 +267,7 @@ def _bars(
     name: str,
     place: int,
 ) -> None:
+    """Draw a line with 95 % intervals; `place` chooses its marker."""
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
     marker = _MARKERS[place % len(_MARKERS)]
@@ -275,7 +276,7 @@ def _bars(
     )
 
 
-def _logarithmic(axis: Axes, values: set[int]) -> None:
+def logarithmic(axis: Axes, values: set[int]) -> None:
     """Make the axis logarithmic, with ticks at these values."""
     axis.set_xscale("log")
     axis.set_xticks(sorted(values))
@@ -283,14 +284,15 @@ def _logarithmic(axis: Axes, values: set[int]) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _new_axes(models: Sequence[Model]) -> tuple[Figure, Axes]:
+def new_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
     """Return a figure with room for a legend below the axes."""
-    columns = 2 if max(len(model["name"]) for model in models) <= _LONG else 1
-    figure = Figure(figsize=(_SIZE[0], _SIZE[1] + _ROW * -(-len(models) // columns)), layout="constrained")
+    columns = 2 if max(map(len, names)) <= _LONG else 1
+    figure = Figure(figsize=(_SIZE[0], _SIZE[1] + _ROW * -(-len(names) // columns)), layout="constrained")
     return figure, figure.subplots()
 
 
-def _finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
+def finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
+    """Label the axes, of which y is an accuracy, and put the legend below them."""
     axis.set(xlabel=x, ylabel=y)
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.grid(alpha=0.25)

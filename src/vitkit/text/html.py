@@ -142,16 +142,28 @@ def wide(table: str) -> str:
 
 def to_png(drawn: Figure) -> bytes:
     """Return a drawn figure as the content of a PNG file."""
+    return _saved(drawn, "png", dpi=DPI)
+
+
+def to_svg(drawn: Figure) -> bytes:
+    """Return a drawn figure as the content of an SVG file, the same bytes each time, with text as outlines."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "vitkit"}):
+        return _saved(drawn, "svg", metadata={"Date": None})
+
+
+def _saved(drawn: Figure, kind: str, **options: Any) -> bytes:
     data = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
-        drawn.savefig(data, format="png", dpi=DPI)
+        drawn.savefig(data, format=kind, **options)
     return data.getvalue()
 
 
-def figure(caption: str, png: bytes) -> str:
-    """Return a picture under its caption, embedded in the page."""
-    return f"<h2>{escape(caption)}</h2>{image(caption, png, 'png')}"
+def figure(caption: str, data: bytes, kind: str = "png") -> str:
+    """Return a picture under its caption, embedded in the page. `kind` is png, jpeg or svg+xml."""
+    return f"<h2>{escape(caption)}</h2>{image(caption, data, kind)}"
 
 
 def listing(text: str) -> str:
@@ -160,7 +172,14 @@ def listing(text: str) -> str:
 
 
 def image(name: str, data: bytes, kind: str, attributes: str = "") -> str:
-    """Return a picture embedded in the page. `kind` is png or jpeg; `attributes` are added to its tag unchanged."""
+    """Return a picture embedded in the page.
+
+    Args:
+        name: the text that stands for the picture where it is not seen.
+        data: the content of its file.
+        kind: png, jpeg or svg+xml.
+        attributes: are added to the tag unchanged.
+    """
     more = f" {attributes}" if attributes else ""
     return f'<img alt="{escape(name)}"{more} src="{address(data, kind)}">'
 

@@ -14,7 +14,7 @@ __all__, __getattr__ = public(
     __name__,
     {
         "adapters": "Draws PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
-        "architecture": "config_of",
+        "architecture": "config_of without_fields_of_vits",
         "checkpoint": "MAY_CHANGE RunWriter TrainingState identity save seal",
         "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
         "distributed": "ALONE ProcessGroup assemble check_team describe_team fabric_of",

@@ -8,6 +8,8 @@ each row names its source.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
@@ -18,6 +20,7 @@ from vitkit.experiments.lab.experiment import (
     AblationVariant,
     Experiment,
     Measurement,
+    PretrainingSizes,
     of_model,
 )
 from vitkit.model.config import ViTConfig, stride_of
@@ -69,6 +72,7 @@ POOLING = Ablation(
         AblationVariant("mean, 3/8 of the rate", _MEAN, times={"lr": 3 / 8}),
     ),
     against="class token",
+    picture="curves",
 )
 
 
@@ -95,6 +99,13 @@ SHAPE = Ablation(
     recipe="paper-vit-b16-jft",
     variants=_variants,
     against="as it is",
+    picture="computation",
+    drawn_lines={
+        "depth": ("half the depth", "as it is", "twice the depth"),
+        "width": ("half the width", "as it is", "twice the width"),
+        "MLP": ("half the MLP", "as it is"),
+        "patches": ("as it is", "patches of half the side"),
+    },
 )
 
 
@@ -107,6 +118,7 @@ NORM = Ablation(
     recipe="paper-vit-b16-jft",
     variants=lambda _: (of_model("pre-norm", norm="pre"), of_model("post-norm", norm="post")),
     against="pre-norm",
+    picture="curves",
 )
 
 
@@ -141,8 +153,13 @@ HEAD = Ablation(
 )
 
 
+_ROOT, _STAGE, _RESNET = "the ResNet's root", "root and one stage", "ResNet"
+_SHORT = "a third of the epochs"
+_DEEP = 12  # layers of a model whose ResNet is of 50 layers, and not of 18
+
+
 def _variants_hybrid(base: ViTConfig) -> tuple[AblationVariant, ...]:
-    stems: dict[str, tuple[int, ...]] = {"the ResNet's root": (), "root and one stage": (2,)}
+    stems: dict[str, tuple[int, ...]] = {_ROOT: (), _STAGE: (2,)}
     fitting: dict[str, dict[str, Any]] = {}
     for label, stem in stems.items():
         patch = tuple(side // stride_of(stem) for side in base.patch_size)
@@ -153,18 +170,35 @@ def _variants_hybrid(base: ViTConfig) -> tuple[AblationVariant, ...]:
         raise VitkitError(
             "the hybrids of this experiment divide an image by 4: name a --model with patches of 4, 8, ..."
         )
-    return (of_model("patches"), *(of_model(label, **fields) for label, fields in fitting.items()))
+    resnet = {"model": f"torchvision:resnet{50 if base.layers >= _DEEP else 18}", "image_size": base.image_size[0]}
+    whole = [of_model("patches"), *(of_model(label, **fields) for label, fields in fitting.items())]
+    whole.append(AblationVariant(_RESNET, resnet))
+    third = [replace(variant, label=f"{variant.label}, {_SHORT}", times={"epochs": 1 / 3}) for variant in whole]
+    return (*whole, *third)
 
 
 HYBRID = Ablation(
     name="hybrid",
-    question="Patches of the image, or of a ResNet's feature map?",
+    question="Patches of the image, or of a ResNet's feature map, or the ResNet alone?",
     source=f"{PAPER}, sec. 4.4, Figure 5",
     says="hybrids are a little better at small computational budgets; the difference vanishes for larger models",
-    differs="Figure 5 is accuracy against compute of pre-trained models, without a table; here equal epochs",
+    differs=(
+        "Figure 5 is accuracy against compute of pre-trained models, without a table; here small models are trained "
+        "from scratch, for all epochs and for a third of them"
+    ),
     recipe="paper-vit-b16-jft",
     variants=_variants_hybrid,
     against="patches",
+    picture="computation",
+    drawn_lines={
+        name: (f"{label}, {_SHORT}", label)
+        for name, label in (
+            ("ViT", "patches"),
+            ("hybrid, root", _ROOT),
+            ("hybrid, root and one stage", _STAGE),
+            ("ResNet", _RESNET),
+        )
+    },
 )
 
 
@@ -249,6 +283,7 @@ FEW_SHOT = Measurement(
     differs="other images, other and fewer classes, and the model that is named, at its own resolution",
     module="vitkit.experiments.lab.ablations",
     function="measure_few_shot",
+    picture="few-shot",
 )
 
 
@@ -263,7 +298,6 @@ def measure_few_shot(subject: Subject) -> Measured:
     """
     import numpy as np
 
-    from vitkit.evaluation.linear_models import choose_least_squares, one_or_minus_one
     from vitkit.experiments.lab.measure import Measured
     from vitkit.experiments.statistics import Family
 
@@ -273,13 +307,13 @@ def measure_few_shot(subject: Subject) -> Measured:
     x, known = subject.features(train, "training images"), np.array(train.labels)
     x_test, true = subject.features(test, f"{subject.held_out} images"), np.array(test.labels)
     there = int(np.bincount(known, minlength=len(table.classes)).min())
-    rows, numbers = [], []
+    rows: list[list[str]] = []
+    numbers: list[dict[str, Any]] = []
     for shots in [number for number in SHOTS if number <= there]:
         is_right = []
         for seed in subject.seeds:
             chosen = draw(known, shots, seed)
-            fitted = choose_least_squares(x[chosen], one_or_minus_one(known[chosen], len(table.classes)))
-            is_right.append(fitted.scores(x_test).argmax(axis=1) == true)
+            is_right.append(fit_on(x[chosen], known[chosen], x_test, len(table.classes)) == true)
         right = np.array(is_right)  # (S, n)
         accuracy, each = float(right.mean()), right.mean(axis=1)
         low, high = map(float, Family(right[None], subject.units).interval(0))
@@ -295,8 +329,35 @@ def measure_few_shot(subject: Subject) -> Measured:
         )
     headings = ["images a class", "accuracy", "95 %", f"over {len(subject.seeds)} draws"]
     chance = 100 / len(table.classes)
-    lines = [f"{len(test)} {subject.held_out} images of {len(table.classes)} classes; chance {chance:.1f} %"]
-    return Measured(headings, rows, {"few_shot": numbers}, lines)
+    first, last = numbers[0], numbers[-1]
+    ends = (
+        f"with {_images(first['shots'])} a class, the accuracy is {100 * first['accuracy']:.1f} %; "
+        f"with {_images(last['shots'])}, it is {100 * last['accuracy']:.1f} %"
+    )
+    lines = [
+        ends,
+        f"{len(test)} {subject.held_out} images of {len(table.classes)} classes; chance {chance:.1f} %",
+    ]
+    return Measured(headings, rows, {"few_shot": numbers, "chance": chance / 100}, lines)
+
+
+def _images(number: int) -> str:
+    return f"{number} image{'' if number == 1 else 's'}"
+
+
+def fit_on(
+    x: npt.NDArray[np.floating], labels: npt.NDArray[np.integer], others: npt.NDArray[np.floating], classes: int
+) -> npt.NDArray[np.integer]:
+    """Fit least squares to features (n, D) and their labels (n,), and return the predicted labels of other features.
+
+    The targets are 1 for the class and -1 for all others (sec. 4.1).
+    """
+    from vitkit.evaluation.linear_models import choose_least_squares, one_or_minus_one
+
+    predicted: npt.NDArray[np.integer] = (
+        choose_least_squares(x, one_or_minus_one(labels, classes)).scores(others).argmax(axis=1)
+    )
+    return predicted
 
 
 def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[np.integer]:
@@ -324,6 +385,7 @@ ATTENTION_DISTANCE = Measurement(
     differs="Figure 7 is of ViT-L/16 at 224 px, 128 images, as a cloud of points without figures",
     module="vitkit.experiments.lab.ablations",
     function="measure_attention_distance",
+    picture="attention",
 )
 
 
@@ -333,7 +395,12 @@ def measure_attention_distance(subject: Subject) -> Measured:
 
     from vitkit.experiments.lab.measure import Measured
     from vitkit.explanation.attention import plain
-    from vitkit.explanation.model_analysis import attention_distance, uniform_distance
+    from vitkit.explanation.model_analysis import (
+        attention_distance,
+        filter_components,
+        position_similarity,
+        uniform_distance,
+    )
 
     model = plain(subject.classifier.model)
     config = model.config
@@ -349,13 +416,21 @@ def measure_attention_distance(subject: Subject) -> Measured:
     first, last = distance[layers[0]], distance[layers[-1]]
     far = int((first > _FAR * everywhere).sum())
     trend = trend_with_depth(distance[layers].mean(axis=1))
-    lines += [
-        f"a head that looks everywhere alike: {everywhere:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
+    lines = [
         f"{trend}; {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
+        *lines,
+        f"a head that looks everywhere alike: {everywhere:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
         f"{far} of {len(first)} heads of the first layer look more than half as far as everywhere",
     ]
     numbers = {"attention_distance": distance.tolist(), "everywhere": everywhere}
-    return Measured(["layer", "mean, pixels", "nearest head", "farthest head", "of everywhere"], rows, numbers, lines)
+    arrays = {}
+    for name, analyse in (("filters", filter_components), ("positions", position_similarity)):
+        with suppress(VitkitError):  # a hybrid has no filters of the image, and some models have no positions
+            arrays[name] = analyse(model)
+    if "filters" in arrays and arrays["filters"].shape[-1] not in (1, 3):
+        del arrays["filters"]
+    headings = ["layer", "mean, pixels", "nearest head", "farthest head", "of everywhere"]
+    return Measured(headings, rows, numbers, lines, arrays)
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
@@ -377,6 +452,24 @@ def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
     return f"that the distance grows or falls with depth is not shown {figures}"
 
 
+DATA_SIZE = PretrainingSizes(
+    name="data-size",
+    question="How many images must a ViT be pre-trained on to be better than a ResNet?",
+    source=f"{PAPER}, sec. 4.3, Figures 3 and 4",
+    says=(
+        "pre-trained on few images, ResNets and small ViTs are better than large ViTs, which overfit; from 90 million "
+        "images of JFT on, the ViTs are"
+    ),
+    differs=(
+        "the paper pre-trains on ImageNet, ImageNet-21k, and 9, 30, 90 and 303 million images of JFT, and its figures "
+        "are curves without numbers; here parts of some hundred or thousand images, small models, and as many steps "
+        "for each part, of which validation chooses the best epoch"
+    ),
+    recipe="paper-vit-b16-jft",
+    picture="sizes",
+)
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
@@ -389,6 +482,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         HYBRID,
         RESOLUTION,
         PRETRAINING,
+        DATA_SIZE,
         FEW_SHOT,
         ATTENTION_DISTANCE,
     )

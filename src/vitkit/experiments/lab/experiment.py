@@ -10,12 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.evaluation.headline import images_in_words
 from vitkit.model.config import ViTConfig
 from vitkit.text.cells import aligned
 from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from matplotlib.figure import Figure
 
 PAPER = "arXiv 2010.11929"
 # Fine-tuning all weights alike, so that it differs from a training from scratch in where it begins alone.
@@ -63,6 +68,8 @@ class Experiment:
         differs: how the `small` preset differs from the source's experiment.
         recipe: the bundled recipe with the published hyper-parameters, which the `paper` preset takes; None: the source
             publishes none.
+        picture: how its result is drawn, see `reporting.lab_figures.pictures_of`.
+        drawn_lines: for a picture of accuracy by computation, the variants that a line connects, by the line's name.
     """
 
     name: str
@@ -71,6 +78,8 @@ class Experiment:
     says: str
     differs: str
     recipe: str | None = None
+    picture: Literal["dots", "curves", "computation", "few-shot", "attention", "sizes"] = "dots"
+    drawn_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +111,13 @@ class Measurement(Experiment):
     function: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class PretrainingSizes(Experiment):
+    """Models that are pre-trained on parts of one source of images and fine-tuned on another; see `data_size`."""
+
+
 LAB, PAGE = "lab.json", "lab.html"
+_LEVEL = 0.05  # of the tests of all pairs together
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,6 +130,7 @@ class LabResult(Result):
         headings, cells: the headings of its table, and the text in each row.
         remarks: what the table says, a line each.
         folder: the folder of lab.json, the page and the runs; None if nothing was written.
+        arrays: numbers for the pictures that are too large for lab.json.
     """
 
     experiment: Experiment
@@ -123,6 +139,7 @@ class LabResult(Result):
     cells: tuple[tuple[str, ...], ...]
     remarks: tuple[str, ...]
     folder: Path | None = None
+    arrays: Mapping[str, npt.NDArray[np.floating]] = field(default_factory=dict)
 
     @property
     def page(self) -> Path | None:
@@ -153,20 +170,37 @@ class LabResult(Result):
             *where,
         ]
 
+    def pictures(self) -> dict[str, Figure]:
+        """Draw the result as the paper draws it, each picture by its caption; nothing where nothing was measured."""
+        if self.figures.get("preset") == "paper" and self.folder is None:
+            return {}
+        from vitkit.reporting.lab_figures import pictures_of
+
+        return pictures_of(self.experiment.picture, self.figures, self.arrays, self.experiment.drawn_lines)
+
     def body(self) -> list[str]:
         """Return the body of the page as HTML."""
-        from vitkit.text.html import table
+        from vitkit.text.html import figure, table, to_svg, wide
 
         experiment = self.experiment
+        sentence, *remarks = self.remarks
         said = [
-            *self.remarks,
+            *remarks,
             f"The source ({experiment.source}): {experiment.says}.",
             f"What differs: {experiment.differs}.",
         ]
         rows = [[escape(cell) for cell in row] for row in self.cells]
         command = f"<p class='soft'>{escape(self.figures['command'])}</p>"
         head = [f"<h1>{escape(experiment.name)}</h1>", f"<p>{escape(experiment.question)}</p>", command]
-        return [*head, table(rows, list(map(escape, self.headings))), *(f"<p>{escape(line)}</p>" for line in said)]
+        pictures = [figure(caption, to_svg(drawn), "svg+xml") for caption, drawn in self.pictures().items()]
+        shown = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in pictures), "</div>"]
+        return [
+            *head,
+            f"<p><strong>{escape(sentence[:1].upper() + sentence[1:])}.</strong></p>",
+            *(shown if pictures else []),
+            wide(table(rows, list(map(escape, self.headings)))),
+            *(f"<p>{escape(line)}</p>" for line in said),
+        ]
 
     def _repr_html_(self) -> str:
         return "".join(self.body())
@@ -192,7 +226,39 @@ def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
     images = images_in_words(figures["test_images"], figures["split"])
     judged = f"{images}, {seeds} seeds; the most frequent class alone: {chance:.1f} %"
     claims = [f"claim {claim['outcome']}: {claim['claim']}" for claim in figures["claims"]]
-    return (judged, *figures["findings"], *(pair["verdict"] for pair in figures["pairs"]), *claims)
+    verdicts = (pair["verdict"] for pair in figures["pairs"])
+    return (summary_of(figures["pairs"], seeds), judged, *figures["findings"], *verdicts, *claims)
+
+
+def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    """Say in a sentence which variants are better or worse than the reference, by the tests of all pairs together.
+
+    Args:
+        pairs: the difference of each variant to the same reference.
+        seeds: the trainings of each; with one, only these trained models are tested, not their recipes.
+    """
+    tested = [(pair, pair if seeds > 1 else pair["trained"]) for pair in pairs]
+    better = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] > 0]
+    worse = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] < 0]
+    open_ = [pair["a"] for pair in pairs if pair["a"] not in (*better, *worse)]
+    reference = pairs[0]["b"]
+    parts = [
+        f"{_named(labels)} {_is(labels)} {word} than {reference}"
+        for labels, word in ((better, "better"), (worse, "worse"))
+        if labels
+    ]
+    if open_:
+        parts.append(f"{_named(open_)} cannot be told apart from {reference}")
+    return f"{'under other seeds too' if seeds > 1 else 'as trained, with one seed'}: {'; '.join(parts)}"
+
+
+def _named(labels: Sequence[str]) -> str:
+    *first, last = [f"“{label}”" if " " in label else label for label in labels]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _is(labels: Sequence[str]) -> str:
+    return "is" if len(labels) == 1 else "are"
 
 
 def _span(interval: Sequence[float]) -> str:

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.headline import counted_figures
-from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
 from vitkit.experiments.lab.ablations import EXPERIMENTS, names
 from vitkit.experiments.lab.experiment import (
@@ -29,6 +27,7 @@ from vitkit.experiments.lab.experiment import (
     Experiment,
     LabResult,
     Measurement,
+    PretrainingSizes,
     remarks_of,
     table_of,
 )
@@ -37,7 +36,6 @@ from vitkit.model.names import config_for
 from vitkit.model.network_config import is_network_name
 from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Progress, Say, progress, silent
-from vitkit.system.run_files import EVALUATION
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
 from vitkit.training.recipe import ComparedFields, Recipe, build, unfold
@@ -50,9 +48,12 @@ Preset = Literal["small", "paper"]
 EPOCHS = 15
 _SMALL: dict[str, Any] = {"weights": "none", "epochs": EPOCHS, "batch_size": 32}
 _MODEL = "vit_micro_patch4_32"  # of photographs, at 32 px; data with a recipe of their own have its model
+_SIDES = {True: 16, False: 32}  # pixels of the models of `data-size`, with a recipe of the data's own and without
 
 
-def base_fields(ablation: Ablation, data: str, preset: Preset, fields: Mapping[str, Any]) -> dict[str, Any]:
+def base_fields(
+    ablation: Ablation | PretrainingSizes, data: str, preset: Preset, fields: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the recipe that all variants share.
 
     Args:
@@ -71,7 +72,7 @@ def base_fields(ablation: Ablation, data: str, preset: Preset, fields: Mapping[s
     return request_of({**model, **_SMALL, **unfolded, "data": data}).fields
 
 
-def published_recipe(ablation: Ablation) -> str:
+def published_recipe(ablation: Experiment) -> str:
     """Return the name of the bundled recipe with the published hyper-parameters.
 
     Raises:
@@ -107,6 +108,8 @@ def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: 
     """
     changed, model = unfold(shared), dict(base.get("model_fields") or {})
     varied = dict(variant.fields)
+    if is_network_name(str(varied.get("model", ""))):
+        model = {}  # those of a ViT, which the network has not
     changes = varied.pop("model_fields", {})
     for name in changes:
         if name in (changed.get("model_fields") or {}):
@@ -154,7 +157,7 @@ def pretraining_fields(fields: Mapping[str, Any], variant: AblationVariant) -> d
 
 if TYPE_CHECKING:
     from vitkit.experiments.comparison_figures import Judged
-    from vitkit.experiments.comparison_plan import ComparisonJob, Plan
+    from vitkit.experiments.comparison_plan import Plan
     from vitkit.experiments.statistics import Family
     from vitkit.training.lineage import SplitImages
 
@@ -195,6 +198,7 @@ def lab(
     data: str | Path | None = None,
     *,
     model: str | Path | None = None,
+    upstream: str | Path | None = None,
     preset: Preset = "small",
     seeds: Annotated[int, Between(1)] = 3,
     out: Path | str | None = None,
@@ -217,7 +221,10 @@ def lab(
         name: the name of the experiment; None: a list of them.
         data: folder of class folders, or a name; by default digits.
         model: for an ablation, the model whose variants are compared; for a measurement, the model to measure:
-            a run or model folder, a checkpoint, or a published name.
+            a run or model folder, a checkpoint, or a published name. For `data-size`, several models, separated by
+            commas; by default a ViT, a hybrid and a ResNet.
+        upstream: for `data-size`, the images to pre-train on: a folder of class folders, or a name. By default, the
+            models are pre-trained on every second class of `data` and evaluated on the others.
         preset: `small`, minutes on two cores; `paper`, the published hyper-parameters: without `data` it says what that
             would take, with it, it is done.
         seeds: trainings of each variant, or draws of images, with seeds that follow one another from `seed` on.
@@ -236,7 +243,7 @@ def lab(
     check_choice("--preset", preset, Preset)
     refuse_not_compared(fields, "an experiment")
     if resume:
-        if name is not None or data is not None or model is not None or fields:
+        if name is not None or data is not None or model is not None or upstream is not None or fields:
             raise VitkitError("--resume takes everything from --out: leave out the rest")
         return _take_up(out, say)
     if name is None:
@@ -244,6 +251,10 @@ def lab(
     if name not in EXPERIMENTS:
         raise VitkitError(f"no experiment {name!r}{suggest(name, list(names()))}; there are: {', '.join(names())}")
     experiment = EXPERIMENTS[name]
+    if upstream is not None and not isinstance(experiment, PretrainingSizes):
+        raise VitkitError(f"{name} has no --upstream, which only data-size pre-trains on: leave it out")
+    if isinstance(experiment, PretrainingSizes):
+        return _transfer(experiment, data, upstream, model, preset, seeds, fields, out, say)
     if isinstance(experiment, Measurement):
         if fields.keys() - {"seed"}:
             field = min(fields.keys() - {"seed"})
@@ -276,10 +287,53 @@ def _ablate(
             say(note)
         folder = folder or _next(ablation, hold)
         command = _command(ablation, data, {"preset": preset, "seeds": seeds, **fields})
-        begun = {"vitkit": vitkit.__version__, "experiment": ablation.name, "command": command, "variants": variants}
-        write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
-        say(f"{len(plan.runs())} runs, in {folder}")
-        return _go_on(ablation, folder, plan, begun, say)
+        return _begin(ablation, folder, plan, {"command": command, "variants": variants}, say)
+
+
+def _transfer(
+    experiment: PretrainingSizes,
+    data: str | Path | None,
+    upstream: str | Path | None,
+    models: str | Path | None,
+    preset: Preset,
+    seeds: int,
+    shared: Mapping[str, Any],
+    out: str | Path | None,
+    say: Say,
+) -> LabResult:
+    from vitkit.experiments.lab.data_size import RESNET, Transfer, foresee_sizes, halve, plan_sizes
+
+    if preset == "paper" and data is None:
+        return foresee_sizes(experiment)
+    source = str(data or DATA)
+    base = base_fields(experiment, source, preset, shared)
+    side = _SIDES[published({"data": source}) is not None]
+    names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},{RESNET}")
+    with ExitStack() as hold:
+        folder = PLACE.reserve(out, hold) if out is not None else _next(experiment, hold)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            transfer = halve(source, folder) if upstream is None else Transfer(str(upstream), source)
+            plan, variants, images = plan_sizes(
+                transfer, names, base, lambda own, variant: variant_fields(own, shared, variant), seeds, HERE
+            )
+        except VitkitError:
+            for file in folder.glob("*.csv"):
+                file.unlink()
+            raise
+        for note in plan.notes:
+            say(note)
+        options = {"model": models, "upstream": upstream, "preset": preset, "seeds": seeds, **shared}
+        command = _command(experiment, source, {name: value for name, value in options.items() if value is not None})
+        return _begin(experiment, folder, plan, {"command": command, "variants": variants, "images": images}, say)
+
+
+def _begin(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[str, Any], say: Say) -> LabResult:
+    """Write the plan, and carry it out."""
+    begun = {"vitkit": vitkit.__version__, "experiment": experiment.name, **described}
+    write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
+    say(f"{len(plan.runs())} runs, in {folder}")
+    return _go_on(experiment, folder, plan, begun, say)
 
 
 def _take_up(out: str | Path | None, say: Say) -> LabResult:
@@ -289,14 +343,13 @@ def _take_up(out: str | Path | None, say: Say) -> LabResult:
         folder = PLACE.lock(out, hold)
         begun = PLACE.read(folder)
         try:
-            plan, ablation = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
+            plan, experiment = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PLACE.damaged(folder) from error
-        assert isinstance(ablation, Ablation)
-        return _go_on(ablation, folder, plan, begun, say)
+        return _go_on(experiment, folder, plan, begun, say)
 
 
-def _go_on(ablation: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say: Say) -> LabResult:
+def _go_on(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str, Any], say: Say) -> LabResult:
     from vitkit.experiments.comparison_runs import make_all
 
     try:
@@ -306,14 +359,19 @@ def _go_on(ablation: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any]
         raise
     if past_help:
         raise VitkitError("; ".join(f"{folder / run}: {why}" for run, why in past_help.items()))
-    measured = figures_of(ablation, plan, begun["variants"], folder)
+    if isinstance(experiment, PretrainingSizes):
+        from vitkit.experiments.lab.data_size import conclude
+
+        return _written(conclude(experiment, plan, begun, folder))
+    assert isinstance(experiment, Ablation)
     figures = {
         **{name: begun[name] for name in ("vitkit", "experiment", "command")},
-        **measured,
-        "differs": ablation.differs,
+        **figures_of(experiment, plan, begun["variants"], folder),
+        "differs": experiment.differs,
+        "column": experiment.column,
     }
-    headings, rows = table_of(ablation, figures)
-    return _written(LabResult(ablation, figures, headings, rows, remarks_of(figures), folder))
+    headings, rows = table_of(experiment, figures)
+    return _written(LabResult(experiment, figures, headings, rows, remarks_of(figures), folder))
 
 
 # --- Measurements ---------------------------------------------------------------------------------------------
@@ -355,7 +413,8 @@ def _measure(
             "differs": measurement.differs,
         }
         rows, lines = tuple(map(tuple, measured.rows)), (*measured.lines, *subject.findings)
-        return _written(LabResult(measurement, figures, tuple(measured.headings), rows, lines, folder))
+        result = LabResult(measurement, figures, tuple(measured.headings), rows, lines, folder, measured.arrays)
+        return _written(result)
 
 
 # --- Files ----------------------------------------------------------------------------------------------------
@@ -413,6 +472,7 @@ def plan_ablation(
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.judging import before_training, hash_of_images
     from vitkit.profiling.model_info import describe
+    from vitkit.training.architecture import without_fields_of_vits
     from vitkit.training.defaults import check_effects, without_effect
     from vitkit.training.start import resolve
 
@@ -425,6 +485,8 @@ def plan_ablation(
     for place, variant in enumerate(variants):
         progress("looking at the variants", place, len(variants))
         fields = {**variant_fields(base, shared, variant), "split_seed": base.get("split_seed", seed)}
+        fields, left_out = without_fields_of_vits(fields)
+        notes += [f"{variant.label}: {reason}" for reason in left_out]
         try:
             if variant.after is None and not variant.pretraining:
                 start = resolve(fields)
@@ -432,8 +494,8 @@ def plan_ablation(
                 entries.append((variant.label, split_images))
                 judged_by = judged_by or hash_of_images(split_images, held_out_split(split_images.images.table))
                 images, config = split_images.images.table.splits.count("train"), start.config
-                classes = config.num_classes
-                check_effects(start.recipe, fields, named=shared)
+                images, classes = min(images, start.recipe.max_images or images), config.num_classes
+                check_effects(start.recipe, fields, named=shared.keys() & fields.keys())
                 idle = without_effect(start.recipe, fields)  # a preset's epochs, where a head is fitted at once
                 fields = {name: value for name, value in fields.items() if name not in idle}
                 fields |= {"method": start.recipe.method}
@@ -486,7 +548,7 @@ def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[
 
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """Return the results of the finished runs, as plain JSON types."""
-    from vitkit.experiments.comparison_figures import read_judged
+    from vitkit.experiments.comparison_figures import of_run, read_judged
     from vitkit.experiments.judging import after_training
 
     judging = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
@@ -497,7 +559,7 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
     variants = []
     for place, row in enumerate(described):
         jobs = [job for job in plan.jobs if job.model == row["label"]]
-        runs = [{"seed": job.seed, "folder": job.folder, **_of_run(job, out / job.folder, judged)} for job in jobs]
+        runs = [of_run(job, out, row["gmacs"], judged) for job in jobs]
         interval = [float(end) for end in family.interval(place)]
         variants.append({**row, "accuracy": float(family.accuracy[place]), "interval": interval, "runs": runs})
     pairs = pairs_against(ablation.against, labels, judged)
@@ -515,13 +577,6 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
         "chance": judged.chance,
         "notes": list(plan.notes),
     }
-
-
-def _of_run(job: ComparisonJob, folder: Path, judged: Judged) -> dict[str, Any]:
-    """Return the accuracy on the judging images, and the log loss if the run evaluated the same images."""
-    figures = counted_figures(read_figures(folder / EVALUATION))
-    loss = figures.get("loss") if figures.get("images") == len(judged.paths) else None
-    return {"accuracy": float(judged.answers[job.model, job.seed].mean()), "loss": loss}
 
 
 def family_of(labels: Sequence[str], judged: Judged) -> Family:
@@ -595,27 +650,28 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
         VitkitError: a variant cannot be built, or what it varies was asked for, or there is no published recipe.
     """
     from vitkit.experiments.comparison_plan import passes_of
-    from vitkit.experiments.training_plan import passes
+    from vitkit.experiments.training_plan import passes, tokens_of
     from vitkit.profiling.model_info import describe
+    from vitkit.training.architecture import config_of, without_fields_of_vits
 
     recipe_name = published_recipe(ablation)
     corpus = CORPORA[recipe_name.rpartition("-")[2]]
     base = base_fields(ablation, corpus.title, "paper", fields)
     variants, rows = [], []
     for variant in ablation.variants(base_config(base)):
-        recipe = build(variant_fields(base, fields, variant), variant.label)
-        config = base_config(recipe.__dict__).replace(num_classes=corpus.classes)
-        info = describe(config)
+        recipe = build(without_fields_of_vits(variant_fields(base, fields, variant))[0], variant.label)
+        config = config_of(recipe, corpus.classes)
+        info, tokens = describe(config), tokens_of(recipe, config)
         seen, steps = passes(recipe, corpus.images)
         entry = {"label": variant.label, "paper": variant.paper, "parameters": info.parameters, "gmacs": info.gmacs}
-        entry |= {"tokens_per_image": config.tokens, "steps": steps, "warmup_steps": round(recipe.warmup * steps)}
+        entry |= {"tokens_per_image": tokens, "steps": steps, "warmup_steps": round(recipe.warmup * steps)}
         entry |= {
             "lr": recipe.lr,
-            "tokens": seen * config.tokens,
+            "tokens": seen * tokens,
             "flops": 2e9 * passes_of("scratch") * info.gmacs * seen,
         }
         variants.append(entry)
-        row = [variant.label, f"{info.parameters:,}", f"{info.gmacs:.4g}", str(config.tokens), f"{steps:,}"]
+        row = [variant.label, f"{info.parameters:,}", f"{info.gmacs:.4g}", str(tokens), f"{steps:,}"]
         rows.append((*row, f"{recipe.lr:.3g}", f"{entry['tokens']:.3g}", f"{entry['flops']:.3g}", variant.paper or "-"))
     headings = ["", "parameters", "GMACs", "tokens an image", "steps", "learning rate", "tokens", "FLOPs"]
     lines = [

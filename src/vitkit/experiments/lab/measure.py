@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -82,13 +82,15 @@ class Measured:
     Attributes:
         headings, rows: the headings and the rows of its table.
         numbers: what lab.json keeps of it.
-        lines: what there is to say, a line each.
+        lines: what there is to say, a line each; the first is the result in a sentence.
+        arrays: numbers for the pictures that are too large for lab.json.
     """
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: Mapping[str, Any]
     lines: Sequence[str]
+    arrays: Mapping[str, npt.NDArray[np.floating]] = field(default_factory=dict)
 
 
 def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:

@@ -1,0 +1,365 @@
+"""Pre-train models on a part of one source of images and transfer them to another (sec. 4.3, Figures 3 and 4).
+
+Every model is pre-trained, with labels, on 1/9, 1/3 and all images of the source, and then evaluated on other images in
+two ways: fine-tuned, and by least squares on the frozen features of a few images of each class. Seeds are paired: with
+one seed, all models are pre-trained on the same part.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.data.sources import read_source
+from vitkit.data.split_file import split_from_file
+from vitkit.data.splits import held_out_split
+from vitkit.data.table import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import images_in_words
+from vitkit.experiments.comparison_figures import Judged, JudgedFamily, families_of, pairs_of, read_judged
+from vitkit.experiments.comparison_plan import ComparisonJob, Plan, passes_of
+from vitkit.experiments.comparison_request import names_of
+from vitkit.experiments.judging import after_training, hash_of_images
+from vitkit.experiments.lab.ablations import draw, fit_on
+from vitkit.experiments.lab.experiment import TUNING, AblationVariant, LabResult, PretrainingSizes
+from vitkit.experiments.statistics import LEVEL, Family
+from vitkit.model.names import config_for
+from vitkit.model.network_config import is_network_name
+from vitkit.system.files import without_place
+from vitkit.system.progress import progress
+from vitkit.system.run_files import SPLIT
+from vitkit.training.architecture import without_fields_of_vits
+from vitkit.training.lineage import SplitImages, contents_of
+from vitkit.training.start import Start, resolve
+
+SIZES = (1 / 9, 1 / 3, 1.0)  # of the images of the pre-training
+SHOTS = 5  # images of each class, as in Figure 4
+RESNET = "torchvision:resnet18"
+HALVES = ("upstream.csv", "downstream.csv")  # lists of the images of either half of the classes
+_FEWEST_CLASSES = 4  # that can be halved, with two classes in each half
+_PRETRAINING = ", pre-training"  # behind a model's name, in the label of its pre-training
+_LESS = {"epochs": 1 / 3, "lr": 1 / 3}  # of a fine-tuning, relative to the pre-training
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The two sources of images: `upstream` is for the pre-training, and `downstream` for the evaluation."""
+
+    upstream: str
+    downstream: str
+
+
+def halve(data: str, folder: Path) -> Transfer:
+    """Write a list of the images of every second class, and one of the others, so that they are two sources.
+
+    Raises:
+        VitkitError: there are fewer than four classes, images have several, or the images are not files.
+    """
+    table = read_source(data)
+    table.task.require_single(f"{data}: images with several classes each cannot be halved by class; name --upstream")
+    if len(table.classes) < _FEWEST_CLASSES or table.storage is not None:
+        why = "its images are in an archive" if table.storage is not None else f"it has {len(table.classes)} classes"
+        raise VitkitError(
+            f"{data} cannot be halved by class, since {why}: name the images to pre-train on by --upstream"
+        )
+    for half, name in enumerate(HALVES):
+        rows = [i for i in range(len(table)) if table.labels[i] % 2 == half]
+        with (folder / name).open("w", encoding="utf-8", newline="", errors="surrogateescape") as text:
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(("path", "label"))
+            writer.writerows((table.root / table.paths[i], table.name_of(i)) for i in rows)
+    return Transfer(*(str(folder / name) for name in HALVES))
+
+
+def plan_sizes(
+    transfer: Transfer,
+    models: str,
+    base: Mapping[str, Any],
+    fields_of: Any,
+    seeds: int,
+    here: str,
+) -> tuple[Plan, list[dict[str, Any]], list[int]]:
+    """Plan all pre-trainings and fine-tunings before anything is trained.
+
+    Args:
+        transfer: the two sources.
+        models: the names of the models, separated by commas.
+        base: the recipe that all trainings share, without a model.
+        fields_of: the function (base, variant) -> recipe of a variant, which refuses what the experiment varies.
+        seeds: the number of trainings of each model on each part.
+        here: stands for the folder of the experiment in the paths of weights.
+
+    Returns:
+        The plan, a description of each model, and the number of images of each part.
+
+    Raises:
+        VitkitError: a model cannot be built or trained on these images, or pictures are in both sources.
+    """
+    names, seed = names_of(models), base.get("seed", 0)
+    side = next((config_for(name).image_size[0] for name in names if not is_network_name(name)), None)
+    first: tuple[Start, Start] | None = None
+    described, notes, jobs = [], [], []
+    for place, name in enumerate(names):
+        progress("looking at the models", place, len(names))
+        sized = {"image_size": side} if is_network_name(name) and side and not base.get("image_size") else {}
+        own = {**base, **sized, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
+        shared, left_out = without_fields_of_vits(own)
+        notes += [f"{name}: {reason}" for reason in left_out]
+        try:
+            starts = [resolve({**shared, "data": data}) for data in (transfer.upstream, transfer.downstream)]
+        except VitkitError as error:
+            raise VitkitError(f"{name}: {error}") from error
+        first = first or (starts[0], starts[1])
+        described.append(_described(name, starts[1]))
+        images = [_training_images(start) for start in starts]
+        for size in SIZES:
+            count = max(round(size * images[0]), 1)
+            subset = {"max_images": count} if count < images[0] else {}
+            epochs = {"epochs": max(round(starts[0].recipe.epochs / size), 1)}  # as many steps for each part
+            upstream = {**shared, **subset, **epochs, "data": transfer.upstream, "method": starts[0].recipe.method}
+            plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+            for run_seed in range(seed, seed + seeds):
+                folder = f"runs/{place + 1}-{plain}-{count}-seed{run_seed}"
+                weights = {"data": transfer.downstream, "weights": f"{here}/{folder}-pretrained"}
+                tuned = fields_of(shared, AblationVariant(name, {**TUNING, **weights}, times=_LESS))
+                tuned, _ = without_fields_of_vits(tuned)
+                before = ComparisonJob(
+                    f"{name}{_PRETRAINING}",
+                    run_seed,
+                    size,
+                    count,
+                    {**upstream, "seed": run_seed},
+                    f"{folder}-pretrained",
+                )
+                jobs += [
+                    before,
+                    ComparisonJob(name, run_seed, size, images[1], {**tuned, "seed": run_seed}, folder),
+                ]
+    assert first is not None
+    upstream_images, downstream = map(_split_images, first)
+    _check_apart(upstream_images, downstream, transfer)
+    notes += [note for start in first for note in (*start.table.unmatched, *start.table.corrections)]
+    jobs.sort(key=lambda job: (job.seed, job.fraction))
+    plan = Plan(
+        {"data": transfer.downstream, "upstream": transfer.upstream},
+        tuple(names),
+        tuple(range(seed, seed + seeds)),
+        SIZES,
+        tuple(jobs),
+        hash_of_images(downstream, held_out_split(downstream.images.table)),
+        tuple(dict.fromkeys(notes)),
+    )
+    return plan, described, [max(round(size * _training_images(first[0])), 1) for size in SIZES]
+
+
+def _split_images(start: Start) -> SplitImages:
+    (images,) = start.parts
+    return images
+
+
+def _training_images(start: Start) -> int:
+    return _split_images(start).images.table.splits.count("train")
+
+
+def _described(name: str, start: Start) -> dict[str, Any]:
+    from vitkit.profiling.model_info import describe
+
+    info = describe(start.config)
+    return {"name": name, "parameters": info.parameters, "gmacs": info.gmacs}
+
+
+def _check_apart(upstream: SplitImages, downstream: SplitImages, transfer: Transfer) -> None:
+    """Refuse pictures that are in both sources: a model would be evaluated on what it was pre-trained on."""
+    known = set(contents_of(upstream.images).values())
+    if shared := sum(content in known for content in contents_of(downstream.images).values()):
+        raise VitkitError(
+            f"{shared} pictures are in both {transfer.upstream} and {transfer.downstream}: pre-train on other images"
+        )
+
+
+# --- The result -------------------------------------------------------------------------------------------
+
+
+def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any], out: Path) -> LabResult:
+    """Return the result of the finished trainings."""
+    tuning = replace(plan, jobs=tuple(job for job in plan.jobs if job.model in plan.models))
+    judging = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
+    judging.check()
+    judged = [read_judged(tuning, out, size, judging) for size in plan.fractions]
+    families = families_of(tuning, judged)
+    few = [_few_shot_family(tuning, out, each) for each in judged]
+    counts = begun["images"]
+    models = [
+        {**row, "by_size": _by_size(row["name"], place, counts, families, few)}
+        for place, row in enumerate(begun["variants"])
+    ]
+    pairs = [pair for family in families for pair in pairs_of(tuning, family)]
+    figures = {
+        **{name: begun[name] for name in ("vitkit", "experiment", "command")},
+        "data": without_place(plan.arguments["data"]),
+        "upstream": without_place(plan.arguments["upstream"]),
+        "sentence": _sentence(plan, counts, families, judged),
+        "models": models,
+        "pairs": pairs,
+        "shots": SHOTS,
+        "seeds": list(plan.seeds),
+        "split": judging.split,
+        "chosen_on": list(judging.chosen_on),
+        "test_images": len(judged[-1].paths),
+        "left_out": judging.to_dict(),
+        "findings": judging.findings(),
+        "test_hash": plan.test_hash,
+        "chance": judged[-1].chance,
+        "notes": list(plan.notes),
+        "differs": experiment.differs,
+    }
+    return _shown(experiment, figures, out)
+
+
+def _by_size(
+    name: str, place: int, counts: Sequence[int], families: Sequence[JudgedFamily], few: Sequence[Family]
+) -> list[dict[str, Any]]:
+    rows = []
+    for size, count, family, shots in zip(SIZES, counts, families, few, strict=True):
+        fine_tuned = _measured(family.family, family.place[name])
+        rows.append({"fraction": size, "images": count, "fine_tuned": fine_tuned, "few_shot": _measured(shots, place)})
+    return rows
+
+
+def _measured(family: Family, place: int) -> dict[str, Any]:
+    return {"accuracy": float(family.accuracy[place]), "interval": list(map(float, family.interval(place)))}
+
+
+def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
+    """Evaluate the frozen features of each pre-trained model with a few images of each class, drawn for each seed."""
+    right = [
+        [
+            _few_shot(out / f"{job.folder}-pretrained", split_from_file(out / job.folder / SPLIT), judged, job.seed)
+            for job in sorted(plan.jobs, key=lambda job: job.seed)
+            if job.model == name and job.fraction == judged.fraction
+        ]
+        for name in plan.models
+    ]
+    return Family(np.array(right), judged.units)
+
+
+def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.NDArray[np.bool_]:
+    """Return which of the test images are classified correctly from a few training images of each class."""
+    from vitkit.weights import load
+
+    classifier = load(run)
+    train = table.of_split("train")
+    labels = np.array(train.labels)
+    chosen = draw(labels, SHOTS, seed)
+    places = [*(train.file(int(i)) for i in chosen), *(table.at(path) for path in judged.paths)]
+    features = []
+    for path, outcome in classifier.embed(places, "head"):
+        if isinstance(outcome, str):
+            raise VitkitError(f"{path}: {outcome}")
+        features.append(outcome)
+        progress("features of frozen models", len(features), len(places))
+    x = np.stack(features).astype(np.float64)
+    known = [table.classes.index(name) for name in judged.labels]
+    is_right: npt.NDArray[np.bool_] = fit_on(
+        x[: len(chosen)], labels[chosen], x[len(chosen) :], len(table.classes)
+    ) == np.array(known)
+    return is_right
+
+
+def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily], judged: Sequence[Judged]) -> str:
+    """Say which model is best at either end, and by how much more images help, as far as tests show it."""
+    of_recipes = len(plan.seeds) > 1
+    parts = [f"pre-trained on {counts[i]} images, {_best(families[i], plan, of_recipes)}" for i in (0, -1)]
+    gains = []
+    for name in plan.models:
+        right = np.stack([each.of(name) for each in judged])  # (sizes, S, n)
+        (gain,) = Family(right, judged[-1].units).differences([(len(judged) - 1, 0)], of_recipes=of_recipes)
+        if gain.p_alone * len(plan.models) < LEVEL:
+            gains.append(f"{name} gains {100 * gain.mean:+.1f} points")
+    grown = f"with all images in place of {counts[0]}, {', '.join(gains)}"
+    if not gains:
+        grown = "that more images help is shown for no model"
+    return f"{parts[0]}; {parts[1]}; {grown}"
+
+
+def _best(models: JudgedFamily, plan: Plan, of_recipes: bool) -> str:
+    family, place = models.family, models.place
+    if family.models < 2:
+        return "there is one model"
+    best = int(family.accuracy.argmax())
+    others = [(best, other) for other in range(family.models) if other != best]
+    name = next(name for name in plan.models if place[name] == best)
+    tests = family.differences(others, of_recipes=of_recipes)
+    if all(test.is_distinguished for test in tests):
+        return f"{name} is better than all others"
+    return "no model is better than all others"
+
+
+def _shown(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> LabResult:
+    headings = ("", "pre-trained on", "fine-tuned", "95 %", f"{SHOTS} a class", "95 %", "parameters", "GMACs")
+    rows = []
+    for model in figures["models"]:
+        for part in model["by_size"]:
+            cells = [model["name"], f"{part['images']:,} images"]
+            for key in ("fine_tuned", "few_shot"):
+                low, high = (100 * end for end in part[key]["interval"])
+                cells += [f"{100 * part[key]['accuracy']:.1f} %", f"{low:.1f} to {high:.1f}"]
+            rows.append((*cells, f"{model['parameters']:,}", f"{model['gmacs']:.3g}"))
+    images = images_in_words(figures["test_images"], figures["split"])
+    by_size = {part["fraction"]: part["images"] for part in figures["models"][0]["by_size"]}
+    remarks = (
+        figures["sentence"],
+        f"{images}, {len(figures['seeds'])} seeds; the most frequent class alone: {100 * figures['chance']:.1f} %",
+        *figures["findings"],
+        *(f"{by_size[pair['fraction']]} images: {pair['verdict']}" for pair in figures["pairs"]),
+    )
+    return LabResult(experiment, figures, headings, tuple(rows), remarks, out)
+
+
+# --- What the paper's trainings take ----------------------------------------------------------------------
+
+_PAPER_SIZES = (9_000_000, 30_000_000, 90_000_000, 303_000_000)  # of JFT, in Figure 4
+_PAPER_RECIPES = ("paper-vit-b16-jft", "paper-vit-l32-jft", "paper-vit-l16-jft", "paper-vit-h14-jft")
+_USED = 0.4  # of the peak of a TPU core, as `vitkit plan` assumes
+
+
+def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
+    """Return what the paper's pre-trainings on parts of JFT take, as many steps for each part as for all images."""
+    from vitkit.experiments.training_plan import passes
+    from vitkit.profiling.accelerators import find_accelerator
+    from vitkit.profiling.model_info import describe
+    from vitkit.training.recipe import build
+    from vitkit.training.recipe_files import request_of
+
+    core = find_accelerator("tpu-v3")
+    rows: list[tuple[str, ...]] = []
+    models: list[dict[str, Any]] = []
+    for name in _PAPER_RECIPES:
+        recipe = build(request_of({"data": "JFT-300M"}, name).fields)
+        info = describe(config_for(str(recipe.model), 18_291))
+        seen, steps = passes(recipe, _PAPER_SIZES[-1])
+        flops = 2e9 * passes_of("scratch") * info.gmacs * seen
+        days = flops / (_USED * core.peak("bfloat16")) / 86_400
+        by_size = [{"images": images, "epochs": seen / images} for images in _PAPER_SIZES]
+        models.append({"name": name, "steps": steps, "flops": flops, "core_days": days, "by_size": by_size})
+        models[-1] |= {"parameters": info.parameters, "gmacs": info.gmacs}
+        epochs = [f"{part['epochs']:.3g}" for part in by_size]
+        rows.append((name, f"{info.parameters:,}", *epochs, f"{steps:,}", f"{flops:.3g}", f"{days:,.0f}"))
+    sizes = [f"epochs of {images / 1e6:.0f} M" for images in _PAPER_SIZES]
+    headings = ("", "parameters", *sizes, "steps", "FLOPs", "TPUv3-core-days each")
+    total = sum(model["core_days"] for model in models) * len(_PAPER_SIZES)
+    lines = (
+        f"{len(rows) * len(_PAPER_SIZES)} pre-trainings take {total:,.0f} TPUv3-core-days at {_USED:.0%} of the peak",
+        "JFT-300M is not public: nothing was trained",
+        "with --upstream FOLDER --data FOLDER the experiment is done with other images",
+    )
+    figures = {"experiment": experiment.name, "preset": "paper", "models": models}
+    figures["command"] = f"vitkit lab {experiment.name} --preset paper"
+    return LabResult(experiment, figures, headings, tuple(rows), lines)

@@ -1,0 +1,160 @@
+"""Draw the result of a lab experiment as the paper draws it: dots, curves, accuracy by computation, or panels.
+
+`pictures_of` is the public function. All numbers come from the values of lab.json; the arrays behind Figure 7, which
+are too large for it, are passed in addition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from vitkit.reporting.comparison import bars, by_compute, finish, learning_curves, logarithmic, new_axes, styled
+from vitkit.reporting.plots import BLUE, GREY, ORANGE
+
+Figures = Mapping[str, Any]
+Arrays = Mapping[str, npt.NDArray[np.floating]]
+_ROW = 0.42  # inches of a variant in a picture of dots
+
+
+def pictures_of(kind: str, figures: Figures, arrays: Arrays, lines: Mapping[str, Sequence[str]]) -> dict[str, Figure]:
+    """Draw an experiment.
+
+    Args:
+        kind: dots, curves, computation, few-shot, attention or sizes.
+        figures: the content of lab.json.
+        arrays: `filters` (n, height, width, C) and `positions` (h, w, h, w) for `attention`, each if the model has it.
+        lines: for `computation`, the labels of the variants that a line connects, by the name of the line.
+
+    Returns:
+        Each picture by its caption.
+    """
+    match kind:
+        case "dots":
+            return {"Accuracy of each variant": _dots(figures)}
+        case "curves":
+            return {"Validation accuracy by epoch": learning_curves(_as_models(figures["variants"]))}
+        case "computation":
+            return {"Accuracy by computation": _by_computation(figures["variants"], lines)}
+        case "few-shot":
+            return {"Accuracy by images a class": _few_shot(figures)}
+        case "attention":
+            return _attention(figures, arrays)
+        case "sizes":
+            return _sizes(figures)
+    raise ValueError(kind)
+
+
+def _dots(figures: Figures) -> Figure:
+    """Draw a dot with its 95 % interval for each variant and, where the paper has figures, the paper's beside them."""
+    variants = figures["variants"]
+    published = [_number(variant["paper"]) for variant in variants]
+    panels = 2 if any(value is not None for value in published) else 1
+    drawn = Figure(figsize=(4.6 + 2.2 * (panels - 1), 1.1 + _ROW * len(variants)), layout="constrained")
+    axes = drawn.subplots(1, panels, squeeze=False, sharey=True, width_ratios=(2, 1)[:panels])[0]
+    places = range(len(variants))
+    accuracies = [variant["accuracy"] for variant in variants]
+    ends = np.array([variant["interval"] for variant in variants])  # (M, 2)
+    spans = np.abs(ends.T - accuracies)
+    axes[0].errorbar(accuracies, places, xerr=spans, fmt="o", color=BLUE, capsize=3, markersize=6)
+    axes[0].axvline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":")
+    axes[0].set_xlabel("accuracy here, 95 % intervals\n(dotted: the most frequent class alone)", fontsize=9)
+    axes[0].xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes[0].set_yticks(places, [variant["label"] for variant in variants])
+    axes[0].set_ylim(len(variants) - 0.5, -0.5)
+    if panels == 2:
+        there = [(value, place) for place, value in enumerate(published) if value is not None]
+        axes[1].plot(*zip(*there, strict=True), "D", color=ORANGE, markersize=6)
+        axes[1].set_xlabel(f"in the paper:\n{figures.get('column') or 'accuracy, %'}", fontsize=9)
+        axes[1].margins(x=0.25)
+    for axis in axes:
+        _tidy(axis)
+    return drawn
+
+
+def _number(text: str | None) -> float | None:
+    """Return the number that a figure of the paper begins with."""
+    found = None if text is None else re.match(r"\d+(\.\d+)?", text)
+    return None if found is None else float(found[0])
+
+
+def _tidy(axis: Axes) -> None:
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _as_models(variants: Sequence[Figures]) -> list[dict[str, Any]]:
+    """Return variants in the form that comparisons are drawn from."""
+    return [_line(variant["label"], [variant]) for variant in variants]
+
+
+def _line(name: str, variants: Sequence[Figures]) -> dict[str, Any]:
+    """Return several variants as one model, each as another fraction of the data."""
+    parts = [
+        {"fraction": place, "accuracy": variant["accuracy"], "interval": variant["interval"]}
+        for place, variant in enumerate(variants)
+    ]
+    runs = [{**run, "fraction": place} for place, variant in enumerate(variants) for run in variant["runs"]]
+    return {"name": name, "by_fraction": parts, "runs": runs}
+
+
+def _by_computation(variants: Sequence[Figures], lines: Mapping[str, Sequence[str]]) -> Figure:
+    """Draw accuracy by the operations of a training, with a line through the variants of each name (Figure 5, 8)."""
+    by_label = {variant["label"]: variant for variant in variants}
+    models = []
+    for name, labels in lines.items():
+        there = [by_label[label] for label in labels if label in by_label]
+        if len(there) > 1:
+            models.append(_line(name, there))
+    return by_compute(models or _as_models(variants))
+
+
+def _few_shot(figures: Figures) -> Figure:
+    rows = figures["few_shot"]
+    drawn, axis = new_axes([figures["model"]])
+    style = styled([{}])[0][1]
+    shots = [row["shots"] for row in rows]
+    bars(axis, shots, [row["accuracy"] for row in rows], [row["interval"] for row in rows], style, figures["model"], 0)
+    axis.axhline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":", label="chance")
+    logarithmic(axis, set(shots))
+    return finish(drawn, axis, "training images a class", "accuracy on held-out images")
+
+
+def _attention(figures: Figures, arrays: Arrays) -> dict[str, Figure]:
+    """Draw the three panels of Figure 7, without those that the model has no numbers for."""
+    from vitkit.explanation import model_analysis
+
+    pictures = {}
+    if "filters" in arrays:
+        pictures["Patch filters (Figure 7, left)"] = model_analysis.filters(arrays["filters"].astype(np.float32))
+    if "positions" in arrays:
+        similarity = arrays["positions"].astype(np.float32)
+        pictures["Position embeddings (Figure 7, centre)"] = model_analysis.position_grid(similarity)
+    distance = np.array(figures["attention_distance"], dtype=np.float32)  # (L, H)
+    cloud = model_analysis.by_head(distance, "Each head's attention distance", "mean distance, pixels")
+    cloud.axes[0].axhline(figures["everywhere"], color=GREY, linewidth=0.8, linestyle=":")
+    pictures["Attention distance (Figure 7, right; dotted: attention to all patches alike)"] = cloud
+    return pictures
+
+
+def _sizes(figures: Figures) -> dict[str, Figure]:
+    """Draw accuracy by the number of images in the pre-training (Figures 3 and 4)."""
+    shots = figures["shots"]
+    captions = {"fine_tuned": "Fine-tuned (Figure 3)", "few_shot": f"{shots} images a class (Figure 4)"}
+    pictures = {}
+    for key, caption in captions.items():
+        drawn, axis = new_axes([model["name"] for model in figures["models"]])
+        for place, (model, style) in enumerate(styled(figures["models"])):
+            parts = model["by_size"]
+            accuracies, intervals = ([part[key][name] for part in parts] for name in ("accuracy", "interval"))
+            bars(axis, [part["images"] for part in parts], accuracies, intervals, style, model["name"], place)
+        logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
+        pictures[caption] = finish(drawn, axis, "images in the pre-training", "accuracy on held-out images")
+    return pictures
