@@ -30,6 +30,7 @@ from vitkit.experiments import (
     claims_of,
     of_model,
     pairs_against,
+    summary_of,
     trend_with_depth,
     variant_fields,
 )
@@ -226,6 +227,104 @@ def test_done_again_it_is_the_same_and_never_written_over(done: LabResult) -> No
     assert again.to_dict() == done.figures
     with pytest.raises(VitkitError, match="holds an experiment: --resume to go on"):
         package.lab("norm", **{**QUICK, "data": "digits"}, out=done.folder, say=quiet)
+
+
+@pytest.fixture(scope="module")
+def transferred(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
+    """Two models, pre-trained on photographs of one kind and transferred to those of another."""
+    root = tmp_path_factory.mktemp("transfer")
+    upstream = runs.photos(root / "upstream", images=18, seed=7)
+    names = "vit_micro_patch8_16,vit_micro_patch4_16"
+    small = {**QUICK, "model": names, "seeds": 1, "model_fields": {"layers": 1, "hidden_size": 32}}
+
+    def stop(line: str) -> None:
+        if line.startswith("run 1 of 12"):
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        package.lab("data-size", photos, upstream=upstream, **small, out=root / "lab", say=stop)
+    found = package.lab(resume=True, out=root / "lab", say=quiet)
+    assert isinstance(found, LabResult)
+    return found
+
+
+def test_every_model_is_pre_trained_on_each_part_and_transferred(transferred: LabResult) -> None:
+    figures, folder = transferred.figures, transferred.folder
+    assert folder is not None
+    counts = [part["images"] for part in figures["models"][0]["by_size"]]
+    assert counts == [round(part * counts[-1]) for part in (1 / 9, 1 / 3, 1)]
+    for place, model in enumerate(figures["models"]):
+        for part in model["by_size"]:
+            run = next(folder.glob(f"runs/{place + 1}-*-{part['images']}-seed0"))
+            before = Path(f"{run}-pretrained")
+            learned = json.loads((before / "split.json").read_text())["splits"]["train"]
+            assert sum(map(len, learned.values())) == part["images"]
+            assert package.load(run).provenance["weights"]["source"] == before.name
+            evaluation = json.loads((run / "evaluation.json").read_text())
+            assert part["fine_tuned"]["accuracy"] == pytest.approx(evaluation["accuracy"])
+            assert part["few_shot"]["interval"][0] <= part["few_shot"]["accuracy"] <= part["few_shot"]["interval"][1]
+    assert {pair["fraction"] for pair in figures["pairs"]} == {1 / 9, 1 / 3, 1}
+
+
+def test_the_page_has_both_figures_and_the_sentence(transferred: LabResult) -> None:
+    assert transferred.page is not None
+    page = transferred.page.read_text(encoding="utf-8")
+    assert page.count("data:image/svg+xml") == 2
+    assert "Fine-tuned (Figure 3)" in page and "5 images a class (Figure 4)" in page
+    assert transferred.figures["sentence"] in transferred.lines()
+
+
+def test_digits_are_halved_by_class(tmp_path: Path) -> None:
+    from vitkit.experiments import halve
+
+    transfer = halve("digits", tmp_path)
+    upstream, downstream = read_source(transfer.upstream), read_source(transfer.downstream)
+    assert (upstream.classes, downstream.classes) == (tuple("02468"), tuple("13579"))
+    assert len(upstream) + len(downstream) == 1797
+
+
+def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> None:
+    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1}
+    with pytest.raises(VitkitError, match="36 pictures are in both"):
+        package.lab("data-size", photos, upstream=photos, **small, out=tmp_path / "lab", say=quiet)
+    with pytest.raises(VitkitError, match="cannot be halved by class, since it has 3 classes"):
+        package.lab("data-size", photos, **small, out=tmp_path / "other", say=quiet)
+    with pytest.raises(VitkitError, match="norm has no --upstream"):
+        package.lab("norm", photos, upstream=photos, say=quiet)
+
+
+def test_the_papers_pre_trainings_are_counted() -> None:
+    found = package.lab("data-size", preset="paper")
+    assert isinstance(found, LabResult)
+    large = next(model for model in found.figures["models"] if model["name"] == "paper-vit-l16-jft")
+    # Table 2 has 680 TPUv3-core-days for ViT-L/16 pre-trained on JFT, which is 43 % of the peak.
+    assert large["core_days"] == pytest.approx(680, rel=0.1)
+    assert [part["epochs"] for part in large["by_size"]][-1] == 14
+
+
+@pytest.mark.parametrize(
+    ("pairs", "sentence"),
+    [
+        (
+            [("a b", 0.2, 0.01, 0.01), ("c", -0.2, 0.01, 0.01), ("d", 0.1, 0.3, 0.01)],
+            "under other seeds too: “a b” is better than x; c is worse than x; d cannot be told apart from x",
+        ),
+        ([("a", 0.2, 0.01, 0.01), ("b", 0.1, 0.02, 0.2)], "under other seeds too: a and b are better than x"),
+    ],
+)
+def test_the_sentence_is_what_the_tests_of_all_pairs_say(
+    pairs: list[tuple[str, float, float, float]], sentence: str
+) -> None:
+    rows = [{"a": a, "b": "x", "difference": gain, "p": p, "trained": {"p": of}} for a, gain, p, of in pairs]
+    assert summary_of(rows, 3) == sentence
+
+
+@pytest.mark.parametrize("kind", ["dots", "curves", "computation"])
+def test_a_picture_has_every_variant(done: LabResult, kind: Any) -> None:
+    experiment = dataclasses.replace(done.experiment, picture=kind)
+    (drawn,) = dataclasses.replace(done, experiment=experiment).pictures().values()
+    texts = [text.get_text() for text in drawn.findobj(lambda own: hasattr(own, "get_text"))]
+    assert {"pre-norm", "post-norm"} <= set(texts)
 
 
 # --- Measurements ---------------------------------------------------------------------------------------

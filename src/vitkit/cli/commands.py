@@ -198,7 +198,9 @@ _ROWS = {
     "doctor": Verb("verbs.doctor", "doctor", _doctor, {"as_json": "Print the statistics and findings as JSON."}),
     "pretrain": Verb("verbs.pretrain", "pretrain", _silent),
     "train": Verb("verbs.train", "train", _silent, exclude=("class_names",)),
-    "compare": Verb("experiments.compare", "compare", switches=_FIGURES, flags=("models",)),
+    "compare": Verb(
+        "experiments.compare", "compare", switches=_FIGURES, flags=("models",), metavars={"data": "DATA..."}
+    ),
     "lab": Verb("experiments.lab.lab", "lab", switches=_FIGURES, flags=("data",)),
     "eval": Verb(
         "verbs.evaluate",

@@ -34,6 +34,7 @@ from vitkit.verbs.result import Result
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.experiments.comparison_plan import Plan
+    from vitkit.experiments.comparison_suite import ComparisonSuite
 
 
 COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
@@ -190,7 +191,7 @@ _SETTINGS = ("data", "models", "recipe", "seeds", "fractions", "budget")
 
 @check_arguments
 def compare(
-    data: str | Path | None = None,
+    data: str | Path | Sequence[str] | None = None,
     models: str | Sequence[str] | None = None,
     *,
     recipe: str | Path | None = None,
@@ -206,7 +207,7 @@ def compare(
     say: Say = print,
     progress: Progress = silent,
     **fields: Unpack[ComparedFields],
-) -> Comparison:
+) -> Comparison | ComparisonSuite:
     """Train several models alike, and say which is better on the same test images, and how surely.
 
         import vitkit
@@ -217,7 +218,8 @@ def compare(
     On the command line: `vitkit compare digits --models vit_micro_patch4_16,vit_micro_r_s4_16 --epochs 2`.
 
     Args:
-        data: folder of class folders, folder with train/ and val/, or a name such as digits.
+        data: folder of class folders, folder with train/ and val/, or a name such as digits. Several are compared one
+            after another, and summarised in a table of models by data sets.
         models: names of models as trainings have them, NAME@WEIGHTS, or RECIPE.toml of one that is trained in its own
             way, with commas between them. A list will do, too.
         recipe: TOML file, or the name of a bundled recipe, for all models.
@@ -235,7 +237,8 @@ def compare(
         fields: the fields of the recipe, see below, with the same meaning for all models.
 
     Returns:
-        The comparison, whose folder holds comparison.html, comparison.json, comparison.csv and the runs.
+        The comparison, whose folder holds comparison.html, comparison.json, comparison.csv and the runs; with several
+        data sets a `ComparisonSuite`, whose folder holds a folder with a comparison for each of them.
 
     Raises:
         VitkitError: a model or the data cannot be trained on, `out` is not free, or it holds another comparison. A
@@ -244,6 +247,14 @@ def compare(
         OSError: the folder cannot be written.
     """
     refuse_not_compared(fields, "a comparison")
+    from vitkit.experiments.comparison_suite import is_suite, suite
+
+    sources = [data] if data is None or isinstance(data, (str, Path)) else list(data)
+    if len(sources) > 1 or (resume and is_suite(out)):
+        rest = {"recipe": recipe, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
+        named = [str(source) for source in sources if source is not None]
+        return suite(named, models, {**rest, "devices": devices, **fields}, out, compare, say, resume=resume)
+    data = sources[0] if sources else None
     arguments = {**_arguments(data, models, recipe, seeds, fractions, budget), "stress": list(stresses_of(stress))}
     shared: dict[str, Any] = {**fields}
     with ExitStack() as hold:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -63,6 +64,7 @@ class ComparisonJob:
         fields: the fields of its recipe.
         folder: the folder of the run, below the comparison's.
         pretraining: fields of the pre-training that it starts from; None: there is none.
+        flops: the operations of the training, as far as they are known before it begins.
     """
 
     model: str
@@ -72,6 +74,7 @@ class ComparisonJob:
     fields: dict[str, Any]
     folder: str
     pretraining: dict[str, Any] | None = None
+    flops: float | None = None
 
     def __post_init__(self) -> None:
         if (place := PurePath(self.folder)).is_absolute() or ".." in place.parts or not place.parts:
@@ -236,6 +239,10 @@ class _Candidate:
         """Return the number of training images."""
         return self.split_images.images.table.splits.count("train")
 
+    @cached_property
+    def forward_flops(self) -> float:
+        return forward_flops(self.start)
+
     @property
     def configuration(self) -> str:
         """Return all that determines a training except seed and images, as text that can be compared."""
@@ -304,10 +311,14 @@ def _jobs(
                 else:
                     fields["epochs"], note = _epochs(entry, images, float(budget[1]))
                     notes.append(note)
+            looks = 1 if entry.start.recipe.method == "probe" else fields.get("epochs") or entry.start.recipe.epochs
+            is_timed = budget is not None and budget[0] == "time"
+            spent = None if is_timed else passes_of(entry.start.recipe.method) * entry.forward_flops * images * looks
             for seed in seeds:
                 key = (f"{entry.configuration} {fields.get('epochs')}", fraction, seed)
                 folder = folders.setdefault(key, _folder(place, entry.label, fraction, seed))
-                jobs.append(ComparisonJob(entry.label, seed, fraction, images, {**fields, "seed": seed}, folder))
+                job_fields = {**fields, "seed": seed}
+                jobs.append(ComparisonJob(entry.label, seed, fraction, images, job_fields, folder, None, spent))
     jobs.sort(key=lambda job: (job.fraction, job.seed))  # of one seed the models follow one another
     return tuple(jobs), list(dict.fromkeys(notes))
 
@@ -319,7 +330,7 @@ def _folder(place: int, label: str, fraction: float, seed: int) -> str:
 
 def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
     """Return how many epochs of this many images a compute budget allows, at least one, and a line about it."""
-    epoch = passes_of(entry.start.recipe.method) * forward_flops(entry.start) * images
+    epoch = passes_of(entry.start.recipe.method) * entry.forward_flops * images
     epochs = max(int(flops // epoch), 1)
     spent = (
         f"{epochs} epochs of {images} images are {epochs * epoch:.3g} FLOPs"

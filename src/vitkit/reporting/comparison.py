@@ -167,6 +167,7 @@ def _pictures(models: Sequence[Mapping[str, Any]]) -> list[str]:
         part = models[0]["by_fraction"][-1]["fraction"]
         data = "all the data" if part == 1 else f"{part:g} of the training images"
         about = f"On validation images, trained on {data}: thin lines are seeds, thick ones their mean."
+        about += "".join(f" {sentence}." for sentence in reached(models))
         pictures.append(_picture("Accuracy by epoch", learning_curves(models), about))
     if len(models[0]["by_fraction"]) > 1:
         about = "With 95 % intervals. Smaller subsets are in the larger ones; the images that judge are the same."
@@ -175,6 +176,34 @@ def _pictures(models: Sequence[Mapping[str, Any]]) -> list[str]:
         about = "A training step counts as three forward passes of its images, as one where a head alone is trained."
         pictures.append(_picture("Accuracy by computation", by_compute(models), about))
     return pictures
+
+
+def reached(models: Sequence[Model]) -> list[str]:
+    """Say after how many epochs the model that validates best has what each other one has at its best."""
+    means = {}
+    for model in models:
+        curves = [dict(run["curve"]) for run in _whole(model)]
+        epochs = sorted(set.intersection(*map(set, curves))) if curves else []
+        if epochs:
+            means[model["name"]] = {epoch: sum(curve[epoch] for curve in curves) / len(curves) for epoch in epochs}
+    if len(means) < 2:
+        return []
+    best = max(means, key=lambda name: max(means[name].values()))
+    said = []
+    for name, curve in means.items():
+        if name != best:
+            highest = max(curve.values())
+            there = next(epoch for epoch, value in curve.items() if value == highest)
+            first = next(epoch for epoch, value in means[best].items() if value >= highest)
+            said.append(
+                f"{best} has after {_epochs(first)} the {_POINTS * highest:.1f} % that {name} has at its best, "
+                f"after {_epochs(there)}"
+            )
+    return said
+
+
+def _epochs(number: int) -> str:
+    return "1 epoch" if number == 1 else f"{number} epochs"
 
 
 def _stressed(figures: Mapping[str, Any]) -> list[str]:
@@ -238,6 +267,24 @@ def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
         measured = stress["models"][model["name"]]
         bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], style, model["name"], place)
     return finish(figure, axis, stress["unit"], "accuracy on held-out images")
+
+
+def draw_suite(figures: Mapping[str, Any]) -> Figure:
+    """Plot the accuracy of each model on each data set, with 95 % intervals, side by side.
+
+    Args:
+        figures: the content of suite.json.
+    """
+    models, data = figures["models"], figures["data"]
+    figure, axis = new_axes([model["name"] for model in models])
+    for place, (model, style) in enumerate(styled(models)):
+        there = [(column, model["by_data"][name]) for column, name in enumerate(data) if name in model["by_data"]]
+        shift = 0.5 * ((place + 0.5) / len(models) - 0.5)
+        accuracies, intervals = ([cell[key] for _, cell in there] for key in ("accuracy", "interval"))
+        dots = {**style, "linestyle": "none"}
+        bars(axis, [column + shift for column, _ in there], accuracies, intervals, dots, model["name"], place)
+    axis.set_xticks(range(len(data)), [in_legend(name) for name in data])
+    return finish(figure, axis, "", "accuracy on held-out images")
 
 
 def _whole(model: Model) -> list[Mapping[str, Any]]:

@@ -1,7 +1,6 @@
-"""Draw the result of a lab experiment as the paper draws it: dots, curves, accuracy by computation, or panels.
+"""Draw the result of a lab experiment as the paper draws it: as dots, as curves, or as accuracy by computation or data.
 
-`pictures_of` is the public function. All numbers come from the values of lab.json; the arrays behind Figure 7, which
-are too large for it, are passed in addition.
+`pictures_of` is the public function. All numbers come from the values of lab.json.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -20,17 +18,15 @@ from vitkit.reporting.comparison import bars, by_compute, finish, learning_curve
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
 
 Figures = Mapping[str, Any]
-Arrays = Mapping[str, npt.NDArray[np.floating]]
 _ROW = 0.42  # inches of a variant in a picture of dots
 
 
-def pictures_of(kind: str, figures: Figures, arrays: Arrays, lines: Mapping[str, Sequence[str]]) -> dict[str, Figure]:
+def pictures_of(kind: str, figures: Figures, lines: Mapping[str, Sequence[str]]) -> dict[str, Figure]:
     """Draw an experiment.
 
     Args:
-        kind: dots, curves, computation, few-shot, attention or sizes.
+        kind: dots, curves, computation, few-shot or sizes.
         figures: the content of lab.json.
-        arrays: `filters` (n, height, width, C) and `positions` (h, w, h, w) for `attention`, each if the model has it.
         lines: for `computation`, the labels of the variants that a line connects, by the name of the line.
 
     Returns:
@@ -45,8 +41,6 @@ def pictures_of(kind: str, figures: Figures, arrays: Arrays, lines: Mapping[str,
             return {"Accuracy by computation": _by_computation(figures["variants"], lines)}
         case "few-shot":
             return {"Accuracy by images a class": _few_shot(figures)}
-        case "attention":
-            return _attention(figures, arrays)
         case "sizes":
             return _sizes(figures)
     raise ValueError(kind)
@@ -125,23 +119,6 @@ def _few_shot(figures: Figures) -> Figure:
     axis.axhline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":", label="chance")
     logarithmic(axis, set(shots))
     return finish(drawn, axis, "training images a class", "accuracy on held-out images")
-
-
-def _attention(figures: Figures, arrays: Arrays) -> dict[str, Figure]:
-    """Draw the three panels of Figure 7, without those that the model has no numbers for."""
-    from vitkit.explanation import model_analysis
-
-    pictures = {}
-    if "filters" in arrays:
-        pictures["Patch filters (Figure 7, left)"] = model_analysis.filters(arrays["filters"].astype(np.float32))
-    if "positions" in arrays:
-        similarity = arrays["positions"].astype(np.float32)
-        pictures["Position embeddings (Figure 7, centre)"] = model_analysis.position_grid(similarity)
-    distance = np.array(figures["attention_distance"], dtype=np.float32)  # (L, H)
-    cloud = model_analysis.by_head(distance, "Each head's attention distance", "mean distance, pixels")
-    cloud.axes[0].axhline(figures["everywhere"], color=GREY, linewidth=0.8, linestyle=":")
-    pictures["Attention distance (Figure 7, right; dotted: attention to all patches alike)"] = cloud
-    return pictures
 
 
 def _sizes(figures: Figures) -> dict[str, Figure]:

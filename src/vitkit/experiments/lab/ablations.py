@@ -8,6 +8,7 @@ each row names its source.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from vitkit.training.recipe import Recipe
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from matplotlib.figure import Figure
 
     from vitkit.experiments.lab.measure import Measured, Subject
 
@@ -431,6 +433,32 @@ def measure_attention_distance(subject: Subject) -> Measured:
         del arrays["filters"]
     headings = ["layer", "mean, pixels", "nearest head", "farthest head", "of everywhere"]
     return Measured(headings, rows, numbers, lines, arrays)
+
+
+def draw_attention(figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[np.floating]]) -> dict[str, Figure]:
+    """Draw the three panels of Figure 7, without those that the model has no numbers for.
+
+    Args:
+        figures: the content of lab.json.
+        arrays: `filters` (n, height, width, C) and `positions` (h, w, h, w).
+    """
+    import numpy as np
+
+    from vitkit.explanation import model_analysis
+
+    pictures = {}
+    if "filters" in arrays:
+        pictures["Patch filters (Figure 7, left)"] = model_analysis.filters(arrays["filters"].astype(np.float32))
+    if "positions" in arrays:
+        similarity = arrays["positions"].astype(np.float32)
+        pictures["Position embeddings (Figure 7, centre)"] = model_analysis.position_grid(similarity)
+    distance = np.array(figures["attention_distance"], dtype=np.float32)  # (L, H)
+    cloud = model_analysis.by_head(
+        distance, "Each head (dotted: attention to all patches alike)", "mean distance, pixels"
+    )
+    cloud.axes[0].axhline(figures["everywhere"], color="#777777", linewidth=0.8, linestyle=":")
+    pictures["Attention distance (Figure 7, right)"] = cloud
+    return pictures
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,7 +69,8 @@ class Experiment:
         differs: how the `small` preset differs from the source's experiment.
         recipe: the bundled recipe with the published hyper-parameters, which the `paper` preset takes; None: the source
             publishes none.
-        picture: how its result is drawn, see `reporting.lab_figures.pictures_of`.
+        picture: how its result is drawn: `attention` as in `ablations.draw_attention`, others as in
+            `reporting.lab_figures.pictures_of`.
         drawn_lines: for a picture of accuracy by computation, the variants that a line connects, by the line's name.
     """
 
@@ -174,9 +176,12 @@ class LabResult(Result):
         """Draw the result as the paper draws it, each picture by its caption; nothing where nothing was measured."""
         if self.figures.get("preset") == "paper" and self.folder is None:
             return {}
+        if isinstance(self.experiment, Measurement) and self.experiment.picture == "attention":
+            drawn: dict[str, Figure] = import_module(self.experiment.module).draw_attention(self.figures, self.arrays)
+            return drawn
         from vitkit.reporting.lab_figures import pictures_of
 
-        return pictures_of(self.experiment.picture, self.figures, self.arrays, self.experiment.drawn_lines)
+        return pictures_of(self.experiment.picture, self.figures, self.experiment.drawn_lines)
 
     def body(self) -> list[str]:
         """Return the body of the page as HTML."""
