@@ -181,11 +181,11 @@ def embed(
 
 
 class _FeatureCollector:
-    """Collects the features of images in one array, which is allocated with the first of them.
+    """Collect the features of images in one array, which is allocated when the first image's features are added.
 
     Attributes:
         paths: the images that could be read.
-        errors: the paths of the other images, and the reasons.
+        errors: path and reason of each image that could not be read.
     """
 
     def __init__(self, images: int) -> None:
