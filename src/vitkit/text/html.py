@@ -150,7 +150,7 @@ def wide(table: str) -> str:
 
 
 def to_png(drawn: Figure) -> bytes:
-    """Render a figure of matplotlib as PNG."""
+    """Return a drawn figure as the content of a PNG file."""
     data = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
@@ -159,7 +159,7 @@ def to_png(drawn: Figure) -> bytes:
 
 
 def figure(caption: str, png: bytes) -> str:
-    """Return a heading with the caption, followed by a PNG picture that is embedded in the page."""
+    """Return a picture under its caption, embedded in the page."""
     return f"<h2>{escape(caption)}</h2>{image(caption, png, 'png')}"
 
 
@@ -169,14 +169,7 @@ def listing(text: str) -> str:
 
 
 def image(name: str, data: bytes, kind: str, attributes: str = "") -> str:
-    """Return an `img` element with an embedded picture.
-
-    Args:
-        name: alternative text.
-        data: content of the picture's file.
-        kind: `png` or `jpeg`.
-        attributes: HTML attributes, added to the element unchanged.
-    """
+    """Return a picture embedded in the page. `kind` is png or jpeg; `attributes` are added to its tag unchanged."""
     more = f" {attributes}" if attributes else ""
     return f'<img alt="{escape(name)}"{more} src="{address(data, kind)}">'
 
