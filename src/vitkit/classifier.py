@@ -243,7 +243,7 @@ class Classifier:
 
         sources = list(sources_of(image))
         if len(sources) != 1:
-            raise VitkitError(f"read takes one image, not {len(sources)}: ask for each of them")
+            raise VitkitError(f"read takes one image, not {len(sources)}: call it for each of them")
         return torch.from_numpy(self._pixels(sources[0]))
 
     def _pixels(self, source: Source) -> npt.NDArray[np.float32]:

@@ -80,7 +80,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         description = _parse(folder / name)
         if description.get("weights_sha256") == weights_hash:
             return _with_known_task(folder, description)
-    raise VitkitError(f"{weights} is damaged: its content is not what {DESCRIPTION} says; restore it or train again")
+    raise VitkitError(f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again")
 
 
 def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:

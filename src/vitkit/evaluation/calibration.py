@@ -173,9 +173,9 @@ def calibrate(
 
 
 def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the logits (n, K) that softmax, or sigmoid if `labels` are (n, K), turns into these probabilities.
+    """Invert the softmax, or the sigmoid if `labels` are (n, K): convert probabilities (n, K) to logits (n, K).
 
-    Logits of softmax are determined only up to a constant per row.
+    Logits of a softmax are determined only up to a constant per row.
     """
     exact = np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny)
     if labels.ndim == 1:

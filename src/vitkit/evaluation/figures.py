@@ -138,7 +138,9 @@ def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
-    """Describe what a run chose on one of its splits, and by which figure; empty except for validation images.
+    """Describe what a run selected with the images of a split, such as its epoch; empty except for validation images.
+
+    Each description includes the figure that decided, as in `epoch by val_acc`.
 
     Args:
         split: train, val, test or all.
@@ -363,7 +365,7 @@ def describe(numbers: Mapping[str, Any]) -> str | None:
         f"{listed(seen['paths'])}"
     )
     if rest is None:
-        return f"{text}; no other is left to judge by"
+        return f"{text}; no other image is left to test on"
     bounds = rest["intervals_95"].get("accuracy")
     interval = "" if bounds is None else f" (95 %: {interval_text(bounds)})"
     return (

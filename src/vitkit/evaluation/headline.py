@@ -189,9 +189,9 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
 
 def _of_proposals(proposed: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if not proposed["has_labels_before"]:
-        return "models proposed every label: the figure says how far models agree"
-    figure = f"; with those of now {now['accuracy']:.4f}" if "accuracy" in now else ""
-    return f"with the labels before models proposed others for {len(proposed['paths'])} of them{figure}"
+        return "models proposed every label, so the figure shows only how far models agree"
+    figure = f"; with the current labels {now['accuracy']:.4f}" if "accuracy" in now else ""
+    return f"with the labels from before models proposed others for {len(proposed['paths'])} of them{figure}"
 
 
 def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
@@ -213,15 +213,15 @@ def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
     images = {"test": "the test images", "val": "the validation images"}.get(numbers.get("split", ""), "the images")
     what = f"{', '.join(ways)} among {images} because a model proposed it ({listed(proposed['by'])})"
     if not proposed["has_labels_before"]:
-        return f"{what}: no label is left that a model did not propose, so the figures say how far models agree"
+        return f"{what}: no label is left that a model did not propose, so the figures show only how far models agree"
     now = numbers["with_proposals"]
     figure = (
-        f"; with those of now, which flatter, accuracy would be {now['accuracy']:.4f} on "
+        f"; with the current labels, which favour the model, accuracy would be {now['accuracy']:.4f} on "
         f"{plural(now['images'], 'image', 'images')}"
         if "accuracy" in now
         else ""
     )
-    return f"{what}: the figures are of the labels before that{figure}"
+    return f"{what}: the figures use the labels from before that{figure}"
 
 
 def images_in_words(count: int, split: str) -> str:

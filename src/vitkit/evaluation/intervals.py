@@ -38,7 +38,8 @@ class Units:
     Attributes:
         group: number of each image's unit, counting from 0, (n,).
         count: number of units.
-        imagined: number of images in the imaginary unit: one, or the size of an average image's group.
+        imagined: number of images in the imaginary unit: one, or for groups, the mean over images of the size of their
+            group.
     """
 
     group: Ints

@@ -169,7 +169,7 @@ def check_judge(run: Path, test_hash: str) -> ImageTable:
     split = held_out_split(table)
     chosen = [i for i, name in enumerate(table.splits) if split in ("all", name)]
     if _hash_of(sorted((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen)) != test_hash:
-        raise VitkitError(f"{run} was judged by other images than the comparison began with: begin it anew")
+        raise VitkitError(f"{run} was tested on other images than the comparison started with: start a new one")
     return table
 
 

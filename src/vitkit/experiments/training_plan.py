@@ -465,7 +465,7 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
     first = build(fields_of_job, str(recipe))
     if images is None:
         if named is None or named.splits:
-            raise VitkitError(f"{recipe}: say how many images it trains on, with --images")
+            raise VitkitError(f"{recipe}: the number of training images is unknown: name it with --images")
         if named.per_class:
             images = trained_of(named.per_class, first.split)
             notes.append(f"images: {images:,} of {named.name} to train on, as its classes are divided")
@@ -523,7 +523,7 @@ def _config_of(recipe: Recipe, classes: int) -> Config:
     name = _model_name(recipe)
     if name is None:
         raise VitkitError(
-            f"weights {recipe.weights} are not here, and do not say which model they are of: name it with --model"
+            f"weights {recipe.weights} are not on this machine, and their model is unknown: name it with --model"
         )
     return named_plan(recipe, name, classes)
 
@@ -579,7 +579,7 @@ def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
         return without_numbers(NetworkConfig(library="torchvision", name=name)).eval()
     if is_model_name(model):
         return without_numbers(config_for(model, image_size=config.image_size)).eval()
-    raise VitkitError(f"teacher {recipe.teacher}: there is no such file, nor a model of this name to plan with")
+    raise VitkitError(f"teacher {recipe.teacher}: there is neither a file nor a model of this name")
 
 
 def memories(

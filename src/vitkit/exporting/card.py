@@ -163,7 +163,7 @@ class Card:
         except VitkitError as error:
             raise VitkitError(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from error
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise VitkitError(f"{path} is damaged: what it says of itself cannot be read ({error})") from error
+            raise VitkitError(f"{path} is damaged: its description cannot be read ({error})") from error
 
     def check(self) -> None:
         """Check that the values are valid.

@@ -63,9 +63,9 @@ def choose_pictures(
     if data is not None:
         return _of_table(read_source(data, layout), {})
     if layout != "auto":
-        raise VitkitError(f"--layout {layout} is about the folders of --data: name them, or leave out the flag")
+        raise VitkitError(f"--layout {layout} applies to the folders of --data: name --data, or leave out the flag")
     if model is None and root is not None:
-        raise VitkitError("--data-root is about the images of a run: name its folder as the model")
+        raise VitkitError("--data-root applies to the images of a run: name a run folder as the model")
     if model is None:
         return _made_up("no photographs were named")
     split = Path(model) / SPLIT
@@ -237,9 +237,9 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
         Refused: the shapes differ, or the file's logits are not finite.
     """
     if ours.shape != theirs.shape:
-        raise Refused(f"the file answers {tuple(theirs.shape)} logits for {tuple(ours.shape)}")
+        raise Refused(f"the file returns logits of shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
     if ours.isfinite().all() and not theirs.isfinite().all():
-        raise Refused("the file answers infinite logits")
+        raise Refused("the file returns logits that are not finite")
     ours, theirs, dtype = ours.double(), theirs.double(), dtype or card.dtype
     tiny = torch.finfo(torch.float32).tiny
     difference = theirs - ours  # (B, K)
@@ -325,4 +325,4 @@ def check_card(ours: Card, theirs: Card) -> None:
     """
     for name in ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version"):
         if getattr(ours, name) != getattr(theirs, name):
-            raise Refused(f"the file says another {name} than the model has")
+            raise Refused(f"the {name} in the file differs from the model's")

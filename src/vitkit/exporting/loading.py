@@ -36,7 +36,7 @@ class Exported(Classifier):
         if runner.outputs != len(self.card.classes):
             raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {len(self.card.classes)} classes")
         if runner.batch is not None and runner.batch < 1:
-            raise VitkitError(f"{path} is damaged: it takes {runner.batch} images at a time")
+            raise VitkitError(f"{path} is damaged: its batch size is {runner.batch}")
         self.runner: GraphRunner = runner
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
         self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
@@ -52,7 +52,7 @@ class Exported(Classifier):
             VitkitError: always.
         """
         raise VitkitError(
-            f"{self.path} is an exported file, which gives predictions alone: for this, take the model folder that it "
+            f"{self.path} is an exported file, which can only predict: for this, use the model folder that it "
             "was made from"
         )
 

@@ -56,7 +56,7 @@ def read_card(path: Path) -> str:
         if not cards:
             raise VitkitError("it does not state its classes and preprocessing")
         if len(cards) > 1:
-            raise VitkitError("it says twice what it is")
+            raise VitkitError("it states its classes and preprocessing twice")
         text = str(cards[0], "utf-8")
     except UnicodeDecodeError as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
@@ -69,18 +69,18 @@ def read_card(path: Path) -> str:
 def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview]) -> None:
     for number, value in fields_of(message):
         if number not in allowed:
-            raise VitkitError(f"it has a field {number} where vitkit writes none")
+            raise VitkitError(f"it has a field {number}, which vitkit does not write")
         kind = allowed[number]
         if kind is None:
             continue
         if not isinstance(value, memoryview):
-            raise VitkitError(f"its field {number} is not what it should be")
+            raise VitkitError(f"its field {number} has the wrong type")
         if isinstance(kind, dict):
             _screen(value, kind, cards)
         elif kind == "operation" and bytes(value) not in _OPERATIONS:
             raise VitkitError(f"it has the operation {bytes(value)[:40]!r}")
         elif kind == "domain" and len(value):
-            raise VitkitError(f"it has operations of {bytes(value)[:40]!r}")
+            raise VitkitError(f"it has operations of the domain {bytes(value)[:40]!r}")
         elif kind == "metadata":
             entry = dict(fields_of(value))
             name, card = entry.get(1), entry.get(2)

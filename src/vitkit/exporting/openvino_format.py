@@ -69,7 +69,7 @@ def read_card(path: Path) -> str:
     """
     weights = path.with_suffix(".bin")
     if not weights.is_file():
-        raise VitkitError(f"{path} lacks the file of its weights: {weights}")
+        raise VitkitError(f"{path} has no weights: there is no file {weights}")
     content = path.read_bytes()
     try:
         card = _screen(content, weights.stat().st_size)
@@ -89,7 +89,7 @@ def _screen(content: bytes, weights: int) -> str:
         weights: size of the .bin file in bytes, within which all constants must lie.
     """
     if not content.startswith(_BEGINNING):
-        raise VitkitError("it begins otherwise")
+        raise VitkitError("it does not begin as such a model does")
     if b"<!" in content or b"<?" in content[2:]:
         raise VitkitError("it has a document type, a comment or an instruction")
     root = ET.fromstring(content.decode())  # noqa: S314  # see above
@@ -101,7 +101,7 @@ def _screen(content: bytes, weights: int) -> str:
     if len(set(ids)) < len(ids) or not {
         edge.get(end) for edge in root.findall("edges/edge") for end in ("from-layer", "to-layer")
     } <= set(ids):
-        raise VitkitError("its operations do not hang together")
+        raise VitkitError("its operations are not connected correctly")
     cards = root.findall(f"rt_info/{CARD}")
     if len(cards) != 1:
         raise VitkitError("it does not state its classes and preprocessing")
@@ -114,7 +114,7 @@ def _check_places(element: ET.Element, place: str) -> None:
     required, optional = _PLACES[place]
     has = set(element.keys())
     if not required <= has or (optional is not None and not has <= required | optional):
-        raise VitkitError(f"an element {place!r} says {sorted(has)}")
+        raise VitkitError(f"an element {place!r} has the attributes {sorted(has)}")
     for child in element:
         _check_places(child, f"{place}/{child.tag}")
 
@@ -125,7 +125,7 @@ def _check_layer(layer: ET.Element, weights: int) -> None:
         raise VitkitError(f"it has the operation {kind[0][:40]!r} of {kind[1][:40]!r}")
     data = [dict(element.attrib) for element in layer.findall("data")]
     if len(data) > 1 or (data and not set(data[0]) <= _DATA):
-        raise VitkitError(f"its operation {kind[0]!r} says more than vitkit writes")
+        raise VitkitError(f"its operation {kind[0]!r} has attributes that vitkit does not write")
     if kind[0] == "Const":
         start, size = (int(data[0].get(name, -1)) if data else -1 for name in ("offset", "size"))
         if start < 0 or size < 0 or start + size > weights:

@@ -190,7 +190,7 @@ def read_program(path: Path) -> Program:
     except VitkitError as error:
         raise VitkitError(f"{path} is not a program written by vitkit: {error}") from error
     except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
-        raise VitkitError(f"{path} is no program that can be read: {first_line(error)}") from error
+        raise VitkitError(f"{path} cannot be read as a program: {first_line(error)}") from error
     check(path, entries)
     return program
 
@@ -220,7 +220,7 @@ def _parse(entries: Mapping[str, bytes], card: str) -> Program:
     values = graph["tensor_values"]
     batch, outputs = values[images]["sizes"][0].get("as_int"), values[logits]["sizes"][1]["as_int"]
     if not (batch is None or type(batch) is int) or type(outputs) is not int:
-        raise ValueError("its sizes are no numbers")
+        raise ValueError("its sizes are not numbers")
     steps = _steps(graph["nodes"], {logits, *constants})
     return Program(card, constants, images, logits, steps, batch, outputs)
 
@@ -248,7 +248,7 @@ def _tensors(entries: Mapping[str, bytes], folder: str, config: str) -> dict[str
     for name, described in from_json(entries[f"{folder}/{config}"])["config"].items():
         about = described["tensor_meta"]
         if described["use_pickle"] is not False or about["device"]["type"] != "cpu":
-            raise VitkitError(f"it is refused: reading {name[:80]!r} in it could run anything")
+            raise VitkitError(f"it is refused: reading {name[:80]!r} in it could run arbitrary code")
         content = bytearray(entries[f"{folder}/{described['path_name']}"])
         sizes, strides = ([_integer(each["as_int"]) for each in about[key]] for key in ("sizes", "strides"))
         flat = torch.frombuffer(content, dtype=_DTYPES[about["dtype"]])
@@ -424,7 +424,7 @@ def _read_as_torch_does(path: Path, images: Tensor) -> None:
     """
     theirs = torch.export.load(path).module()(images)
     if not torch.equal(theirs, read_program(path).compute(images)):
-        raise Refused(f"PyTorch answers otherwise than vitkit when it reads {path.name}")
+        raise Refused(f"PyTorch computes other logits from {path.name} than vitkit")
 
 
 def open_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:

@@ -84,21 +84,21 @@ def _verify(
     try:
         exported = load_exported(path, precision)
     except VitkitError as error:
-        raise Refused(f"the file does not read back (is the disk full?): {error}") from error
+        raise Refused(f"the file cannot be read back (is the disk full?): {error}") from error
     check_card(card, exported.card)
     plain = answers(classifier, read_pictures(classifier, pictures), "asking the model")
     images = read_pictures(exported, pictures)
     comparison = compare(plain, answers(exported, images, "asking the file"), card)
     faults = comparison.faults()
     if faults:
-        raise Refused(f"the file does not answer as the model does: {'; '.join(faults)} ({pictures.what})")
+        raise Refused(f"the file does not predict as the model does: {'; '.join(faults)} ({pictures.what})")
     in_bfloat16 = None
     quick = exported if form.has_fixed_precision else load_exported(path)
     if quick.precision == "bfloat16" != precision:
         in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16"), card, "bfloat16")
         if faults := in_bfloat16.faults():
             raise Refused(
-                f"in bfloat16, as predict would ask it here, the file does not answer as the model does: "
+                f"in bfloat16, which predict would use here, the file does not predict as the model does: "
                 f"{'; '.join(faults)} ({pictures.what})"
             )
     return comparison, in_bfloat16, precision

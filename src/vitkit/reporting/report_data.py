@@ -217,7 +217,9 @@ def data_of_report(page: Path) -> dict[str, Any]:
     except ValueError:
         data = None
     if not isinstance(data, dict) or "images" not in data:
-        raise VitkitError(f"the {page.name} of {page.parent.name} holds no data to show: vitkit eval writes a new one")
+        raise VitkitError(
+            f"the {page.name} of {page.parent.name} contains no data to show: vitkit eval writes a new one"
+        )
     return {name: value for name, value in data.items() if name not in ("photographs", "doubts")}
 
 

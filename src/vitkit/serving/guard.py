@@ -245,7 +245,7 @@ class Guard:
         if body > self.rules.most_bytes:
             return self._too_large()
         if self._held > self.rules.most_held:
-            return _Refusal(503, "too much is being read at a time: ask again later")
+            return _Refusal(503, "too much data is being received: try again later")
         return None
 
 

@@ -31,7 +31,7 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_LATER = "too many pictures are waiting: ask again later"
+_LATER = "too many pictures are waiting: try again later"
 _CLOSING = "the server is closing"
 _AT_A_TIME = 4  # answers of the largest size held in memory at a time
 _MOST_RANKED = 200_000  # maximum number of class names, each with its probability, in an answer
@@ -276,7 +276,7 @@ class Service:
     def _whole(self, options: Mapping[str, str]) -> ServedModel:
         model = self._model(options)
         if not model.is_whole:
-            raise BadRequestError(400, f"{model.name} is an exported file, which gives predictions alone")
+            raise BadRequestError(400, f"{model.name} is an exported file, which can only predict")
         return model
 
 

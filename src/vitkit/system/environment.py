@@ -46,7 +46,9 @@ def private(folder: Path) -> Path:
     except OSError as error:
         raise VitkitError(f"cannot make {folder}: {error.strerror}; VITKIT_STATE may name another folder") from error
     if hasattr(os, "getuid") and (seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise VitkitError(f"{folder} is another user's, or others may write in it: make it yours alone (chmod 700)")
+        raise VitkitError(
+            f"{folder} belongs to another user, or other users may write to it: make it private (chmod 700)"
+        )
     return folder
 
 
@@ -71,7 +73,7 @@ def choose_device(device: str = "auto") -> str:
     if device == "auto":
         return "cuda" if "cuda" in available else "cpu"
     if device not in available:
-        raise VitkitError(f"--device {device}: there is none here; found: {', '.join(available)}")
+        raise VitkitError(f"--device {device}: this machine has none; available: {', '.join(available)}")
     return device
 
 

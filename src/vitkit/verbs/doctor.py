@@ -276,7 +276,9 @@ def _review_labels(
     run = file.parent
     split = next((folder / SPLIT for folder in (run, *folds_in(run)) if (folder / SPLIT).is_file()), None)
     if split is None:
-        raise VitkitError(f"{file} is not in the folder of its run, which says where the pictures are: name it there")
+        raise VitkitError(
+            f"{file} is not in the folder of its run, which records where the pictures are: name it there"
+        )
     table = split_from_file(split)
     finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_proposed(run)]
     if labels is not None:

@@ -214,7 +214,7 @@ class _FeatureCollector:
 
 def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -> None:
     if near is not None and what == "patches":
-        raise VitkitError("--near compares one vector an image: --what head, class or mean, not patches")
+        raise VitkitError("--near compares one vector per image: use --what head, class or mean, not patches")
     if near is not None and not near.is_file():
         raise VitkitError(f"--near {near}: no such file")
     if out is not None:

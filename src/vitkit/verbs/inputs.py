@@ -83,7 +83,7 @@ def _with_preprocess(classifier: Classifier, preprocess: PreprocessLike | None, 
     requested = preprocess_of(preprocess, classifier.preprocess)
     if requested == classifier.preprocess:
         return classifier
-    note(f"images are preprocessed otherwise than the model specifies: {describe(classifier.preprocess.to_dict())}")
+    note(f"images are not preprocessed as the model specifies, which is: {describe(classifier.preprocess.to_dict())}")
     other = copy.copy(classifier)
     other.preprocess = requested
     return other

@@ -253,7 +253,7 @@ def _answer(
     tally: Tally,
     images: int,
 ) -> list[Row]:
-    """Draw, write and count each prediction, and return the rows unless they are written."""
+    """Draw, count and write each prediction; without `write`, collect the rows and return them."""
     kept = []
     for prediction in predictions:
         row = columns.row(prediction)

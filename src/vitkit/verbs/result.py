@@ -43,7 +43,7 @@ class Result:
         try:
             import pandas
         except ImportError as error:
-            raise VitkitError("to_pandas needs pandas: pip install pandas; rows() needs nothing") from error
+            raise VitkitError("to_pandas requires pandas (pip install pandas); rows() works without it") from error
         return pandas.DataFrame(rows)
 
     def to_latex(self, caption: str | None = None, label: str | None = None) -> str:

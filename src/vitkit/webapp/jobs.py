@@ -103,14 +103,14 @@ class Jobs:
     def notes(self) -> list[str]:
         """Return what a user should know about the queue, one line each."""
         lines = [
-            f"{file} is no record of a training: it is left as it is, and can be deleted"
+            f"{file} is no valid record of a training: it is ignored and can be deleted"
             for file, job in self._read().items()
             if job is None
         ]
         old = self.runs / _OLD_FOLDER
         if others := len(list((old / "jobs").glob("*.json"))):
             what = plural(others, "training", "trainings")
-            lines.append(f"{old} holds {what} of another studio's queue: none is begun or stopped here")
+            lines.append(f"{old} holds {what} of another studio's queue, which this studio neither starts nor stops")
         return lines
 
     def last(self) -> dict[str, Job]:
@@ -231,8 +231,8 @@ class Jobs:
         """
         job = self.last().get(run)
         if job is None or not self.can_stop(job):
-            where = "was not begun by this studio: stop it where it was begun" if is_held(self.runs / run) else ""
-            raise VitkitError(f"{run} {where or 'does not run'}")
+            where = "was not started by this studio: stop it where it was started" if is_held(self.runs / run) else ""
+            raise VitkitError(f"{run} {where or 'is not running'}")
         if not job.started:
             (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
             self.give_back(run)
@@ -248,7 +248,7 @@ class Jobs:
         """
         job = self.last().get(run)
         if job is None or self.state(run, job) != "failed" or (self.runs / run / RECIPE).is_file():
-            raise VitkitError(f"{run} cannot be taken from the list: it is in {self.runs}")
+            raise VitkitError(f"{run} cannot be removed from the list: it is in {self.runs}")
         for failed in self.all():
             if failed.run == run:
                 (self.folder / f"{failed.number:06}.json").unlink(missing_ok=True)
@@ -284,7 +284,7 @@ def command(job: Job) -> list[str]:
         VitkitError: the job is not a training as the studio starts them.
     """
     if not _is_training(job):
-        raise VitkitError(f"{shlex.join(job.arguments)!r:.200} is not what the studio asks for: it is not run")
+        raise VitkitError(f"{shlex.join(job.arguments)!r:.200} is not a training of the studio: it is not run")
     return python("vitkit", *job.arguments)
 
 

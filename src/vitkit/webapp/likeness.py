@@ -93,8 +93,8 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float32]
 
 NOTHING_TO_SEE_WITH = (
-    "no model is here to see with, and downloading is switched off: start the studio with --weights FILE, or train one "
-    "first"
+    "there is no model to compute features, and downloads are switched off: start the studio with --weights FILE, or "
+    "train one first"
 )
 _PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")
 
@@ -159,7 +159,7 @@ class Likeness:
 
         features = self.features(table)
         if features is None:
-            raise VitkitError("the photographs were not looked at yet")
+            raise VitkitError("the features of the photographs are not computed yet")
         numbers, vectors = features
         if number not in numbers:
             raise VitkitError("this photograph cannot be read")
@@ -237,7 +237,7 @@ def next_labels(
         VitkitError: the features are not computed yet, or all photographs have a class.
     """
     if seen is None:
-        raise VitkitError("the photographs were not looked at yet")
+        raise VitkitError("the features of the photographs are not computed yet")
     from vitkit.evaluation.label_choice import choose_next
 
     numbers, features = seen

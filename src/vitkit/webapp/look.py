@@ -94,7 +94,7 @@ class Models:
 
         folder = self._workspace.run_folder(run)
         if not (folder / DESCRIPTION).is_file():
-            raise VitkitError(f"{run} has no model yet: it comes with the first pass over the photographs")
+            raise VitkitError(f"{run} has no model yet: the first one is saved after the first epoch")
         key = (run, (folder / DESCRIPTION).stat().st_mtime_ns)
         if key not in self._kept:
             self._kept[key] = load(folder)

@@ -264,11 +264,13 @@ def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
     """
     name = bare(name).strip()
     if not name or len(name) > _LONGEST or any(not character.isprintable() for character in name):
-        raise VitkitError(f"a class needs a name of 1 to {_LONGEST} characters, without line ends and the like")
+        raise VitkitError(f"the name of a class must have 1 to {_LONGEST} printable characters")
     if name.lower() == UNLABELLED:
-        raise VitkitError(f"{name!r} says that a photograph has no class: choose another name")
+        raise VitkitError(f"{name!r} is reserved for photographs without a class: choose another name")
     if task.refuses(name):
-        raise VitkitError(f"a class's name has no {JOINT!r}, which joins several: choose another name")
+        raise VitkitError(
+            f"the name of a class must not contain {JOINT!r}, which separates classes: choose another name"
+        )
     return name
 
 

@@ -222,7 +222,7 @@ def decide(
         raise VitkitError(reason)
     suspects = _suspects(folder)
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(suspects) for i in numbers):
-        raise VitkitError("the list of doubtful labels has changed: look at it anew")
+        raise VitkitError("the list of suspected label errors has changed: load it again")
     known = {item.path: item.label for item in workspace.said.read().edits}
     chosen, edits, task = [suspects[i] for i in dict.fromkeys(numbers)], [], _files(folder).task
     check_there([workspace.photographs / item.path for item in chosen])

@@ -76,7 +76,7 @@ def offered(workspace: Workspace, source: str) -> Offer:
     for offer in offers(workspace):
         if offer.source == source:
             return offer
-    raise VitkitError(f"{source!r} is not among the models that can be had here")
+    raise VitkitError(f"{source!r} is not among the available models")
 
 
 def best_eyes(workspace: Workspace) -> Offer | None:
@@ -197,7 +197,7 @@ def router(workspace: Workspace) -> APIRouter:
         folder, before = workspace.run_folder(name), jobs.last().get(name)
         state = jobs.state(name, before)
         if state != "stopped" or not jobs.can_resume(name):
-            raise VitkitError(f"{name} is {state}: only a training that was stopped goes on")
+            raise VitkitError(f"{name} is {state}: only a stopped training can be continued")
         jobs.add(name, ("train", "--resume", str(folder)), {} if before is None else before.request)
         return {"run": name}
 

@@ -208,7 +208,7 @@ class Labels:
                 write_json(self._seen, [*seen, path])
         elif path in seen:
             raise VitkitError(
-                f"the label file {path} is gone: bring it back, or delete {self._seen} to begin without any label"
+                f"the label file {path} is gone: restore it, or delete {self._seen} to start without labels"
             )
 
 
@@ -344,7 +344,7 @@ def _photographs_of(run: Path) -> Path:
         VitkitError: the folder is gone, or the run was not trained on a folder.
     """
     if not (run / SPLIT).is_file():
-        raise VitkitError(f"{run} does not say what it was trained on: it has no {SPLIT}; name the photographs")
+        raise VitkitError(f"{run} does not record what it was trained on: it has no {SPLIT}; name the photographs")
     root = split_from_file(run / SPLIT).root
     if not root.is_absolute():
         root = run / root
