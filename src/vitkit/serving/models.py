@@ -297,7 +297,12 @@ class _ExplainedClassifier:
 
 
 def _watched(model: Model, is_abandoned: Event) -> Model:
-    """Return a copy of a model that shares its weights, in which every layer raises `ClosedError` once abandoned."""
+    """Return a copy of a model that shares its weights and can be stopped while it computes.
+
+    Args:
+        model: the model.
+        is_abandoned: once this is set, the next layer raises `ClosedError`.
+    """
     from vitkit.explanation.attention import twin
     from vitkit.model.vit import Attention
 
