@@ -309,7 +309,7 @@ def plan(
     Several recipes or models are planned with the same flags, and compared in a table with a row for each:
     `vitkit plan vit_tiny_patch16_224 vit_base_patch16_224 torchvision:resnet50 --images 50000 --epochs 7`
 
-    The fields `devices` and `nodes` are the number of accelerators; each batch is divided among them.
+    `devices` and `nodes` set the number of accelerators; each batch is divided among them.
 
     On the command line: `vitkit plan vit_large_patch16_224 --images 1281167 --epochs 300 --batch-size 4096 --devices 8`
 

@@ -76,9 +76,9 @@ def serve(
     On the command line: `vitkit serve runs/digits-1`.
 
     Args:
-        models: run or model folders, checkpoints, exported files, published names, or `Classifier` objects; NAME=MODEL
-            names a model. Requests without a name are answered by the first model; of several models with the same
-            name, the last one answers.
+        models: run or model folders, checkpoints, exported files, or published names; NAME=MODEL names a model.
+            Classifiers in memory are accepted, too. Requests without a name are answered by the first model; of several
+            models with the same name, the last one answers.
         host: the address to listen on. If other machines can reach it, a token is required; by default, a random one is
             created.
         port: the port to listen on; 0 chooses a free one.

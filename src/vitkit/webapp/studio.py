@@ -49,7 +49,7 @@ def studio(
         source: a folder or archive of photographs, labelled or not, or a run; by default the newest run in `runs`.
         runs: the folder that contains run folders; by default the parent of the run, or the folder runs.
         labels: the label file; by default labels/NAME.csv, named after the folder of photographs.
-        weights: a further file of weights or model to start trainings from; there may be several.
+        weights: a further model or file of weights to start trainings from; there may be several.
         host: the address to listen on. With any other address than 127.0.0.1, requests need the token in the link.
         port: the port; by default 8420, or the next free one.
         show: open the page in the browser.
