@@ -55,7 +55,7 @@ def test_a_device_is_chosen(here: dict[str, bool], asked: str, chosen: str, monk
 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, mps=True)
-    with pytest.raises(VitkitError, match=r"--device cuda: there is none here; found: cpu, mps$"):
+    with pytest.raises(VitkitError, match=r"--device cuda: this machine has none; available: cpu, mps$"):
         choose_device("cuda")
 
 
@@ -83,7 +83,7 @@ def test_every_verb_refuses_a_device_that_is_not_there(
         "train": (data,),
     }
     options = {"out": out} if verb == "train" else {}
-    with pytest.raises(VitkitError, match=r"--device mps: there is none here; found: cpu$"):
+    with pytest.raises(VitkitError, match=r"--device mps: this machine has none; available: cpu$"):
         getattr(vitkit, verb)(*arguments[verb], device="mps", **options)
     with pytest.raises(VitkitError, match=r"device.*'?tpu'?"):
         getattr(vitkit, verb)(*arguments[verb], device="tpu", **options)
@@ -135,7 +135,7 @@ def test_a_classifier_is_moved_as_torch_moves_a_model(monkeypatch: pytest.Monkey
     own = classifier()
     assert own.to("cpu") is own
     assert own.device.type == "cpu"
-    with pytest.raises(VitkitError, match="there is none here"):
+    with pytest.raises(VitkitError, match="this machine has none"):
         have(monkeypatch)
         own.to("cuda")
     with pytest.raises(VitkitError, match=r"before use\(\.\.\.\)"):

@@ -1,4 +1,4 @@
-"""`Classifier`: a model with its class names and preprocessing, as every command after `train` uses and saves it."""
+"""`Classifier`: a model with its class names and preprocessing. Every command after `train` uses it."""
 
 from __future__ import annotations
 
@@ -48,19 +48,20 @@ _LARGEST_BATCH = 10**6
 class Classifier:
     """A trained model that classifies images.
 
-    It always computes in evaluation mode, even after `model.train()`: each call switches the parts of the model to that
-    mode and back.
+    It always computes in evaluation mode, even after `model.train()`: each call switches the model to evaluation mode
+    and back.
 
     Attributes:
-        model: the plain float32 model: a Vision Transformer, or another library's network.
-        classes: names, in the order of the logits.
+        model: the float32 model: a Vision Transformer, or a network of another library.
+        classes: class names, in the order of the logits.
         preprocess: the conversion of a picture to the model's input.
         temperature: the divisor of the logits before the softmax or sigmoid.
         provenance: the origin of the weights: data and its hash, recipe, seed, versions, metrics.
-        report: what became of every tensor, if the weights were loaded.
-        thresholds: for a multi-label model, the probability from which on an image has a class, one a class; else None.
-        pictures: the record of what the weights were trained on, in bytes (`data.seen`), or None.
-        runner: the backend that computes logits instead of the model, see `use`; features and explanations always come
+        report: for each tensor of a loaded checkpoint, how it was used; None if the weights were not loaded.
+        thresholds: for a multi-label model, the lowest probability of each class at which it is predicted; otherwise
+            None.
+        pictures: the serialised record of the images that the weights were trained on (`data.seen`), or None.
+        runner: the backend that computes logits instead of the model, see `use`. Features and explanations always come
             from the model.
     """
 
@@ -75,7 +76,7 @@ class Classifier:
     runner: Runner | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        """Return one line: the model, its classes, and what is known of its training."""
+        """Return one line with the model, its classes, its training data and its validation accuracy."""
         config, metrics = self.model.config, self.provenance.get("metrics") or {}
         height, width = config.image_size
         size = f"{height} pixels" if height == width else f"{height}x{width} pixels"
@@ -120,7 +121,7 @@ class Classifier:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model. Images and answers may be elsewhere."""
+        """The device of the model. Methods accept images on any device."""
         return next(self.model.parameters()).device
 
     @check_arguments
@@ -140,7 +141,7 @@ class Classifier:
         return self
 
     def logits(self, images: Tensor) -> Tensor:
-        """Compute (B, C, height, width), preprocessed -> (B, K) logits, in float32, on the images' device."""
+        """Compute logits (B, K) in float32 from preprocessed images (B, C, height, width), on the images' device."""
         import torch
 
         with torch.inference_mode():
@@ -163,27 +164,31 @@ class Classifier:
         say: Say = ignore,
         device: str = "auto",
     ) -> Classifier:
-        """Return this classifier with logits by one of `inference.backends`, from the current weights of the model.
+        """Return a copy of this classifier that computes logits with a backend, from the model's current weights.
 
         Args:
             backend: `eager`, `compile`, `openvino` or `onnx`; `auto` is the fastest that is installed.
-            precision: `float32` or `bfloat16`; `auto` is bfloat16 where the hardware multiplies such numbers.
-            images: the expected number of images, for `auto`; None for many.
-            merge: patches that are merged with others in every layer, with backend eager.
-            plan: how eager computes on a CPU; `auto` is the fastest, in float32 the model unless `images` >= 500.
-            say: receives what was measured.
-            device: `cpu`, `cuda` or `mps`, for the backend; `auto` is where the model is, or a GPU if there is one.
+            precision: `float32` or `bfloat16`; `auto` is bfloat16 if the hardware has instructions for it.
+            images: the expected number of images, which `auto` takes into account; None for many.
+            merge: number of patches that every layer merges with others; only with backend `eager`.
+            plan: how `eager` computes on a CPU. `auto` is the fastest plan; in float32, the plain model is used for
+                fewer than 500 images.
+            say: receives lines about what was measured.
+            device: `cpu`, `cuda` or `mps`, for the backend; `auto` is the model's device, or a GPU if there is one.
 
         Raises:
-            VitkitError: there is no such backend, precision, plan or device, it does not work here, or the model cannot
-                be merged.
+            VitkitError: the backend, precision, plan or device does not exist or does not work here, or the model's
+                patches cannot be merged.
         """
         from vitkit.inference.backends import open_runner
 
         return self._by(open_runner(self.model, backend, precision, images, merge, plan, say, device))
 
     def _by(self, runner: Runner | None) -> Classifier:
-        """Return this classifier with another runner. The mode of the model stays, which a new classifier would set."""
+        """Return a copy of this classifier with another runner.
+
+        `copy` leaves the model's mode as it is; a new instance would set evaluation mode.
+        """
         other = copy.copy(self)
         other.runner = runner
         return other
@@ -200,45 +205,45 @@ class Classifier:
 
     @property
     def computation(self) -> dict[str, Any]:
-        """What computes logits: `backend`, `precision`, `plan` (empty if there is no choice) and `merge`."""
+        """How logits are computed: `backend`, `precision`, `plan` (empty if there is no choice) and `merge`."""
         merged, plan = (0, "") if self.runner is None else (self.runner.merged, self.runner.plan)
         return {"backend": self.backend, "precision": self.precision, "plan": plan, "merge": merged}
 
     @property
     def computed(self) -> str:
-        """A short description of the backend, the precision, the plan and the merging that logits are computed with."""
+        """A short description of the backend, precision, plan and merging that logits are computed with."""
         merged, plan = self.computation["merge"], self.computation["plan"]
         words = [self.backend, self.precision, *([f"plan {plan}"] if plan not in ("", "plain") else [])]
         return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Compute (B, C, height, width), preprocessed -> (B, K) calibrated probabilities.
+        """Compute calibrated probabilities (B, K) from preprocessed images (B, C, height, width).
 
-        Each row sums to 1; classes of a multi-label model have independent probabilities. A row with a logit that is
-        not finite is NaN throughout: a sigmoid would turn an overflow into a certainty.
+        Each row sums to 1; classes of a multi-label model have independent probabilities. If any logit of an image is
+        not finite, its whole row is NaN, because a sigmoid would turn an infinite logit into a probability of 1.
         """
         logits = self.logits(images) / self.temperature
         probabilities = logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
         return probabilities.masked_fill(~logits.isfinite().all(dim=-1, keepdim=True), math.nan)
 
     def answer(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Compute `probabilities` from and to numpy arrays."""
+        """Compute `probabilities`, with numpy arrays as input and output."""
         import torch
 
         return np.asarray(self.probabilities(torch.from_numpy(pixels)))
 
     def read(self, image: str | Path | InMemory | Stored) -> Tensor:
-        """Read an image as the model's input: (C, height, width) float32.
+        """Read an image and convert it to the model's input: (C, height, width), float32.
 
         Raises:
             UnreadableImageError: the file does not contain a picture.
-            VitkitError: it is neither a path nor a picture in memory (`data.in_memory`).
+            VitkitError: `image` is neither a path nor a picture in memory (`data.in_memory`).
         """
         import torch
 
         sources = list(sources_of(image))
         if len(sources) != 1:
-            raise VitkitError(f"read takes one image, not {len(sources)}: ask for each of them")
+            raise VitkitError(f"read takes one image, not {len(sources)}: call it for each of them")
         return torch.from_numpy(self._pixels(sources[0]))
 
     def _pixels(self, source: Source) -> npt.NDArray[np.float32]:
@@ -251,12 +256,15 @@ class Classifier:
             return self.preprocess(picture.image)
 
     def features(self, images: Tensor, what: Features = "head", precision: str = "float32") -> Tensor:
-        """Compute (B, C, height, width), preprocessed -> features, in float32, on the images' device.
+        """Compute features in float32 from preprocessed images (B, C, height, width), on the images' device.
 
-        `inference.features.read_features` lists the kinds. Precision `bfloat16` computes products in it.
+        Args:
+            images: the preprocessed images.
+            what: the kind of features; `inference.features.read_features` lists the kinds.
+            precision: `float32`, or `bfloat16` to compute matrix products in that precision.
 
         Raises:
-            VitkitError: the model has no class token.
+            VitkitError: the features are those of the class token, and the model has none.
         """
         import torch
 
@@ -269,13 +277,15 @@ class Classifier:
     def stream(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield each image's path with its (K,) probabilities, or with the reason why there are none, in order.
+        """Yield each image's path with its probabilities (K,), or with the reason why there are none, in order.
 
-        Pictures in memory are called `picture 0` and so on. Memory does not grow with the number of images.
+        Pictures in memory are called `picture 0`, `picture 1` and so on. Memory use does not grow with the number of
+        images.
 
         Raises:
             VitkitError: batch_size is not at least 1, or the model has no head.
-            ShortageError: memory runs out, for a picture or a batch; earlier results stay valid.
+            ShortageError: there is not enough memory for a picture or a batch; results that were yielded before stay
+                valid.
         """
         if not self.classes:
             raise VitkitError("the model has no head, so there are no classes: train one, or load with num_classes")
@@ -289,7 +299,10 @@ class Classifier:
         batch_size: int | None = None,
         precision: str = "float32",
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield `features` instead of probabilities; see `stream`."""
+        """Yield each image's path with its features, or with the reason why there are none.
+
+        The arguments are those of `features` and `stream`.
+        """
         plain = self._by(None)
         return plain._map(plain._tensor, lambda batch: self.features(batch, what, precision), images, batch_size)
 
@@ -318,15 +331,16 @@ class Classifier:
     def predict(self, images: Sources, batch_size: int | None = None) -> Iterator[Prediction]:
         """Yield a prediction for each image, in order.
 
-        An image that cannot be read, or whose numbers are not finite, gives a `Prediction` with its `error`.
+        An image that cannot be read, or whose logits are not finite, gives a `Prediction` with its `error`.
 
         Args:
-            images: one or several: paths, PIL images, numpy arrays (height, width, C) or torch tensors (C, height,
-                width), uint8 from 0 to 255 or floats from 0 to 1; an array or tensor of four axes is several.
-            batch_size: images computed at a time; the default suits the backend.
+            images: one or several paths, PIL images, numpy arrays (height, width, C) or torch tensors (C, height,
+                width). Pixels are uint8 from 0 to 255 or floats from 0 to 1. An array or tensor of four axes is a batch
+                of images.
+            batch_size: number of images per batch; None for a size that suits the backend.
 
         Raises:
-            VitkitError: something is neither a path nor a picture; its type is named.
+            VitkitError: an item of `images` is neither a path nor a picture; the message names its type.
         """
         for path, outcome in self.stream(images, batch_size):
             yield self.prediction(path, outcome)
@@ -352,12 +366,13 @@ class Classifier:
             image: a file, its content, or a picture in memory, as for `predict`.
             method: a name in `vitkit.explanation.METHODS`, or `all`.
             target: the class: `top`, the most probable; its name; or its number.
-            layer: for the methods that look at one layer, and for `heads`; None is the last, and for `heads` every one.
+            layer: layer to explain, for methods that explain one layer. None is the last layer; for the method `heads`,
+                all layers.
 
         Raises:
             UnreadableImageError: the file does not contain a picture.
-            UnansweredError: the model's numbers for it are not finite.
-            VitkitError: the model has no head; there is no such method, class or layer.
+            UnansweredError: the model's logits for the image are not finite.
+            VitkitError: the model has no head, or the method, class or layer does not exist.
         """
         from vitkit.explanation.explanation import explain
 
@@ -368,7 +383,7 @@ class Classifier:
         """Write the model folder. The previous model stays intact until the new files are complete.
 
         Raises:
-            VitkitError: its preprocessing makes images of another size than the model reads.
+            VitkitError: the preprocessing produces images of another size than the model expects.
             OSError: the disk is full or not writable; the folder then holds its previous content.
         """
         from vitkit.model.build import stored_weights

@@ -42,14 +42,14 @@ def are_files_short(error: BaseException) -> bool:
 
 
 class UnansweredError(VitkitError):
-    """The numbers that a model computed for an image are not finite."""
+    """The model's output for an image is not finite."""
 
 
 class Interrupted(BaseException):  # not an error, but a request
-    """The user or the machine asked the work to stop, and it stopped in good order.
+    """The program was asked to stop by a signal and stopped cleanly.
 
-    Handlers of errors do not catch it, as with `KeyboardInterrupt`. The command line exits with 128 +
-    `signal_number`: 130 after Ctrl-C.
+    Like `KeyboardInterrupt`, it is not an `Exception`, so that error handlers do not catch it. The command line exits
+    with 128 + `signal_number`: 130 after Ctrl-C.
     """
 
     def __init__(self, signal_number: int) -> None:

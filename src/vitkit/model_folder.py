@@ -1,8 +1,8 @@
-"""The folder of a saved classifier: `model.safetensors`, `model.json`, and `pictures.npz`.
+"""The folder of a saved classifier: `model.safetensors`, `model.json` and `pictures.npz`.
 
-The last is the record of the training images. The JSON contains the hashes of the other two, so that damaged or
-mismatched files are noticed. Saving is journalled: a
-crash leaves either the old or the new model.
+`pictures.npz` is the record of the training images. `model.json` contains the hashes of the other two files, so that
+damaged or mismatched files are noticed. Saving is journalled: after a crash, the folder holds either the old or the new
+model.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT_VERSION = 2
-OF_VIT = 1  # the version of a Vision Transformer's folder, which earlier vitkits can read
+OF_VIT = 1  # the version of a Vision Transformer's folder, which earlier versions of vitkit can read
 WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
-_NEXT = "model.json.next"  # the description of weights that are about to take their place
-_NEXT_RECORD = "pictures.npz.next"  # and the record that goes with it
+_NEXT = "model.json.next"  # the description of weights that are being saved
+_NEXT_RECORD = "pictures.npz.next"  # the record that belongs to that description
 
 
 def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str, Any], pictures: bytes | None) -> None:
     """Write the folder. The previous model stays intact until the new files are complete.
 
     Args:
-        folder: the folder; it is made if it is missing.
+        folder: the folder, which is created if it does not exist.
         weights: tensors by their names in the state dict.
         description: the content of `model.json` without versions and hashes.
-        pictures: the record of what the weights were trained on; None if there is none.
+        pictures: the serialised record of the training images; None if there is none.
 
     Raises:
         OSError: the disk is full or not writable; the folder then holds its previous content.
@@ -58,12 +58,18 @@ def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str,
 
 
 def is_model_folder(path: Path) -> bool:
-    """Return whether the folder was written by vitkit, damaged or not."""
+    """Return whether the folder has a model description of vitkit, which may be damaged."""
     return any((path / name).is_file() for name in (DESCRIPTION, _NEXT))
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Read the description that belongs to the weights, and accept a save that was interrupted after its first step."""
+    """Read the model description that belongs to the weights in the folder.
+
+    If a save was interrupted after the weights were replaced, this is the description in `model.json.next`.
+
+    Raises:
+        VitkitError: the folder is not a model folder, or one of its files is damaged.
+    """
     weights = folder / WEIGHTS
     names = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
     if not names or not weights.is_file():
@@ -74,14 +80,14 @@ def read_description(folder: Path) -> dict[str, Any]:
         description = _parse(folder / name)
         if description.get("weights_sha256") == weights_hash:
             return _with_known_task(folder, description)
-    raise VitkitError(f"{weights} is damaged: its content is not what {DESCRIPTION} says; restore it or train again")
+    raise VitkitError(f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again")
 
 
 def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
-    """Read the record of training images that belongs to the weights; None if there was none.
+    """Read the record of training images that belongs to the weights; None if the model was saved without one.
 
     Raises:
-        VitkitError: it is missing, or its content is not the described one.
+        VitkitError: the file is missing, or its content does not match the hash in `model.json`.
     """
     expected = description.get("pictures_sha256")
     if expected is None:
@@ -99,7 +105,10 @@ def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
 
 
 def _settle(folder: Path) -> None:
-    """Complete a save: the next description takes its name if its weights are in place, and is removed otherwise."""
+    """Complete or undo an interrupted save.
+
+    If the new weights are in place, the new description replaces the old one; otherwise it is deleted.
+    """
     pending, weights = folder / _NEXT, folder / WEIGHTS
     if not pending.is_file():
         (folder / _NEXT_RECORD).unlink(missing_ok=True)

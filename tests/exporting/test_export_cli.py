@@ -113,7 +113,7 @@ def test_a_broken_export_exits_with_1_and_leaves_nothing(
     monkeypatch.setattr(onnx_format, "write", broken(onnx_format.write, other_mean))
     outcome = vitkit("export", model, "-o", tmp_path / "model.onnx")
     assert outcome.code == 1
-    assert outcome.err == "refused: the file says another preprocess than the model has; nothing was written\n"
+    assert outcome.err == "refused: the preprocess in the file differs from the model's; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -283,7 +283,7 @@ def test_exported_files_answer_as_predict_does_without_torch(folder: Path, tmp_p
     (row,) = predicted["predictions"]
     assert (row["label"], row["confidence"]) == (expected.label, expected.confidence)
     assert [(place["label"], place["confidence"]) for place in row["top"]] == list(expected.top)
-    assert all("gives predictions alone" in answer["error"] for answer in refused)
+    assert all("can only predict" in answer["error"] for answer in refused)
 
 
 def test_a_closed_server_answers_nothing_more(folder: Path) -> None:

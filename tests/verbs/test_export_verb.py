@@ -75,7 +75,7 @@ def test_what_is_no_choice_is_refused(folder: Path, options: Any, complaint: str
     [
         ({"to": "onnx"}, r"a classifier in memory has no name: name a file with --out FILE\.onnx"),
         ({"out": "a.onnx", "image_size": 32}, "a classifier in memory has its size"),
-        ({"out": "a.onnx", "data_root": "photos"}, "--data-root is about the images of a run"),
+        ({"out": "a.onnx", "data_root": "photos"}, "--data-root applies to the images of a run"),
     ],
 )
 def test_what_only_a_folder_has_is_refused_of_a_classifier(
@@ -91,6 +91,6 @@ def test_a_file_that_answers_otherwise_is_an_error_and_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitkit.exporting.check.COSINE", 2.0)
-    with pytest.raises(vitkit.VitkitError, match="the file does not answer as the model does"):
+    with pytest.raises(vitkit.VitkitError, match="the file does not predict as the model does"):
         vitkit.export(folder, out=tmp_path / "own.onnx")
     assert list(tmp_path.iterdir()) == []

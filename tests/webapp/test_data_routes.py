@@ -288,7 +288,7 @@ def test_without_a_label_file_that_was_there_nothing_is_shown_or_trained(place: 
             client.post("/api/train/start", json=training),
         ):
             assert answer.status_code == 400
-            assert answer.json()["error"].startswith(f"the label file {place.labels} is gone: bring it back")
+            assert answer.json()["error"].startswith(f"the label file {place.labels} is gone: restore it")
     assert not place.labels.exists()
     kept.rename(place.labels)
     assert said(everything(other))[0] == "wasp"

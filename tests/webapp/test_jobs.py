@@ -142,9 +142,9 @@ def test_a_training_that_is_stopped_can_be_gone_on_with_and_a_waiting_one_is_tak
     assert states(jobs) == {"a-1": "stopped"}
     assert jobs.can_resume("a-1")
     assert jobs.all()[0].code == 143
-    with pytest.raises(VitkitError, match="does not run"):
+    with pytest.raises(VitkitError, match="is not running"):
         jobs.stop("a-1")
-    with pytest.raises(VitkitError, match="does not run"):
+    with pytest.raises(VitkitError, match="is not running"):
         jobs.stop("../a-1")
 
 
@@ -179,7 +179,7 @@ def test_a_number_that_another_process_has_by_now_is_neither_waited_for_nor_stop
         jobs.add("a-2", ("0",), {})
         with exclusive(jobs.state_folder, jobs.state_folder / "runner.lock"):
             assert states(jobs) == {"a-1": "failed", "a-2": "queued"}
-            with pytest.raises(VitkitError, match="does not run"):
+            with pytest.raises(VitkitError, match="is not running"):
                 jobs.stop("a-1")
         thread = threading.Thread(target=work, args=(jobs.runs,), daemon=True)
         thread.start()
@@ -196,7 +196,7 @@ def test_a_process_of_another_machine_is_not_taken_for_one_of_this(jobs: Jobs) -
     try:
         (jobs.runs / "b-1").mkdir()
         (jobs.runs / "b-1" / ".lock").write_text(f"process {other.pid} of elsewhere since 2026-01-01 00:00:00")
-        with pytest.raises(VitkitError, match="where it was begun"):
+        with pytest.raises(VitkitError, match="where it was started"):
             jobs.stop("b-1")
         assert other.poll() is None
     finally:
@@ -262,7 +262,7 @@ def test_a_process_that_has_no_number_is_not_stopped(jobs: Jobs, monkeypatch: py
     jobs.folder.mkdir(parents=True)
     jobs.write(Job(1, "a-1", ("0",), "", {}, 1.0, started=time.time()))
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal was sent"))
-    with pytest.raises(VitkitError, match="does not run"):
+    with pytest.raises(VitkitError, match="is not running"):
         jobs.stop("a-1")
 
 

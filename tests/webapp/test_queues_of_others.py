@@ -87,7 +87,7 @@ def test_what_the_studio_keeps_is_nobody_elses(place: Workspace, monkeypatch: py
     for folder in (state_folder(), state_of_runs(place.runs).parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         folder.chmod(0o770)
-        with pytest.raises(VitkitError, match="others may write"):
+        with pytest.raises(VitkitError, match="other users may write"):
             Jobs(place.runs)
         folder.chmod(0o700)
 
@@ -132,7 +132,7 @@ def test_what_was_begun_elsewhere_is_stopped_elsewhere(place: Workspace, other: 
         assert client.get("/api/train/runs/run-1").json()["can_stop"] is False
         answer = client.post("/api/train/runs/run-1/stop")
     assert answer.status_code == 400
-    assert "where it was begun" in answer.json()["error"]
+    assert "where it was started" in answer.json()["error"]
 
 
 RECORDS: dict[str, Any] = {
@@ -204,7 +204,7 @@ def test_a_damaged_record_is_named_and_the_others_are_read(
     ],
 )
 def test_only_what_the_studio_asks_for_is_run(arguments: tuple[str, ...]) -> None:
-    with pytest.raises(VitkitError, match="not what the studio asks for"):
+    with pytest.raises(VitkitError, match="not a training of the studio"):
         command(job(arguments=arguments))
 
 
@@ -221,7 +221,7 @@ def test_a_job_that_is_not_run_says_why(place: Workspace, monkeypatch: pytest.Mo
     work(place.runs)
     (ended,) = jobs.all()
     assert (ended.code, jobs.state("photos-1", ended)) == (2, "failed")
-    assert "not what the studio asks for" in jobs.why_failed(own)
+    assert "not a training of the studio" in jobs.why_failed(own)
 
 
 def test_a_training_of_this_queue_is_stopped_by_its_process(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_a_report_that_was_tampered_with_leads_to_no_other_file(client: TestClie
         answer = client.get("/api/results/runs/second/photographs/0")
         assert (answer.status_code, answer.json()) == (400, {"error": "there is no such photograph"})
         page.write_text("<html>")
-        assert "holds no data" in client.get("/api/results/runs/second").json()["error"]
+        assert "contains no data" in client.get("/api/results/runs/second").json()["error"]
     finally:
         page.write_text(kept)
 
@@ -261,7 +261,7 @@ def test_the_figure_of_the_labels_of_before_stands_in_front(
     assert told["fixed"]["figures"]["accuracy"] == kept["accuracy"]
     assert kept["with_proposals"]["accuracy"] > kept["accuracy"]
     (caveat,) = [text for text in told["fixed"]["caveats"] if "before models proposed others" in text]
-    assert f"with those of now {kept['with_proposals']['accuracy']:.4f}" in caveat
+    assert f"with the current labels {kept['with_proposals']['accuracy']:.4f}" in caveat
     assert not any("proposed" in text for text in told["first"]["caveats"])
     assert caveat in client.get("/api/train/runs/fixed").json()["caveats"]
     both = client.get("/api/results/runs/first/beside/fixed").json()

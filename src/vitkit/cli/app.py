@@ -16,7 +16,7 @@ from vitkit.errors import VitkitError, first_line, is_memory_short
 
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed it (SIGPIPE)
 _LONGEST = 2000  # characters of an error message
-# Flags of widespread training scripts and of timm's, and what does the same here.
+# Flags of widespread training scripts and of timm, with the flags of vitkit that do the same.
 SCRIPT_FLAGS = {
     "--data": "name the data first, as in `vitkit train flowers/`",
     "--data-dir": "name the data first, as in `vitkit train flowers/`",
@@ -48,12 +48,12 @@ SCRIPT_FLAGS = {
 
 
 def function_of(verb: str) -> Callable[..., None]:
-    """Return the function of a command. Only this command's module is imported, since importing all takes too long."""
+    """Return the function of a command. Only its module is imported, since importing all of them takes too long."""
     return VERBS[verb].function()
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands of typer by name, which are made when they are used."""
+    """The commands as objects of typer, by name; each is made when it is used."""
 
     def __getitem__(self, verb: str) -> Any:
         if verb not in VERBS:

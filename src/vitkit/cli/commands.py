@@ -1,8 +1,9 @@
-"""The table of commands: the function that each one calls, and what only a terminal needs.
+"""The table of commands: the function that each one calls, and what differs on the command line.
 
-Arguments, flags and help come from the function (`cli.flags`), and its result is printed, with `--json` as JSON. A row
-describes what differs: another output, an exit code, other names. To add a command, write its module in `verbs` and
-name the function in `vitkit/__init__.py`. It needs a row only if something differs, or for its position in the list.
+Arguments, flags and help are made from the function (`cli.flags`). Its result is printed, with `--json` as JSON. A row
+states differences, such as another output, an exit code or other names. To add a command, write its module in `verbs`
+and name the function in `vitkit/__init__.py`. A row is necessary only for differences, or for the command's position in
+the list.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _EVERYTHING = {"as_json": "Print everything as JSON."}
 
 
 def call(function: Function, values: Values, *, as_json: bool = False) -> Any:
-    """Call a verb, show its progress and notes, and return its result. With `as_json` only JSON goes to stdout."""
+    """Call the function of a command, show its progress and notes, and return its result.
+
+    With `as_json`, nothing but JSON is written to stdout; other lines go to stderr.
+    """
     accepted = inspect.signature(inspect.unwrap(function)).parameters.keys() & {"say", "note", "progress"}
     with Bar() if "progress" in accepted else nullcontext() as bar:
         to_stdout = partial(say, flush=True) if bar is None else bar.say
@@ -41,7 +45,7 @@ def call(function: Function, values: Values, *, as_json: bool = False) -> Any:
 
 
 def answer(function: Function, values: Values, *, as_json: bool = False) -> int | None:
-    """Call a verb and print its result."""
+    """Call the function of a command and print its result."""
     show(call(function, values, as_json=as_json), as_json=as_json)
     return None
 
@@ -53,10 +57,10 @@ class Verb:
     Attributes:
         module: the module of the function, relative to `vitkit`; importing it must be fast.
         name: the name of the function.
-        run: calls the function with the values and the switches, prints the result, and returns the exit code, or None
-            for 0.
+        run: function that is called with the function of the command, the values and the switches. It prints the result
+            and returns the exit code, or None for 0.
         switches: flags that are not parameters of the function, with their help.
-        ahead: the flag that follows the switches; by default the switches are last.
+        ahead: the flag before which the switches are listed; by default they are last.
         flags: positional parameters that are flags on the command line.
         exclude: parameters without a flag.
         metavars: names of values in the help.
@@ -73,7 +77,7 @@ class Verb:
 
     @property
     def sentence(self) -> str:
-        """The first sentence of the help, which is read without importing the verb."""
+        """The first sentence of the help, which is read without importing the module."""
         return sentence_of(Path(vitkit.__file__).parent.joinpath(*self.module.split(".")).with_suffix(".py"), self.name)
 
     def function(self) -> Callable[..., None]:

@@ -1,10 +1,10 @@
 """Make the arguments, flags and help of a command from the signature and the docstring of its function.
 
-A parameter that can be typed as text becomes an argument or a flag. In a union the first such type counts: `Path | str`
-is a path, `str | Path` may also be a name. The first sentence of the parameter's entry under `Args:` is the help;
-further sentences are for callers from Python. Parameters in backticks become flags. In `Annotated`, a text replaces the
-sentence, for help that depends on a table, and a `Between` is the range. The paragraph `On the command line: ...` is
-the example. Fields of recipes become flags in the same way.
+A parameter that can be typed as text becomes an argument or a flag. Of a union, the first such type is used: `Path |
+str` is a path, `str | Path` may also be a name. The help is the first sentence of the parameter's entry under `Args:`;
+further sentences are for callers from Python. Parameters in backticks are written as flags. In `Annotated`, a text
+replaces the first sentence, for help that depends on a table, and a `Between` is the range. The paragraph `On the
+command line: ...` is the example. Fields of recipes become flags in the same way.
 """
 
 from __future__ import annotations
@@ -129,14 +129,14 @@ def _is_argument(parameter: inspect.Parameter, flags: Collection[str]) -> bool:
 
 
 def _spelling(function: Callable[..., Any], flags: Collection[str]) -> dict[str, str]:
-    """Return the name of each parameter in the help of the others, such as MODEL or --out."""
+    """Return how each parameter is written on the command line, such as MODEL or --out."""
     parameters = inspect.signature(function).parameters.values()
     arguments = {p.name: _ARGUMENTS.get(p.name, p.name.upper()) for p in parameters if _is_argument(p, flags)}
     return {p.name: _flags_of(p.name)[0].split("/")[0] for p in parameters} | arguments
 
 
 def _in_flags(text: str, written: Mapping[str, str]) -> str:
-    """Replace parameters in backticks by their names on the command line, and remove other backticks."""
+    """Replace parameters in backticks by their spelling on the command line, and remove all other backticks."""
     return re.sub(r"`([^`]+)`", lambda match: written.get(match[1], match[1]), text)
 
 
@@ -153,9 +153,9 @@ def _as_help(entry: str, written: Mapping[str, str]) -> str:
 
 
 def _read(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the type that text is converted to, None if there is none, and the marks of `Annotated`.
+    """Return the type that a flag's text is converted to, or None if there is none, and the marks of `Annotated`.
 
-    Annotations are read as text, since some name types that take seconds to import.
+    Annotations are read as text, since importing some of the types takes seconds.
     """
     kind, marks = unannotated(annotation, known)
     parts = (_type(ast.unparse(part), known) for part in _alternatives(ast.parse(kind, mode="eval").body))

@@ -1,4 +1,4 @@
-"""`vitkit predict`: print rows while they are computed, and print how to resume an interrupted output."""
+"""`vitkit predict`: print rows while they are computed, and show how to resume after an interruption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run(function: Callable[..., Predictions], values: dict[str, Any], *, strict: bool, as_json: bool) -> int:
-    """Predict and print, and return the exit code."""
+    """Predict, print the rows or the result, and return the exit code."""
     out = values.get("out")
     with _resumable(out), Bar() as bar:
         writer = (_json_writer if as_json else _writer)(bar)
@@ -36,7 +36,7 @@ def run(function: Callable[..., Predictions], values: dict[str, Any], *, strict:
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """Print the command that resumes the output if a signal or a shortage of memory or files interrupts it."""
+    """Print the command that resumes the output if a signal or a lack of memory or open files interrupts the work."""
     try:
         yield
     except (Interrupted, ShortageError):
@@ -49,7 +49,10 @@ def _resumable(out: Path | None) -> Iterator[None]:
 
 
 def _writer(bar: Bar) -> Writer:
-    """Write rows to stdout, after removing the bar; a single image on a terminal is printed for people."""
+    """Return a writer that prints rows to stdout, after removing the bar.
+
+    If there is a single image and stdout is a terminal, all its classes are printed in a form for people.
+    """
 
     def begin(form: RowFormat, images: int) -> Write:
         bar.stop()
@@ -64,7 +67,7 @@ def _writer(bar: Bar) -> Writer:
 
 
 def _json_writer(bar: Bar) -> Writer:
-    """Write the rows of a JSON lines file to stdout."""
+    """Return a writer that prints JSON lines to stdout."""
 
     def begin(form: RowFormat, images: int) -> Write:  # noqa: ARG001
         bar.stop()
@@ -75,7 +78,7 @@ def _json_writer(bar: Bar) -> Writer:
 
 
 def _print_all(prediction: Prediction, columns: Columns) -> None:
-    """Print the probability of every class for one image, and the classes that a multi-label model gives it."""
+    """Print the probability of every class for one image, and for a multi-label model its classes."""
     say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:

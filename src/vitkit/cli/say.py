@@ -1,7 +1,7 @@
 """Print text and progress.
 
-Text may contain anything: characters that a terminal would interpret as commands are escaped. The progress of long work
-is shown on stderr: as a bar on a terminal, and as occasional lines elsewhere.
+Control characters, which a terminal would interpret as commands, are escaped. Progress is written to stderr: as a bar
+on a terminal, otherwise as occasional lines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ codecs.register_error(HARMLESS, _replace)
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr accept any text, and replace one that was closed when the program started."""
+    """Make stdout and stderr accept any text; if one of them is closed, replace it by the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # for as long as it runs
@@ -49,7 +49,7 @@ def prepare_streams() -> None:
 
 
 def give_up_stdout() -> None:
-    """Discard all further output, silently, because its reader has closed it."""
+    """Discard all further output without an error, since the reader of stdout has closed it."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, sys.stdout.fileno())
@@ -82,7 +82,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Bar:
-    """A progress bar. `bar(what, done, total)` moves it, and `bar.say(line)` prints a line above it, to stdout."""
+    """A progress bar on stderr. `bar(what, done, total)` updates it, and `bar.say(line)` prints a line to stdout."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None

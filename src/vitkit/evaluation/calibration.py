@@ -20,7 +20,15 @@ _NUMBERS = 2**18  # numbers of a table that are processed at a time, so that the
 
 
 def blocks(rows: int, width: int, numbers: int | None = None) -> Iterator[slice]:
-    """Slice the rows of a table into blocks, so that row-wise computations need no second table of full size."""
+    """Return slices that divide the rows of a table into blocks for row-wise computations.
+
+    Blocks keep the memory for intermediate results small.
+
+    Args:
+        rows: number of rows.
+        width: numbers per row.
+        numbers: maximum numbers per block; None for the default.
+    """
     size = max(1, (numbers or _NUMBERS) // max(width, 1))
     return (slice(start, start + size) for start in range(0, rows, size))
 
@@ -66,7 +74,12 @@ class Reliability:
 
 
 def confidence_at(probabilities: npt.NDArray[np.float32], power: float) -> npt.NDArray[np.float64]:
-    """Highest probability (n,) of each row of (n, K) at another temperature; `power` is old over new temperature."""
+    """Return the highest probability (n,) of each row of `probabilities` (n, K) at another temperature.
+
+    Args:
+        probabilities: class probabilities at the current temperature, (n, K).
+        power: current temperature divided by the new one.
+    """
     highest = np.empty(len(probabilities))
     for rows in blocks(*probabilities.shape):
         part = np.maximum(probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny)
@@ -109,7 +122,10 @@ def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> flo
 def most_rise(
     after: npt.NDArray[np.float64], before: npt.NDArray[np.float64], draws: int = 400, seed: int = 0
 ) -> float:
-    """97.5 % quantile of how much the calibration error rises by chance although the temperature is right.
+    """Return the largest rise of the calibration error that chance explains, as a 97.5 % quantile.
+
+    Even the right temperature can increase the calibration error of a finite sample. This simulates samples whose true
+    temperature is the fitted one.
 
     Args:
         after: confidences at the temperature, (n,); simulated images are correct with these probabilities.
@@ -130,12 +146,13 @@ def most_rise(
 def calibrate(
     logits: Floats, labels: npt.NDArray[np.int64], shift: Floats, weights: Floats | None = None
 ) -> Calibration:
-    """Fit temperature and strength by log loss on held-out images, both with a weak prior that they are near 1.
+    """Fit temperature and strength by log loss on held-out images, with a weak prior that both are near 1.
 
     Args:
         logits: (n, K).
         labels: true classes (n,), or class indicators (n, K), in which case each class is a binary decision.
-        shift: (K,). If it is the same for all classes of labels (n,), the strength has no effect and is 1.
+        shift: number that is added to each class's logit, (K,), multiplied by the strength. The strength stays 1 if the
+            shift has no effect: if it is equal for all classes of labels (n,), or 0.
         weights: weight of each image, (n,); None weights all equally.
     """
     image_weights = np.ones(len(labels)) if weights is None else weights
@@ -156,7 +173,10 @@ def calibrate(
 
 
 def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Logits (n, K) of probabilities: of softmax, up to a constant per row; of sigmoid if the labels are (n, K)."""
+    """Invert the softmax, or the sigmoid if `labels` are (n, K): convert probabilities (n, K) to logits (n, K).
+
+    Logits of a softmax are determined only up to a constant per row.
+    """
     exact = np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny)
     if labels.ndim == 1:
         return np.log(exact)
@@ -164,12 +184,12 @@ def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArra
 
 
 def to_probabilities(logits: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Probabilities (n, K) of logits, by softmax, or by sigmoid if the labels are (n, K)."""
+    """Return probabilities (n, K) of logits: by softmax for labels (n,), by sigmoid for class indicators (n, K)."""
     return np.asarray(softmax(logits, axis=1) if labels.ndim == 1 else expit(logits), dtype=np.float32)
 
 
 def _losses(logits: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """Negative log-likelihood (n,) of each image's class, or the sum over its class decisions."""
+    """Return the negative log-likelihood (n,) of each image's class, or of its K class decisions together."""
     if labels.ndim == 1:
         return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
     return -log_expit(np.where(labels == 1, logits, -logits)).sum(axis=1)

@@ -25,7 +25,7 @@ _FEWEST, _COMPONENTS = 20, 50
 def embed(
     classifier: Classifier, evaluation: Evaluation, root: Place, progress: Callable[[int, int], None], seed: int = 0
 ) -> LaidOut | None:
-    """Choose some images of an evaluation and compute their points.
+    """Compute features of at most 500 images and lay them out as points in the plane.
 
     Args:
         classifier: classifier whose features determine the layout.

@@ -1,11 +1,11 @@
 """Evaluate a classifier on labelled images.
 
 Figures are based on the labels that the images had before a model proposed other ones. If people accept a model's
-proposals for test images, the test drifts towards the model: in a simulation with random labels, accuracy rose from
-0.19 to 0.76 within three rounds. Therefore an evaluation uses the earlier labels, includes images that were excluded
-because of a proposal, and reports the figure with the current labels second (docs/decisions/0028-label-files.md).
-Images without a proposal would not be a fair test set, because they are those that the model already classifies
-correctly.
+proposals for test images, the test labels drift towards the model's predictions: in a simulation with random labels,
+accuracy rose from 0.19 to 0.76 within three rounds. Therefore an evaluation uses the earlier labels and includes images
+that were excluded because of a proposal. The figure with the current labels is reported second
+(docs/decisions/0028-label-files.md). Leaving out all images with a proposal would not be fair either: the rest are
+images that the model already classifies correctly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from vitkit.evaluation.multilabel import MultiEvaluation
 def evaluate(
     classifier: Classifier, table: ImageTable, split: str, progress: Callable[[int, int], None] | None = None
 ) -> Evaluation:
-    """Run the classifier on every image of a split, or of all splits if `split` is `all`. Classes are matched by name.
+    """Run the classifier on every image of a split, or of all splits if `split` is `all`.
+
+    Classes of the table and of the classifier are matched by name.
 
     Raises:
         VitkitError: the split does not exist or has no readable image; the images have a class that the classifier does
@@ -67,7 +69,12 @@ def evaluate(
 def _predict(
     classifier: Classifier, rows: ImageTable, progress: Callable[[int, int], None] | None
 ) -> tuple[npt.NDArray[np.float32], list[int], dict[str, str]]:
-    """Return the probabilities (n, K), the indices of the n rows that they belong to, and why other rows have none."""
+    """Predict the class probabilities of all rows that can be read.
+
+    Returns:
+        The probabilities (n, K), the indices of the n rows that were predicted, and by path the reason why another row
+        could not be read.
+    """
     answered: list[int] = []
     unreadable: dict[str, str] = {}
     probabilities = np.empty((len(rows), len(classifier.classes)), dtype=np.float32)
@@ -86,7 +93,7 @@ def _predict(
 
 
 def _sets(rows: ImageTable, chosen: Sequence[int], number_of: Mapping[int, int], classes: int) -> npt.NDArray[np.int64]:
-    """Class indicators (n, K): 1 where an image has a class."""
+    """Return class indicators (n, K) of the chosen rows: 1 where an image has a class, otherwise 0."""
     labels = np.zeros((len(chosen), classes), dtype=np.int64)
     for row, i in enumerate(chosen):
         labels[row, [number_of[label] for label in rows.classes_of(i)]] = 1
@@ -94,7 +101,7 @@ def _sets(rows: ImageTable, chosen: Sequence[int], number_of: Mapping[int, int],
 
 
 def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
-    """Map the class numbers of the rows to those of the classifier.
+    """Map the class numbers of the table to those of the classifier, by class name.
 
     Raises:
         VitkitError: the classifier does not know some of the classes; the message names all of them.
@@ -110,11 +117,11 @@ def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class ProposalEvaluation:
-    """An evaluation with the labels before any model's proposal, and one with the current labels.
+    """Two evaluations: with the labels before any model's proposal, and with the current labels.
 
     Attributes:
-        before: evaluation with the labels before the first proposal, or with the current labels if no image has an
-            earlier one.
+        before: evaluation with the labels before the first proposal. If no image has such a label, it uses the current
+            labels.
         now: evaluation with the current labels; None if no model proposed any label.
         proposals: proposals that concern the evaluated images.
     """
@@ -135,13 +142,15 @@ def evaluate_before(
     proposals: Sequence[Proposal],
     progress: Callable[[int, int], None] | None = None,
 ) -> ProposalEvaluation:
-    """Evaluate on a split, or on `all`, including the images that were excluded because of a model's proposal.
+    """Evaluate with the labels before models proposed others, and with the current labels.
+
+    Images that were excluded because of a proposal are included in the first of the two evaluations.
 
     Args:
         classifier: classifier to evaluate.
         table: images with their current labels.
         split: split of the table, or `all`.
-        proposals: labels that models proposed; they may concern any images.
+        proposals: labels that models proposed; proposals for images of other splits are ignored.
         progress: called with the number of images done and the total.
 
     Raises:
@@ -194,15 +203,14 @@ def _relabelled(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluati
 
 
 def proposal_figures(evaluated: ProposalEvaluation, seen: Mapping[str, str] | None) -> dict[str, Any]:
-    """Summarise what models proposed (`proposed`), and give the main figures with current labels (`with_proposals`).
+    """Summarise the proposals of models (`proposed`) and the main figures with the current labels (`with_proposals`).
 
     Args:
         evaluated: evaluation with both sets of labels.
-        seen: role by path of the images that the weights had seen, which are excluded from both; None if this is
-            unknown.
+        seen: role by path of the images that the weights had seen, which do not count; None if this is unknown.
 
     Returns:
-        An empty dictionary if no label of these images was proposed.
+        Two entries of evaluation.json; an empty dictionary if no label of these images was proposed by a model.
     """
     if evaluated.now is None:
         return {}

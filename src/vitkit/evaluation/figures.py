@@ -1,11 +1,11 @@
-"""All figures of an evaluation, as in evaluation.json, with confidence intervals for the main ones.
+"""Compute all figures of an evaluation, as in evaluation.json, with confidence intervals for the main ones.
 
-The figures exclude images that the weights had seen, because the weights were trained on them or chosen by them. They
-also say what was chosen on the evaluated images, since such figures flatter.
+The figures exclude images that the weights had seen, that is, images that they were trained on or selected by. They
+also list what was chosen on the evaluated images, since figures on such images are too good.
 
-For models with very unequal classes, accuracy and recall are given for two operating points: class frequencies as in
-training, and equal frequencies. The two differ only by the logarithms of the class frequencies, so one evaluation gives
-both.
+For models trained on very unequal classes, accuracy and recall are computed for two operating points: class frequencies
+as in training, and equal frequencies. The logits of the two differ only by the logarithms of the class frequencies, so
+one evaluation gives both.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _intervals(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
-    """Areas under the ROC and precision-recall curves of each class, one-vs-rest; None where there is no curve."""
+    """Return the areas under each class's ROC and precision-recall curve, one-vs-rest; None where undefined."""
     areas: dict[str, dict[str, float | None]]
     areas = {name: {"roc_auc": None, "average_precision": None} for name in evaluation.classes}
     for i, ranking in evaluation.rankings.items():
@@ -81,14 +81,19 @@ def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
 
 
 class Rise(NamedTuple):
-    """Increase of the calibration error over temperature 1, and whether chance explains it."""
+    """Increase of the calibration error by the temperature, compared with temperature 1.
+
+    Attributes:
+        by: calibration error minus that at temperature 1.
+        is_chance: whether chance explains the increase.
+    """
 
     by: float
     is_chance: bool
 
 
 def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise | None:
-    """Compare the calibration error with that at temperature 1; None unless it is larger."""
+    """Compare the calibration error with that at temperature 1; None unless the temperature made it larger."""
     if numbers["ece"] is None:
         return None
     by = numbers["ece"] - numbers["ece_before_temperature"]
@@ -98,7 +103,7 @@ def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise
 
 
 def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
-    """Evaluation of a classifier with the same logits and another temperature."""
+    """Return the evaluation that the same logits would have at another temperature."""
     probabilities = np.empty_like(evaluation.probabilities)
     for rows in blocks(*probabilities.shape):
         logits = np.log(np.maximum(evaluation.probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny))
@@ -107,7 +112,7 @@ def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
 
 
 def _zero_shot_templates(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Templates of a model that knows its classes by name alone; empty for a model that learned from photographs.
+    """Return the templates of a model that knows its classes only by name; empty if it learned from photographs.
 
     Such a model is a zero-shot classifier, or a run in which no epoch was better than its zero-shot start.
     """
@@ -118,19 +123,24 @@ def _zero_shot_templates(provenance: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def by_name(provenance: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Entry `zero_shot` of the figures: the templates, if the model knows its classes by name alone."""
+    """Return the entry `zero_shot` of evaluation.json, if the model knows its classes only by name.
+
+    It lists the templates.
+    """
     templates = _zero_shot_templates(provenance)
     return {"zero_shot": list(templates)} if templates else {}
 
 
 def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Description of the templates for a page, if the model knows its classes by name alone."""
+    """Return an entry for a page that describes the templates, if the model knows its classes only by name."""
     templates = ", ".join(map(repr, _zero_shot_templates(provenance)))
     return {"zero-shot": f"by the class names alone, as {templates}"} if templates else {}
 
 
 def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
-    """Return what a run chose on one of its splits, and by which figure; empty except for validation images.
+    """Describe what a run selected with the images of a split, such as its epoch; empty except for validation images.
+
+    Each description includes the figure that decided, as in `epoch by val_acc`.
 
     Args:
         split: train, val, test or all.
@@ -158,11 +168,15 @@ SHARES = {"data": "as frequent as in training", "uniform": "all alike"}
 
 
 def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Accuracy, balanced accuracy and recall per class for both priors; None if they hardly differ.
+    """Return accuracy, balanced accuracy and recall per class for both class priors.
 
     Args:
-        evaluation: evaluation of the model with its prior.
-        balance: entry `balance` of the model's provenance; None if the model has no record of its training images.
+        evaluation: evaluation of the model with the prior that was chosen for it.
+        balance: entry `balance` of the model's provenance; None if there is none.
+
+    Returns:
+        None if the training images were hardly unbalanced, if there is no record of them, or if images may have several
+        classes.
     """
     if balance is None or isinstance(evaluation, MultiEvaluation):
         return None
@@ -176,12 +190,12 @@ def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) 
 
 
 def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["data", "uniform"]) -> Evaluation:
-    """Predictions of the same model for the other class prior (Saerens et al. 2002, eq. 2.4).
+    """Return the predictions of the same model for the other class prior (Saerens et al. 2002, eq. 2.4).
 
     Args:
         evaluation: evaluation for one of the two priors.
         counts: number of training images of each class.
-        prior: requested prior.
+        prior: the prior to convert to: class frequencies as in training (`data`) or equal ones (`uniform`).
     """
     shares = np.log(np.maximum(counts, 1))
     probabilities = np.empty_like(evaluation.probabilities)
@@ -218,7 +232,8 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
         is_of_run: whether these are the run's own images; its validation images were then used to choose the weights.
 
     Returns:
-        Role (train or val) by path, and why there may be more such images; the reason is empty if there cannot be.
+        Role (train or val) by path of these images, and the reason why there may be more of them. The reason is empty
+        if all were found.
     """
     rows = table if split == "all" else table.of_split(split)
     rows, overlap = look_up(record, rows)
@@ -227,7 +242,7 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
 
 
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
-    """Images whose role invalidates the figures of a split, with their role."""
+    """Return the images, with their role, that must not count in the figures of a split."""
     invalid = ("train",) if split == "val" else ("train", "val")
     return {path: role for path, role in roles.items() if role is not None and role in invalid}
 
@@ -245,9 +260,9 @@ def all_figures(
         evaluation: evaluation of all images.
         seen: role by path of images that the weights had seen; None if there is no record.
         provenance: provenance of the model, which records balancing and zero-shot templates.
-        about: further entries: how the predictions were computed (`Classifier.computation`), and which of a run's
-            images have changed (`Changes.to_dict`).
-        doubt: why the weights may have seen more images than is known; empty if they have not.
+        about: further entries of the file: how the predictions were computed (`Classifier.computation`), and which of a
+            run's images have changed (`Changes.to_dict`).
+        doubt: why the weights may have seen more of the images than `seen` lists; empty if they have not.
     """
     counted = unseen_part(evaluation, seen)
     numbers = figures(evaluation) | _NO_FIGURES if counted is None else figures(counted)
@@ -273,38 +288,35 @@ _NO_FIGURES: dict[str, Any] = {
 
 
 def unseen_part(evaluation: Evaluation, seen: Mapping[str, Any] | None) -> Evaluation | None:
-    """Restrict an evaluation to the images that figures may be based on: those that the weights had not seen.
+    """Remove the images that the weights had seen from an evaluation; None if no image is left.
 
-    All images of the training split count, since that split consists of images that were seen.
+    Nothing is removed from an evaluation of the training split, all of whose images were seen.
 
     Args:
         evaluation: evaluation of all images.
-        seen: images that the weights had seen, by path; None if unknown.
-
-    Returns:
-        None if no image is left.
+        seen: images that the weights had seen, by path; None if unknown, in which case nothing is removed.
     """
     return evaluation if evaluation.split == "train" or not seen else without(evaluation, seen)
 
 
 def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluation:
-    """Restrict an evaluation to the images that its figures are based on, or keep all if no image counts.
+    """Restrict an evaluation to the images that count in its figures; if none counts, return all.
 
     Args:
         evaluation: evaluation of all images.
-        numbers: result of `all_figures` for it.
+        numbers: result of `all_figures` for this evaluation.
     """
     seen = numbers.get("seen") or {"paths": []}
     return unseen_part(evaluation, dict.fromkeys(seen["paths"])) or evaluation
 
 
 def _seen_figures(evaluation: Evaluation, seen: Mapping[str, str] | None, doubt: str = "") -> dict[str, Any]:
-    """Entry `seen`; if some images were seen, also the main figures `with_seen` and `without_seen`.
+    """Return the entry `seen`; if some images were seen, also the main figures `with_seen` and `without_seen`.
 
     Args:
         evaluation: evaluation of all images.
-        seen: role by path; None if there is no record.
-        doubt: why there may be more such images.
+        seen: role by path of the images that the weights had seen; None if there is no record.
+        doubt: why the weights may have seen more images.
     """
     if seen is None:
         return {"seen": None}
@@ -353,7 +365,7 @@ def describe(numbers: Mapping[str, Any]) -> str | None:
         f"{listed(seen['paths'])}"
     )
     if rest is None:
-        return f"{text}; no other is left to judge by"
+        return f"{text}; no other image is left to test on"
     bounds = rest["intervals_95"].get("accuracy")
     interval = "" if bounds is None else f" (95 %: {interval_text(bounds)})"
     return (

@@ -1,4 +1,4 @@
-"""The headline figure of an evaluation, with what a reader must know before believing it.
+"""The headline figure of an evaluation, with the caveats that a reader must know.
 
 The terminal, evaluation.json, the report, `compare`, `lab`, the studio, the model card and the Python results all use
 `headline_of`, so that none of them shows a more flattering figure. This module loads neither numpy nor torch.
@@ -21,11 +21,15 @@ class Caveat:
     """A reason why a figure means less than it seems to.
 
     Attributes:
-        kind: `seen`, the weights had been or may have been trained on some of the images or chosen by them;
-            `trained_on`, the figure is of training images; `proposed`, models proposed other labels for some of the
-            images, and the figure uses the earlier labels; `changed`, some of the run's images have changed since;
-            `chosen_on`, something was chosen on these images; `zero_shot`, the predictions are based on class names
-            alone; `precision`, the predictions were not computed in float32.
+        kind: one of these:
+
+            - `seen`: the weights were, or may have been, trained on some of the images or selected by them;
+            - `trained_on`: the images are training images;
+            - `proposed`: models proposed other labels for some images, and the figure uses the earlier ones;
+            - `changed`: some of the run's images have changed since;
+            - `chosen_on`: something was chosen on these images;
+            - `zero_shot`: the predictions are based on class names alone;
+            - `precision`: the predictions were not computed in float32.
         text: the caveat in words, for use in parentheses after the figure.
     """
 
@@ -73,7 +77,7 @@ class Headline:
         return f"{self.figure} {self.value:.4f} on {self.described}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the figure in plain JSON types."""
         return {
             "figure": self.figure,
             "value": self.value,
@@ -86,9 +90,9 @@ class Headline:
 
 
 def headline_of(numbers: Mapping[str, Any]) -> Headline:
-    """Headline figure of an evaluation.
+    """Return the headline figure of an evaluation.
 
-    Images that the weights had seen never count, except for a figure of the training split, which consists of them.
+    Images that the weights had seen do not count, unless the evaluated split is the training split.
 
     Args:
         numbers: content of evaluation.json or folds.json.
@@ -108,10 +112,10 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
 
 
 def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Main figures of the images that count, with `intervals_95`; empty if the weights had seen every image.
+    """Return the main figures and `intervals_95` of the images that count; empty if the weights had seen every image.
 
     Args:
-        numbers: content of evaluation.json, including files of earlier versions, whose main figures are of all images.
+        numbers: content of evaluation.json. In files of earlier versions, the main figures include seen images.
     """
     if "folds" in numbers or _is_of_training(numbers) or not _seen(numbers):
         return numbers
@@ -119,7 +123,7 @@ def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def value_of(headline: Headline) -> float:
-    """Value of the headline figure.
+    """Return the value of the headline figure.
 
     Raises:
         VitkitError: the weights had seen every image, so there is no value.
@@ -130,7 +134,7 @@ def value_of(headline: Headline) -> float:
 
 
 def _of_folds(numbers: Mapping[str, Any]) -> Headline:
-    """Headline of a cross-validation: the mean over its folds, with the caveats of every fold."""
+    """Return the headline of a cross-validation: the mean over its folds, with the caveats of every fold."""
     mean, folds = numbers["accuracy"]["mean"], [headline_of(fold) for fold in numbers["folds"]]
     if "interval_95" in numbers["accuracy"]:
         low, high = numbers["accuracy"]["interval_95"]
@@ -149,7 +153,7 @@ def _of_folds(numbers: Mapping[str, Any]) -> Headline:
 
 
 def _seen(numbers: Mapping[str, Any]) -> int:
-    """Number of images that are known to have been seen by the weights."""
+    """Return the number of images that the weights are known to have seen."""
     return int((numbers.get("seen") or {"images": 0})["images"])
 
 
@@ -185,13 +189,13 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
 
 def _of_proposals(proposed: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if not proposed["has_labels_before"]:
-        return "models proposed every label: the figure says how far models agree"
-    figure = f"; with those of now {now['accuracy']:.4f}" if "accuracy" in now else ""
-    return f"with the labels before models proposed others for {len(proposed['paths'])} of them{figure}"
+        return "models proposed every label, so the figure shows only how far models agree"
+    figure = f"; with the current labels {now['accuracy']:.4f}" if "accuracy" in now else ""
+    return f"with the labels from before models proposed others for {len(proposed['paths'])} of them{figure}"
 
 
 def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
-    """Describe in a sentence which labels models proposed; None if they proposed none.
+    """Describe in a sentence how many labels models proposed; None if they proposed none.
 
     Args:
         numbers: content of evaluation.json.
@@ -209,18 +213,18 @@ def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
     images = {"test": "the test images", "val": "the validation images"}.get(numbers.get("split", ""), "the images")
     what = f"{', '.join(ways)} among {images} because a model proposed it ({listed(proposed['by'])})"
     if not proposed["has_labels_before"]:
-        return f"{what}: no label is left that a model did not propose, so the figures say how far models agree"
+        return f"{what}: no label is left that a model did not propose, so the figures show only how far models agree"
     now = numbers["with_proposals"]
     figure = (
-        f"; with those of now, which flatter, accuracy would be {now['accuracy']:.4f} on "
+        f"; with the current labels, which favour the model, accuracy would be {now['accuracy']:.4f} on "
         f"{plural(now['images'], 'image', 'images')}"
         if "accuracy" in now
         else ""
     )
-    return f"{what}: the figures are of the labels before that{figure}"
+    return f"{what}: the figures use the labels from before that{figure}"
 
 
 def images_in_words(count: int, split: str) -> str:
-    """Number and kind of images, such as `359 test images` or `40 validation images`."""
+    """Return the number and kind of images in words, such as `359 test images` or `40 validation images`."""
     what = {"val": "validation ", "all": ""}.get(split, f"{split} ")
     return plural(count, f"{what}image", f"{what}images")

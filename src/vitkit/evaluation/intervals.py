@@ -1,10 +1,11 @@
-"""95 % confidence intervals for the figures of an evaluation; their coverage was checked by simulation.
+"""Compute 95 % confidence intervals for the figures of an evaluation; their coverage was checked by simulation.
 
-An interval is for the value that the figure would have on an unlimited number of images of the same kind. Its ends are
-computed as Clopper and Pearson (1934) do for a proportion: one imaginary image, as bad or as good as possible, is
-added, and a quantile is taken of the figure under random weights of all images (Dirichlet weights: Rubin 1981; for
-means of bounded values Gaffke 2005). The quantile is that of the beta distribution with the same mean and variance,
-which is exact for a proportion. If images come in groups, the groups are weighted and a whole imaginary group is added.
+An interval covers the value that the figure would have on an unlimited number of images of the same kind. Its ends are
+computed as Clopper and Pearson (1934) do for a proportion: one imaginary image is added, as good as possible for the
+upper end and as bad as possible for the lower one. The end is a quantile of the figure if all images have random
+weights (Dirichlet weights: Rubin 1981; for means of bounded values Gaffke 2005). The distribution is approximated by
+the beta distribution with the same mean and variance, which is exact for a proportion. If images come in groups, the
+groups have the random weights, and a whole imaginary group is added.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 Interval = tuple[float, float]
 TAIL = 0.025
 MOST_BRIER = 2.0
-_CONFIDENT = 0.9  # quantile of confidence whose mistake is imagined for the log loss
+_CONFIDENT = 0.9  # quantile of the images' losses if the second most probable class were true
 _SHARED = 1.4  # factor of margins: folds vary more than independent images, as they share training images
 _MOST = {"loss": np.inf, "brier": MOST_BRIER}  # highest value of a figure; 1 for all others
 
@@ -35,9 +36,10 @@ class Units:
     """Independent units of an evaluation: images, or groups of images.
 
     Attributes:
-        group: unit number of each image, from 0, (n,).
+        group: number of each image's unit, counting from 0, (n,).
         count: number of units.
-        imagined: number of images in the imaginary unit: one, or the average group size from the view of an image.
+        imagined: number of images in the imaginary unit: one, or for groups, the mean over images of the size of their
+            group.
     """
 
     group: Ints
@@ -46,7 +48,7 @@ class Units:
 
     @classmethod
     def of(cls, images: int, groups: Ints | None) -> Units:
-        """Treat each image as a unit if no groups are passed."""
+        """Return the groups as units; if `groups` is None, each image is a unit."""
         if groups is None:
             return cls(np.arange(images), images, 1.0)
         _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
@@ -64,17 +66,20 @@ class Units:
         return total * (self.count + 1) / (self.count + 2)
 
     def effect(self, is_right: npt.NDArray[np.bool_]) -> float:
-        """Variance of the number of correct images over that of independent ones: design effect (Kish 1965), >= 1."""
+        """Return the design effect of the number of correct images (Kish 1965), at least 1.
+
+        This is the variance with dependent images, divided by the variance if they were independent.
+        """
         residual = is_right - is_right.mean()
         independent = float((residual**2).sum())
         return max(float((np.bincount(self.group, residual) ** 2).sum()) / independent, 1.0) if independent else 1.0
 
 
 def intervals(evaluation: Evaluation) -> dict[str, Interval]:
-    """95 % confidence intervals of the figures that have one (docs/guide/evaluation.md).
+    """Return the 95 % confidence intervals of all figures that have one, by name (docs/guide/evaluation.md).
 
-    They are for the figures on an unlimited number of such images (for the calibration error: on average over as many
-    images as these). They do not include what another training would change.
+    They cover the figures on an unlimited number of such images; the interval of the calibration error covers its
+    average over samples of the same size. Variation between trainings is not included.
     """
     n = len(evaluation.labels)
     units = Units.of(n, np.array(evaluation.groups) if evaluation.groups else None)
@@ -83,16 +88,16 @@ def intervals(evaluation: Evaluation) -> dict[str, Interval]:
 
 
 def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
-    """95 % confidence intervals of the figures of a cross-validation, over all its images, each tested once.
+    """Return 95 % confidence intervals of the figures of a cross-validation, in which each image is tested once.
 
-    They are for the average of such trainings on an unlimited number of such images. Two sources of variance are added
-    to that of the images. First, folds may differ by more than their images explain, because trainings differ. Second,
-    folds are not independent, since they share training images. No estimator knows how much this moves their mean
-    (Bengio and Grandvalet 2004), so every margin is increased by two fifths, which is enough according to simulations
-    (benchmarks/coverage.py).
+    They cover the average figure of such trainings on an unlimited number of such images. They include two sources of
+    variance besides the images. First, folds may differ by more than their images explain, because trainings differ.
+    Second, folds are not independent, since they share training images. No unbiased estimator of the second variance
+    exists (Bengio and Grandvalet 2004), so every margin is increased by two fifths, which is enough according to
+    simulations (benchmarks/coverage.py).
 
     Args:
-        folds: evaluation of each fold's images by the model that was not trained on them.
+        folds: one evaluation per fold, of the images that its model was not trained on.
     """
     whole = pooled(folds)
     task = whole.task.name
@@ -174,7 +179,10 @@ def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
 
 
 def mean_interval(values: Floats, most: float, units: Units) -> Interval:
-    """Interval of the mean of `values` (n,), which lie from 0 to `most`; for 0 and 1 it is Clopper-Pearson's."""
+    """Return the interval of the mean of `values` (n,), which lie between 0 and `most`.
+
+    For values of 0 and 1 this is the interval of Clopper and Pearson.
+    """
     ends = []
     for extreme in (0.0, most):
         weight = len(values) + units.imagined
@@ -185,7 +193,10 @@ def mean_interval(values: Floats, most: float, units: Units) -> Interval:
 
 
 def balanced_accuracy_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
-    """Interval of the mean recall of the classes that occur; the imaginary unit has equal parts of all of them."""
+    """Return the interval of the mean recall of the classes that occur.
+
+    The imaginary unit has equal shares of all of these classes.
+    """
     classes, label = np.unique(labels, return_inverse=True)
     is_right, k = (labels == predicted).astype(np.float64), len(classes)
     part = units.imagined / k
@@ -202,9 +213,10 @@ def balanced_accuracy_interval(labels: Ints, predicted: Ints, units: Units) -> I
 
 
 def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
-    """Interval of the mean F1 of the classes that occur or are predicted; the imaginary unit has equal parts of all.
+    """Return the interval of the mean F1 of the classes that occur or are predicted.
 
-    The upper end ignores classes that are predicted but do not occur, because more images might contain them.
+    The imaginary unit has equal shares of all classes. The upper end ignores classes that are predicted but do not
+    occur, because a larger sample might contain them.
     """
     occurring = np.unique(labels)
     either = np.union1d(occurring, predicted)
@@ -231,18 +243,18 @@ def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *,
 
 
 def _place(labels: Ints, classes: Ints) -> Ints:
-    """Position of each label in the sorted classes, (n,); their number for a label that is not among them."""
+    """Return the position (n,) of each label in the sorted `classes`; `len(classes)` if it is not among them."""
     place = np.searchsorted(classes, labels)
     return np.where(np.append(classes, -1)[place] == labels, place, len(classes))
 
 
 def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], units: Units) -> Interval:
-    """Interval of the expected calibration error (`Reliability.ece`) of as many images as these.
+    """Return the interval of the expected calibration error (`Reliability.ece`) of samples of n images.
 
-    With few images the expected error is larger than with many, since chance moves every bin; so the error of n images
-    is compared with its expectation at n. Its spread is at most that of the number of correct images in each bin, whose
-    fraction is drawn towards the bin's confidence by one imaginary image. In addition, one image is imagined to change
-    from right to wrong.
+    The error of a small sample is larger on average than that of a large one, since chance moves every bin. Therefore
+    the interval covers the average error at the same n. The variance is at least that of the numbers of correct images
+    in the bins; in each bin, one imaginary image pulls the fraction of correct images towards the bin's confidence. In
+    addition, one image is imagined to change from correct to wrong.
 
     Args:
         confidence: probability of the most probable class, (n,).
@@ -261,7 +273,7 @@ def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], un
 
 
 def _quantile(mean: float, variance: float, most: float, *, is_upper: bool) -> float:
-    """End of the interval, from a beta distribution on [0, most]."""
+    """Return one end of the interval: a quantile of the beta distribution on [0, most] with this mean and variance."""
     share = mean / most if most else 0.0
     if share <= 0 or share >= 1 or variance <= 0:
         return mean

@@ -1,9 +1,10 @@
 """Choose which pictures to label next.
 
-While few pictures have labels, a classification head knows too little to say what it is unsure about, and pictures that
-represent many others teach the most (Hacohen et al. 2022, arXiv 2202.02794). With more labels, the best choice is
-pictures with the smallest margin between the two most probable classes. They are spread over the feature space, so that
-a batch has no near-duplicates (Citovsky et al. 2021, arXiv 2107.14263). This module does not need PyTorch.
+While only a few pictures are labelled, a classification head knows too little to say what it is unsure about. Pictures
+that represent many others then teach the most (Hacohen et al. 2022, arXiv 2202.02794). With more labels, the best
+choice is pictures with the smallest margin between the two most probable classes. They are spread over the feature
+space, so that a batch has no near-duplicates (Citovsky et al. 2021, arXiv 2107.14263). This module does not need
+PyTorch.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from vitkit.data.decode import QUIET
 
 Floats = npt.NDArray[np.float64]
 
-PER_CLASS = 8  # average number of labels per class from which on a head is used
+PER_CLASS = 8  # with this many labels per class or more, on average, a head is used
 _SPREAD = 8  # ratio of unsure candidates to requested pictures
-_MOST = 10_000  # maximum number of clustered pictures; a random sample of more
+_MOST = 10_000  # maximum number of clustered pictures; of more, a random sample is clustered
 _MOST_CLUSTERS = 512
 _PENALTY = 1 / 30  # regularisation of the head's weights, for features of length 1
 
@@ -72,7 +73,14 @@ def choose_next(
 
 
 def _representative(pool: Floats, labelled: Floats, count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Indices into the pool (n, D): centres of the largest clusters that contain no labelled picture (m, D)."""
+    """Return indices into the pool: the pictures nearest to the centres of large clusters without labelled pictures.
+
+    Args:
+        pool: features of the pictures to choose from, (n, D).
+        labelled: features of the labelled pictures, (m, D).
+        count: number of pictures to choose.
+        seed: seed of the clustering.
+    """
     everything = np.concatenate([pool, labelled])
     cluster, distance = _clusters(everything, min(len(labelled) + count, _MOST_CLUSTERS), seed)
     covered = np.bincount(cluster[len(pool) :], minlength=cluster.max() + 1)
@@ -83,7 +91,15 @@ def _representative(pool: Floats, labelled: Floats, count: int, seed: int) -> np
 
 
 def _unsure(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64], count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Indices into the pool (n, D): pictures with the smallest margins, spread out, the least certain first."""
+    """Return indices into the pool: pictures with small margins from different clusters, the smallest margin first.
+
+    Args:
+        pool: features of the pictures to choose from, (n, D).
+        labelled: features of the labelled pictures, (m, D).
+        y: class numbers of the labelled pictures, (m,).
+        count: number of pictures to choose.
+        seed: seed of the clustering.
+    """
     margin = _margins(pool, labelled, y)
     unsure = np.argsort(margin, kind="stable")[: _SPREAD * count]
     cluster, distance = _clusters(pool[unsure], min(count, _MOST_CLUSTERS), seed, weights=1 - margin[unsure] + 1e-3)
@@ -92,7 +108,10 @@ def _unsure(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64], count: int
 
 
 def _margins(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64]) -> Floats:
-    """Difference (n,) between the two highest probabilities of a linear head fitted to the labelled pictures."""
+    """Fit a linear head to the labelled pictures; return the margin (n,) of each picture in the pool.
+
+    The margin is the difference between the two highest probabilities.
+    """
     from sklearn.linear_model import LogisticRegression
 
     with QUIET:  # approximate convergence is enough for choosing
@@ -102,7 +121,7 @@ def _margins(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64]) -> Floats
 
 
 def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Cluster of each picture (n, D) and its distance to the cluster's centre, (n,) each."""
+    """Cluster pictures by their features (n, D); return each one's cluster and distance to its centre, both (n,)."""
     from sklearn.cluster import KMeans
 
     count = min(count, len(np.unique(x, axis=0)))
@@ -113,7 +132,7 @@ def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -
 
 
 def _ranks(cluster: npt.NDArray[np.int64], distance: Floats) -> npt.NDArray[np.int64]:
-    """Number (n,) of pictures of the same cluster that are nearer to its centre."""
+    """Return the rank (n,) of each picture in its cluster by distance from the centre, counting from 0."""
     order = np.lexsort((distance, cluster))
     first = np.searchsorted(cluster[order], np.arange(cluster.max() + 1))
     ranks = np.empty(len(cluster), np.int64)

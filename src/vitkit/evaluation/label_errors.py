@@ -1,12 +1,12 @@
 """Find labels that are likely wrong, by comparing them with a classifier that has not seen the images.
 
-A single mistake is no evidence against a label: of images whose label has a probability of 0.2, one in five should have
-it. Many mistakes are no evidence either, since a probe on useless features disagrees with nearly all labels. So the
-test is whether the labels disagree with the probabilities *more than the probabilities themselves predict*. In the
-model, each label is drawn from the classifier's probabilities, after a temperature and a weight of the class
-frequencies are fitted, and a fraction of the labels was replaced by random ones. If that fraction differs significantly
-from zero, the model gives the probability that each label is wrong, and therefore the expected number of correct labels
-in a list.
+A single mistake is no evidence against a label: if labels have a predicted probability of 0.2, one in five of them
+should be correct. Many mistakes are no evidence either, since a probe on useless features disagrees with nearly all
+labels. Therefore the test is whether the labels disagree with the probabilities *more than the probabilities themselves
+predict*. The statistical model has two steps. Each label is drawn from the classifier's probabilities, after a
+temperature and a weight of the class frequencies are fitted. Then a fraction of the labels is replaced by random ones.
+If that fraction differs significantly from zero, the model gives the probability that each label is wrong, and
+therefore the expected number of correct labels in a list.
 
 The resulting list is for people to look at, in the report and as a CSV file.
 """
@@ -74,12 +74,13 @@ class Disagreement:
 class LabelNoise:
     """How well labels agree with the probabilities of a classifier that has not seen them.
 
-    All arrays are (n,) for n images, or (n, K) for the decisions on each class if an image may have several.
+    Arrays are (n,) for n images. If images may have several classes, they are (n, K), with one yes-or-no decision per
+    class.
 
     Attributes:
         p: p-value of the hypothesis that all labels are correct.
         wrong: probability that each label is wrong.
-        suggested: most probable other class; for a decision, the value that the classifier supports, 0 or 1.
+        suggested: most probable other class; for a decision, the more probable of 0 and 1.
         doubt: probability of the suggestion minus that of the label.
     """
 
@@ -92,7 +93,7 @@ class LabelNoise:
     def of(
         cls, probabilities: npt.NDArray[np.floating], labels: Ints, teaches: npt.NDArray[np.bool_] | None = None
     ) -> LabelNoise:
-        """Fit the three parameters by maximum likelihood, and once more without random labels.
+        """Fit the statistical model by maximum likelihood, with and without a fraction of random labels.
 
         Args:
             probabilities: predictions for images that the classifier was not trained on, (n, K).
@@ -141,26 +142,26 @@ class _Model(ABC):
 
     @abstractmethod
     def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
-        """Probability of each label, and its probability if labels are drawn at random."""
+        """Return the probability of each label under the classifier, and under random labelling."""
 
     @abstractmethod
     def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:
-        """Label that the classifier supports instead, and the difference of the probabilities."""
+        """Return the label that the classifier suggests instead, and its probability minus that of the given label."""
 
     @abstractmethod
     def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:
-        """Gradient with respect to the scale of the logits and the weight of the frequencies.
+        """Return the derivatives of the cost with respect to the scale of the logits and the weight of the frequencies.
 
         Args:
-            slope: gradient with respect to the logarithm of each label's probability.
+            slope: derivative of the cost with respect to the logarithm of each label's probability.
             z: logits, (rows, K).
             calibrated: calibrated probabilities, (rows, K).
             label: calibrated probability of each label.
-            rows: images of the block.
+            rows: slice of the images.
         """
 
     def fit(self, starts: list[tuple[float, ...]], *, is_noisy: bool) -> tuple[tuple[float, ...], float]:
-        """Best parameters from several starting points, and their cost."""
+        """Minimise the cost from several starting points; return the best parameters and their cost."""
 
         def cost(parameters: Floats) -> tuple[float, Floats]:
             value, gradient = self._cost(parameters)
@@ -172,7 +173,7 @@ class _Model(ABC):
         return tuple(map(float, best.x)), float(best.fun)
 
     def verdicts(self, parameters: Floats) -> tuple[Floats, Ints, Floats]:
-        """Probability that each label is wrong, the suggested label, and the difference of their probabilities."""
+        """Return the probability that each label is wrong, the suggested label, and by how much it is more probable."""
         fraction = float(expit(parameters[2]))
         wrong, doubt = np.empty(self.labels.shape), np.empty(self.labels.shape)
         suggested = np.empty(self.labels.shape, dtype=np.int64)
@@ -190,7 +191,7 @@ class _Model(ABC):
         return list(blocks(images, classes, _NUMBERS))
 
     def _calibrated(self, rows: slice, parameters: Floats) -> tuple[Floats, Floats]:
-        """Calibrated probabilities, and the logits before calibration, (rows, K)."""
+        """Return the calibrated probabilities and the logits before calibration, both (rows, K)."""
         z = self._logits(self.probabilities[rows].astype(np.float64))
         return self._probabilities(np.exp(parameters[0]) * z + parameters[1] * self.prior), z
 
@@ -292,7 +293,7 @@ def find_suspects(
         teaches: whether an image's label may influence the verdict on others, (n,); None allows all.
 
     Returns:
-        The longest list of which at most two thirds of the labels are expected to be correct.
+        The longest list in which at most two thirds of the labels are expected to be correct.
     """
     noise = LabelNoise.of(probabilities, labels, teaches) if len(labels) else None
     if noise is None or noise.p >= LEVEL:
@@ -317,7 +318,10 @@ def find_suspects(
 
 
 def _list_of(wrong: Floats, group: npt.NDArray[np.bool_]) -> Ints:
-    """Longest list of a group's most doubtful images of which at most two thirds are expected to be correct."""
+    """Return the indices of a group's most doubtful images, as many as possible.
+
+    At most two thirds of their labels may be expected to be correct.
+    """
     images = np.flatnonzero(group)
     order = images[np.argsort(-wrong[images], kind="stable")]
     by_chance = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)
@@ -328,18 +332,18 @@ def _list_of(wrong: Floats, group: npt.NDArray[np.bool_]) -> Ints:
 def probe_out_of_fold(
     features: Tensor, labels: Tensor, classes: int, seed: int = 0, teaches: npt.NDArray[np.bool_] | None = None
 ) -> Floats | None:
-    """Cross-validated probabilities (n, K): each image's come from a linear probe that was not trained on it.
+    """Predict each image's class by a linear probe that was not trained on it (cross-validation).
 
     Args:
         features: (n, D), of a backbone that was not trained on these labels.
         labels: classes (n,), or class indicators (n, K).
-        classes: K.
+        classes: number of classes K.
         seed: seed of the folds.
         teaches: whether an image's label may be used for training, (n,); None allows all. Labels of test images must
             not be used, since suggestions for other images would carry them into the training.
 
     Returns:
-        None if there are too few images.
+        Probabilities (n, K); None if there are too few images.
     """
     task = SINGLE_LABEL if labels.ndim == 1 else MULTI_LABEL
     may_teach = np.ones(len(labels), np.bool_) if teaches is None else teaches
@@ -379,7 +383,7 @@ class LabelError(NamedTuple):
 
     Attributes:
         path: path of the image, as in its table.
-        label: its class; several are joined by `;`.
+        label: class of the image; several classes are joined by `;`.
         suggested: class, or classes, that the image looks like.
         score: difference between the probabilities of the suggestion and of the label, in (0, 1].
         chance: probability that the label is correct nevertheless. The sum over a list is the expected number of
@@ -413,7 +417,10 @@ def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int
 
 
 def from_predictions(evaluations: Iterable[Evaluation]) -> list[LabelError]:
-    """Find label errors by a model's predictions for images that it was not trained on, the most doubtful first."""
+    """Find label errors by a model's predictions for images that it was not trained on, the most doubtful first.
+
+    All evaluations must have the same classes.
+    """
     all_evaluations = list(evaluations)
     if not all_evaluations:
         return []
@@ -437,12 +444,12 @@ def _named(suspects: Iterable[Disagreement], paths: Sequence[str], classes: Sequ
 
 
 def summary(doubts: Sequence[LabelError]) -> dict[str, float]:
-    """Number of listed labels, and how many are expected to be correct, as in evaluation.json."""
+    """Return the number of suspected labels and how many of them are expected to be correct, as in evaluation.json."""
     return {"listed": len(doubts), "expected_by_chance": sum(doubt.chance for doubt in doubts)}
 
 
 def in_words(doubts: Sequence[LabelError]) -> str:
-    """Describe the list as a clause, without a full stop."""
+    """Describe the suspected label errors in a clause, without a full stop."""
     if not doubts:
         return "no more labels look wrong than chance explains"
     looks = plural(len(doubts), "label looks wrong", "labels look wrong")

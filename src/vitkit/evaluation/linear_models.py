@@ -23,7 +23,7 @@ def regress(
 ) -> tuple[Tensor, Tensor]:
     """Fit a multinomial logistic regression: minimise mean cross-entropy + penalty / 2 * |weight - anchor|^2.
 
-    For class indicators (n, K) this is one binary regression per class (one-vs-rest).
+    If the labels are class indicators (n, K), this fits one binary regression per class (one-vs-rest).
 
     Args:
         x: features, (n, D).
@@ -50,7 +50,7 @@ def regress(
 
 
 def regression_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of labels (n,), or binary cross-entropy of targets (n, K)."""
+    """Return the mean cross-entropy for labels (n,), or the mean binary cross-entropy for class indicators (n, K)."""
     return F.cross_entropy(logits, y) if y.ndim == 1 else F.binary_cross_entropy_with_logits(logits, y)
 
 
@@ -72,12 +72,12 @@ class LeastSquares:
     penalty: float
 
     def scores(self, x: npt.NDArray[np.floating]) -> Floats:
-        """Outputs (n, K) of features (n, D)."""
+        """Return the outputs (n, K) for features (n, D)."""
         return np.asarray(x, np.float64) @ self.weight.T + self.bias
 
 
 def one_or_minus_one(labels: npt.NDArray[np.integer], classes: int) -> Floats:
-    """Targets (n, K) of labels (n,): 1 for the true class and -1 for all others, as in the paper."""
+    """Return targets (n, K) for labels (n,): 1 for the true class and -1 for all others, as in the paper."""
     return np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
 
 
@@ -95,10 +95,10 @@ def least_squares(x: npt.NDArray[np.floating], targets: Floats, penalty: float) 
 def choose_least_squares(
     x: npt.NDArray[np.floating], targets: Floats, penalties: Sequence[float] = PENALTIES
 ) -> LeastSquares:
-    """Fit `least_squares` with the penalty that predicts each image best from the others; the largest one in a tie.
+    """Fit `least_squares` with the penalty that has the smallest leave-one-out error; in a tie, with the largest one.
 
-    The leave-one-out predictions follow in closed form from the fit to all images, so no image is held back from the
-    few there are. Penalties refer to features that are scaled to a mean square of 1.
+    The leave-one-out predictions follow in closed form from the fit to all images, so no images have to be held out.
+    Penalties refer to features that are scaled to a mean square of 1.
     """
     features = np.asarray(x, np.float64)
     scale = max(float(((features - features.mean(axis=0)) ** 2).mean()), np.finfo(np.float64).tiny)
@@ -106,7 +106,7 @@ def choose_least_squares(
 
 
 def _fit(x: Floats, targets: Floats, penalties: Sequence[float]) -> LeastSquares:
-    """Use one singular value decomposition of the centred features for all penalties."""
+    """Fit for each penalty, by one singular value decomposition of the centred features, and return the best."""
     n, mean, middle = len(x), x.mean(axis=0), targets.mean(axis=0)
     left, singular, right = np.linalg.svd(x - mean, full_matrices=False)  # (n, r), (r,), (r, D)
     projected = left.T @ (targets - middle)  # (r, K)

@@ -1,8 +1,8 @@
 """Metrics of a classifier on labelled images.
 
-ROC and precision-recall curves are computed from class rankings: the positions of a class's images when all images are
-sorted by their probability of that class. A curve bends only at these positions, so one sorted column per class, in O(n
-log n), is enough for all its curves and areas.
+ROC and precision-recall curves are computed from class rankings: the ranks of a class's images among all images, sorted
+by the probability of the class. A curve bends only at these ranks. Therefore sorting one column per class, in O(n log
+n), is enough for all its curves and areas.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _NUMBERS = 2**20  # scores that are sorted at a time
 
 @dataclass(frozen=True)
 class ClassRanking:
-    """Positions of the images of one class among all images, at the m distinct scores of the class.
+    """Ranks of the images of one class among all images, at each of the m distinct scores that these images have.
+
+    All arrays are (m,), sorted from the highest score down.
 
     Attributes:
-        hits: number of images of the class with that score or a higher one, (m,), from the highest score down.
-        at_least: number of images of any class with that score or a higher one, (m,).
-        above: number of images of any class with a higher score, (m,).
-        images: number of images of all classes.
+        hits: number of images of the class with this score or a higher one.
+        at_least: number of images of any class with this score or a higher one.
+        above: number of images of any class with a higher score.
+        images: total number of images of all classes.
     """
 
     hits: Ints
@@ -42,7 +44,7 @@ class ClassRanking:
 
     @property
     def at(self) -> Ints:
-        """Number of images of the class with exactly that score, (m,)."""
+        """Number of images of the class with exactly this score, (m,)."""
         return np.concatenate([self.hits[:1], self.hits[1:] - self.hits[:-1]])  # numpy's diff is slower
 
     @property
@@ -52,12 +54,15 @@ class ClassRanking:
 
     @property
     def _others_ahead(self) -> tuple[Ints, Ints]:
-        """Numbers of images of other classes with a higher score, and with that score or a higher one, (m,) each."""
+        """Numbers of images of other classes with a higher score, and with this score or a higher one, each (m,)."""
         return self.above - (self.hits - self.at), self.at_least - self.hits
 
     @property
     def roc_auc(self) -> float | None:
-        """Probability that an image of the class scores above another one (ties count half); None without others."""
+        """Area under the ROC curve; None if there are no images of other classes.
+
+        It is the probability that an image of the class has a higher score than one of another class; ties count half.
+        """
         if not self.others:
             return None
         before, upto = self._others_ahead
@@ -66,18 +71,18 @@ class ClassRanking:
 
     @property
     def average_precision(self) -> float:
-        """Area under the step function of precision by recall."""
+        """Area under the precision-recall curve, as a step function."""
         return float((self.at * self.hits / self.at_least).sum() / self.hits[-1])
 
     def true_rate(self, false_rates: Floats) -> Floats:
-        """True positive rate of the ROC curve at each of these false positive rates."""
+        """Return the true positive rate of the ROC curve at each false positive rate."""
         before, upto = self._others_ahead
         x = np.concatenate([[0], np.column_stack([before, upto]).ravel(), [self.others]]) / self.others
         y = np.concatenate([[0], np.column_stack([self.hits - self.at, self.hits]).ravel(), self.hits[-1:]])
         return np.interp(false_rates, x, y / self.hits[-1])
 
     def best_precision(self, recalls: Floats) -> Floats:
-        """Highest precision at each of these recalls or a higher one."""
+        """Return for each recall the highest precision that is reached at this recall or a higher one."""
         last = np.append(self.above[1:], self.images)  # images ranked before the next one of the class, (m,)
         steps = np.column_stack([self.hits / self.at_least, self.hits / last]).ravel()
         recall = np.repeat(self.hits / self.hits[-1], 2)
@@ -91,7 +96,7 @@ def class_rankings(labels: npt.NDArray[Any], scores: Floats) -> Iterator[tuple[i
 
     Args:
         labels: true classes (n,), or class indicators (n, K).
-        scores: (n, K); a higher score stands for a higher probability.
+        scores: (n, K); a higher score means that the class is more probable.
     """
     members = _members(labels, scores.shape[1])
     occurring = [i for i, images in enumerate(members) if len(images)]
@@ -112,7 +117,12 @@ def _members(labels: npt.NDArray[Any], classes: int) -> Sequence[Ints]:
 
 
 def _ranking(column: Floats, scores: Floats) -> ClassRanking:
-    """Rank the scores of a class among the sorted scores of all images."""
+    """Rank the scores of a class's images among all scores for this class.
+
+    Args:
+        column: scores of all images, sorted in ascending order, (n,).
+        scores: scores of the images of the class.
+    """
     distinct, counts = np.unique(scores, return_counts=True)
     at_least = len(column) - np.searchsorted(column, distinct, side="left")
     above = len(column) - np.searchsorted(column, distinct, side="right")
@@ -133,13 +143,13 @@ class Evaluation:
         paths: paths of the images, (n,).
         labels: true class of each image, (n,).
         probabilities: (n, K); each row sums to 1.
-        unreadable: reason for each image that was left out, by path.
+        unreadable: reason by path for each image that could not be predicted.
         temperature: temperature of the classifier; the probabilities include it.
         groups: group number of each image, (n,); images of the same group are not independent. Empty if all are
             independent.
-        chosen: what was chosen on these images, and by which figure (`figures.chosen_on`).
-        since: current labels, by path, of images whose label was changed because a model proposed it; empty for an
-            image that was excluded. These images are judged by their earlier labels (`evaluator`).
+        chosen: descriptions of what was selected with these images, such as the epoch (`figures.chosen_on`).
+        since: current label by path of each image that was relabelled because of a model's proposal; empty if the image
+            was excluded. `labels` has the earlier labels of these images (`evaluator`).
     """
 
     split: str
@@ -164,7 +174,7 @@ class Evaluation:
         return replace(self, classes=(*self.classes, *more), probabilities=probabilities)
 
     def label_row(self, numbers: Sequence[int]) -> int | npt.NDArray[np.bool_]:
-        """Entry of `labels` for an image with the classes of these numbers."""
+        """Return the entry of `labels` for an image with these class numbers."""
         return numbers[0]
 
     @cached_property
@@ -190,7 +200,10 @@ class Evaluation:
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 of the classes that occur or are predicted, as in scikit-learn; 0 for one that is only predicted."""
+        """Mean F1 of the classes that occur or are predicted, as in scikit-learn.
+
+        F1 is 0 for a class that is predicted but does not occur.
+        """
         return mean_of_known(self.per_class(), "f1")
 
     @property
@@ -252,7 +265,14 @@ class Evaluation:
         return tuple(self.classes[i] for i in np.setdiff1d(np.arange(len(self.classes)), self.labels))
 
     def confused(self, most: int) -> list[tuple[str, str, int, float]]:
-        """Most frequent mistakes: true class, predicted class, images, and their fraction of the true class."""
+        """Return the most frequent mistakes.
+
+        Args:
+            most: maximum number of mistakes.
+
+        Returns:
+            Tuples of true class, predicted class, number of such images, and their fraction of the true class's images.
+        """
         images = self._count(self.labels)
         true, predicted, counts = self.pairs()
         wrong = true != predicted
@@ -263,13 +283,13 @@ class Evaluation:
         ]
 
     def mistakes(self, most: int) -> list[int]:
-        """Indices of misclassified images, in order of decreasing confidence."""
+        """Return the indices of at most `most` misclassified images, the most confident first."""
         wrong = np.flatnonzero(self.predicted != self.labels)
         order = np.argsort(-self.probabilities[wrong].max(axis=1), kind="stable")[:most]
         return [int(i) for i in wrong[order]]
 
     def top(self, k: int) -> float:
-        """Fraction of images whose true class is among the k most probable."""
+        """Return the fraction of images whose true class is among the k most probable."""
         return float(self.is_among(k).mean())
 
     def is_among(self, k: int) -> npt.NDArray[np.bool_]:
@@ -281,11 +301,11 @@ class Evaluation:
         return among
 
     def confusion(self, most: int | None = None) -> npt.NDArray[np.int64]:
-        """Confusion matrix (K, K) of counts: the row is the true class, the column the predicted one.
+        """Return the confusion matrix (K, K) of counts; rows are true classes, columns predicted ones.
 
         Args:
-            most: maximum number of rows and columns. If there are more classes, neighbouring classes share a row. None
-                gives each class its row.
+            most: maximum number of rows and columns. If there are more classes, neighbouring classes are merged. None
+                merges none.
         """
         classes_per_row = 1 if most is None else -(-len(self.classes) // most)
         side = -(-len(self.classes) // classes_per_row)
@@ -295,7 +315,10 @@ class Evaluation:
         return matrix
 
     def per_class(self) -> dict[str, dict[str, Any]]:
-        """Precision, recall, F1 and support (images) of each class; None where undefined, see `scores`."""
+        """Return precision, recall, F1 and support of each class; None where undefined, see `scores`.
+
+        The support is the number of images of a class.
+        """
         hits, support = self._count(self.labels[self.predicted == self.labels]), self._count(self.labels)
         precision, recall, f1 = scores(hits, self._count(self.predicted), support)
         return {
@@ -308,32 +331,36 @@ class Evaluation:
         return np.bincount(labels, minlength=len(self.classes))
 
     def pairs(self) -> tuple[Counts, Counts, Counts]:
-        """True class, predicted class and number of images of each pair that occurs, in order of the classes."""
+        """Return each pair of true and predicted class that occurs, and its number of images, sorted by the pair.
+
+        Returns:
+            Arrays of true classes, predicted classes and numbers of images, one entry per pair.
+        """
         pairs, counts = np.unique(self.labels * len(self.classes) + self.predicted, return_counts=True)
         return *np.divmod(pairs, len(self.classes)), counts
 
     def summary(self) -> dict[str, Any]:
-        """Main figures, `accuracy` first."""
+        """Return the main figures by name, `accuracy` first."""
         figures = registry.summary(self, "single")
         return {**figures, "images": len(self.labels), "unreadable": len(self.unreadable), "split": self.split}
 
 
 def scores(hits: Counts, predicted: Counts, support: Counts) -> tuple[Known, Known, Known]:
-    """Precision, recall and F1 of each class.
+    """Return precision, recall and F1 of each class.
 
-    Precision is None for a class that is never predicted, recall for a class that no image has, and F1 for a class to
-    which both apply. Means ignore None.
+    Precision is None for a class that is never predicted, recall for a class that no image has, and F1 for a class that
+    is never predicted and that no image has. Averages ignore None.
 
     Args:
-        hits: number of images of the class that are predicted to be of it, (K,).
-        predicted: number of images predicted to be of the class, (K,).
+        hits: number of images of the class for which it is predicted, (K,).
+        predicted: number of images for which the class is predicted, (K,).
         support: number of images of the class, (K,).
     """
     return _ratios(hits, predicted), _ratios(hits, support), _ratios(2 * hits, predicted + support)
 
 
 def mean_of_known(rows: Mapping[str, Mapping[str, float | None]], key: str) -> float:
-    """Mean of a figure over the classes for which it is defined; NaN if there are none."""
+    """Return the mean of a figure over the classes for which it is defined; NaN if there are none."""
     known = [value for row in rows.values() if (value := row[key]) is not None]
     return float(np.mean(known)) if known else float("nan")
 
@@ -359,9 +386,10 @@ def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
 
 
 def pooled(folds: Sequence[Evaluation]) -> Evaluation:
-    """Merge evaluations of disjoint images by models of the same classes; each model's predictions stay as they are.
+    """Merge the evaluations of a cross-validation's folds, which have disjoint images and the same classes.
 
-    All images of a group must be in the same fold.
+    Predictions are kept as each fold's model made them, with its thresholds. All images of a group must be in the same
+    fold.
     """
     first, groups, start = folds[0], list[int](), 0
     for fold in folds:

@@ -21,10 +21,12 @@ Floats = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class MultiEvaluation(Evaluation):
-    """Predictions of a multi-label classifier on labelled images. Members for single-label images do not apply.
+    """Predictions of a multi-label classifier on labelled images.
+
+    Members of `Evaluation` that assume one class per image, such as `top5_accuracy`, do not apply.
 
     Attributes:
-        labels: class indicators (n, K): 1 where an image has a class, else 0.
+        labels: class indicators (n, K): 1 where an image has a class, otherwise 0.
         probabilities: (n, K), each from 0 to 1.
         thresholds: lowest probability at which a class is predicted, (K,).
     """
@@ -96,17 +98,23 @@ class MultiEvaluation(Evaluation):
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 of the classes that occur or are predicted; a class that is only predicted has 0."""
+        """Mean F1 of the classes that occur or are predicted.
+
+        F1 is 0 for a class that is predicted but does not occur.
+        """
         return mean_of_known(self.per_class(), "f1")
 
     @property
     def micro_f1(self) -> float:
-        """F1 of all decisions together; NaN if no class occurs and none is predicted."""
+        """F1 of all decisions together, over all images and classes; NaN if no class occurs and none is predicted."""
         either = int(self.predicted.sum() + self.labels.sum())
         return 2 * int((self.predicted & self.labels).sum()) / either if either else float("nan")
 
     def per_class(self) -> dict[str, dict[str, Any]]:
-        """Precision, recall, F1, support (images), threshold and average precision per class; None where undefined."""
+        """Return precision, recall, F1, support, threshold and average precision per class; None where undefined.
+
+        The support is the number of images of a class.
+        """
         support, predicted = self.labels.sum(axis=0), self.predicted.sum(axis=0)
         precision, recall, f1 = scores((self.predicted & self.labels).sum(axis=0), predicted, support)
         average_precision = average_precisions(self.labels, self.probabilities)
@@ -123,7 +131,7 @@ class MultiEvaluation(Evaluation):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Main figures, `accuracy` (the exact match) first."""
+        """Return the main figures by name, `accuracy` (the exact match) first."""
         return {
             **registry.summary(self, "multi"),
             "images": len(self.labels),
@@ -134,11 +142,11 @@ class MultiEvaluation(Evaluation):
 
 
 def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64]:
-    """Area (K,) under each class's step function of precision by recall; NaN for a class that no image has.
+    """Return the average precision (K,) of each class; NaN for a class that no image has.
 
     Args:
         labels: class indicators, (n, K).
-        scores: (n, K); a higher score stands for a higher probability.
+        scores: (n, K); a higher score means that the class is more probable.
     """
     precisions = np.full(labels.shape[1], np.nan)
     for i, ranking in class_rankings(labels, scores):
@@ -147,13 +155,13 @@ def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64
 
 
 def mean_average_precision(labels: Labels, scores: Floats) -> float:
-    """Mean average precision over the classes that occur; NaN if there are none."""
+    """Return the mean average precision over the classes that occur; NaN if there are none."""
     precisions = average_precisions(labels, scores)
     return float(precisions[~np.isnan(precisions)].mean()) if labels.any() else float("nan")
 
 
 def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
-    """Threshold (K,) with the best F1 of each class, halfway between two probabilities that occur.
+    """Choose the threshold of each class with the best F1, halfway between two neighbouring probabilities.
 
     Of several equally good thresholds, the one nearest to 0.5 is chosen. A class that no image has gets 0.5.
 
@@ -165,11 +173,13 @@ def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
 
 
 def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> dict[str, float | None]:
-    """Figures that depend on thresholds, with thresholds for each image that were chosen on other images.
+    """Return the figures that depend on thresholds, with the thresholds chosen by cross-validation.
+
+    The thresholds of each fold are chosen on the other folds, so that no image is tested with thresholds chosen on it.
 
     Args:
-        evaluation: evaluation of the n images that the thresholds were chosen on.
-        folds: number of folds; the thresholds of each fold are chosen on the others.
+        evaluation: evaluation of the n images that the classifier's thresholds were chosen on.
+        folds: number of folds.
         seed: seed of the random folds.
     """
     fold_of = np.random.default_rng(seed).permutation(len(evaluation.labels)) % folds

@@ -1,4 +1,4 @@
-"""Registry of the figures of an evaluation, which needs neither numpy nor torch.
+"""The registry of an evaluation's figures; it imports neither numpy nor torch.
 
 To add a figure, write a function and add a row. The order of rows is the order in `vitkit eval`, evaluation.json and
 the pages.
@@ -25,7 +25,7 @@ class Metric:
 
     Attributes:
         name: key in evaluation.json and in printed output.
-        title: name on pages.
+        title: name of the figure on pages.
         module: module with a function of this name, (evaluation) -> float; if empty, the evaluation has a property of
             this name.
         interval: function that computes the confidence interval, (evaluation, units) -> (low, high), see `intervals`;
@@ -46,7 +46,7 @@ class Metric:
     function: Callable[[Any, Any], float] | None = None
 
     def of(self, evaluation: object) -> float | None:
-        """Compute the figure; None if it is undefined."""
+        """Compute the figure of an evaluation; None if it is undefined."""
         if self.function is not None:
             value = self._of_user(evaluation)
         elif self.module:
@@ -74,10 +74,10 @@ METRICS: dict[TaskName, dict[str, Metric]] = {task: {} for task in TASKS}
 
 
 def register(metric: Metric) -> None:
-    """Add a figure to the table of each of its tasks.
+    """Add a figure for each of its tasks.
 
     Raises:
-        ValueError: a figure of this name exists.
+        ValueError: a figure with this name exists already.
     """
     for task in metric.tasks:
         if metric.name in METRICS[task]:
@@ -91,19 +91,19 @@ def register_metric(name: str, function: Callable[[Any, Any], float], *, several
         import vitkit
 
         def worst_class_recall(labels, probabilities):
-            answers = probabilities.argmax(axis=1)
-            return min((answers[labels == k] == k).mean() for k in set(labels.tolist()))
+            answers = probabilities.argmax(axis=1) return min((answers[labels == k] == k).mean() for k in
+            set(labels.tolist()))
 
         vitkit.register_metric("worst_class_recall", worst_class_recall)
 
     Args:
-        name: its key in evaluation.json: letters, digits and `_`. A figure that the user registered before under this
-            name is replaced.
+        name: key in evaluation.json, of letters, digits and `_`. An earlier function of the user with this name is
+            replaced.
         function: takes labels (n,) and probabilities (n, K) as numpy arrays, and returns a number; NaN if undefined.
-        several_classes: whether it is for images that may have several classes, with labels (n, K) of 0 and 1.
+        several_classes: whether the figure is for images that may have several classes; labels are then (n, K), 0 or 1.
 
     Raises:
-        VitkitError: the name has other characters or is that of a figure of vitkit, or `function` cannot be called.
+        VitkitError: the name has other characters, vitkit has a figure with this name, or `function` cannot be called.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise VitkitError(f"the name of a metric has letters, digits and _ only, not {name!r:.80}")
@@ -116,7 +116,7 @@ def register_metric(name: str, function: Callable[[Any, Any], float], *, several
 
 
 def metrics_of(task: TaskName, classes: int) -> list[Metric]:
-    """Figures that apply to a task and a number of classes."""
+    """Return the figures that apply to a task and a number of classes."""
     return [metric for metric in METRICS[task].values() if classes >= metric.least_classes]
 
 
@@ -129,7 +129,7 @@ def read_figures(file: Path) -> dict[str, Any]:
     """Read evaluation.json or folds.json and check the types of its values.
 
     Raises:
-        VitkitError: the file is damaged or was edited so that it has values of other types.
+        VitkitError: the file is damaged or was edited, so that a value has the wrong type.
         OSError: the file cannot be read.
     """
     figures = read_json(file)

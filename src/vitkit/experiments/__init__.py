@@ -1,4 +1,4 @@
-"""Answer questions that take many trainings, and predict what a training takes.
+"""Answer questions that take many trainings, and predict the time and memory of a training.
 
 Open `compare.py` first: it trains several models on the same images and tests which is better (`statistics.py`).
 `comparison_plan.py` decides on the trainings, `comparison_runs.py` carries them out, and `lab/` repeats experiments of

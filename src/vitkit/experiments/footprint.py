@@ -1,9 +1,9 @@
-"""Simulate one training step: which operations it computes, and how much memory it needs.
+"""Simulate one training step: count its operations, and how much memory it needs.
 
-The training loop's own step runs with PyTorch's fake tensors, which have shapes and no data. Autocast, autograd,
-checkpointing, patch dropout, a teacher, gradient clipping and the optimiser all behave as in a real step, and nothing
-is allocated or multiplied. What autograd keeps, when it is freed, and every temporary tensor are therefore those of the
-real step. Memory that a kernel allocates internally is not seen.
+The step of the real training loop runs with PyTorch's fake tensors, which have shapes but no data. Autocast, autograd,
+checkpointing, patch dropout, a teacher, gradient clipping and the optimiser behave as in a real step, but nothing is
+allocated or multiplied. Therefore the tensors that autograd keeps, the time when each is freed, and all temporary
+tensors are those of the real step. Memory that a kernel allocates internally is not counted.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from vitkit.training.stability import FiniteCheck, StabilityGuard
 
 @dataclass
 class Ledger:
-    """The memory and operations of a computation, as it proceeds.
+    """The memory and operations of a simulated computation.
 
     Attributes:
         now: bytes of the tensors that are alive.
-        peak: the most that `now` has been since `mark`.
-        flops: the flops of the matrix products and convolutions since `mark`, two for each multiply-accumulate.
+        peak: the largest value of `now` since `mark`.
+        flops: FLOPs of matrix products and convolutions since `mark`; a multiply-accumulate counts as two.
     """
 
     now: int = 0
@@ -55,12 +55,12 @@ class Ledger:
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def mark(self) -> None:
-        """Count from here."""
+        """Restart the peak and the FLOPs from here."""
         self.peak, self.flops = self.now, 0
         self._events.clear()
 
     def enter(self, tensor: Tensor) -> None:
-        """Record a tensor that an operation returned; shared memory counts once."""
+        """Record a tensor that an operation returned; tensors that share memory count once."""
         storage = tensor.untyped_storage()
         if (address := storage._cdata) not in self._alive:
             self._alive[address] = number, size = next(self._numbers), storage.nbytes()
@@ -77,7 +77,7 @@ class Ledger:
         self._events.append((number, size))
 
     def peak_without(self, tensors: Iterable[Tensor]) -> int:
-        """Return the peak since `mark` without these tensors, which are still alive."""
+        """Return the peak since `mark` that there would be without these tensors, which are still alive."""
         numbers = {self._alive[tensor.untyped_storage()._cdata][0] for tensor in tensors}
         sizes = [size for number, size in self._events if number not in numbers]
         born = sum(size for number, size in self._events if number in numbers)
@@ -88,7 +88,7 @@ class Ledger:
 
 @contextmanager
 def rehearse() -> Iterator[Ledger]:
-    """Let all that is computed inside be computed without numbers, and written down."""
+    """Run a `with` block on fake tensors, and record its memory and operations."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # imports the compiler: a second
 
     ledger = Ledger()
@@ -98,12 +98,12 @@ def rehearse() -> Iterator[Ledger]:
 
 
 def materialise(module: nn.Module) -> None:
-    """Bring a module of the meta device into the rehearsal under way, where it takes what it would take."""
+    """Move a module from the meta device into the current simulation, where its memory is counted."""
     module.to_empty(device="cpu")
 
 
 class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that sees every operation below autograd and autocast."""
+    """Record every operation, as it is executed below autograd and autocast."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,7 +126,10 @@ class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _of_fused_attention() -> dict[Any, Callable[..., int]]:
-    """FLOPs of the kernel that stands for a GPU's here, of which PyTorch 2.11 knows none."""
+    """Return FLOP counts of the CPU's fused attention kernel, which PyTorch 2.11 does not count.
+
+    In the simulation, it stands for the kernel of a GPU.
+    """
     from torch.utils import flop_counter
 
     counts: Any = flop_counter  # its functions have no types
@@ -145,27 +148,28 @@ def _of_fused_attention() -> dict[Any, Callable[..., int]]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of all tensors together."""
+    """Return the total size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The cost of one step on one device. Sizes are in bytes.
+    """The cost of one training step on one device. Sizes are in bytes.
 
     Attributes:
-        images: the images of the step, on this device.
-        parameters, trained: how many numbers.
-        flops: FLOPs of the step, two per multiply-accumulate, with attention's products and recomputation.
-        forward_flops: the forward flops of its forward pass alone, a teacher's included.
-        weights, gradients, optimizer, average: the model, the gradients of its trained part, moments, and average of
-            the weights that the recipe asks for.
-        teacher: weights of the network that is imitated.
-        activations: what the forward pass leaves for the backward pass, the images included.
-        peak: the most at any moment of the step, all of the above included; less than their sum, as activations go
-            while gradients come.
-        moving: the most at any moment beside weights, moments, average, teacher, and the gradients that are kept.
-        block, around: weights of the largest block of a Vision Transformer, and of all that lies around the blocks.
+        images: the number of images of the step on this device.
+        parameters, trained: the number of parameters, and of those that are trained.
+        flops: FLOPs of the step, including attention products and recomputation; a multiply-accumulate counts as two.
+        forward_flops: FLOPs of the forward pass alone, including a teacher's.
+        weights, gradients, optimizer, average: sizes of the weights, of the trained part's gradients, of the
+            optimiser's moments, and of the average of the weights, if the recipe has one.
+        teacher: size of the teacher's weights.
+        activations: size of what the forward pass keeps for the backward pass, including the images.
+        peak: the largest total at any moment of the step. It is less than the sum of the parts, since activations are
+            freed while gradients are computed.
+        moving: the largest total without weights, moments, average, teacher and accumulated gradients.
+        block, around: size of the weights of the largest block of a Vision Transformer, and of everything outside the
+            blocks.
     """
 
     images: int
@@ -188,15 +192,15 @@ class Footprint:
 def rehearse_step(
     config: Config, recipe: Recipe, images: int, *, precision: str, on_gpu: bool, teacher: nn.Module | None = None
 ) -> Footprint:
-    """Return the memory of a training's second step, when the optimiser has its moments.
+    """Simulate the second step of a training, in which the optimiser has its moments.
 
     Args:
-        config: the config of the model.
+        config: the configuration of the model.
         recipe: the complete recipe.
-        images: the images that the device computes in a batch.
+        images: the number of images that the device computes in a batch.
         precision: float32 or bfloat16.
-        on_gpu: attention by the fused kernel and the optimiser in one, as the loop has it there; else as on CPUs.
-        teacher: a network on the meta device, in eval mode, that gives logits of the student's classes.
+        on_gpu: whether to use fused attention and a fused optimiser, as training does on GPUs.
+        teacher: a network on the meta device in evaluation mode, whose logits include the student's classes.
     """
     model = without_numbers(config)
     with rehearse() as ledger:
@@ -209,7 +213,7 @@ def rehearse_step(
 
 
 def without_numbers(config: Config) -> Model:
-    """Return the model on the meta device."""
+    """Build a model on the meta device."""
     try:
         with torch.device("meta"):
             return build(config)
@@ -234,7 +238,7 @@ def _prepared(model: Model, recipe: Recipe, *, on_gpu: bool) -> Model:
 
 
 def _probed(model: Model, images: int, precision: str, ledger: Ledger) -> Footprint:
-    """Features of a batch, of which the head is fitted without a step."""
+    """Simulate the computation of a batch's features; the head is then fitted without training steps."""
     fabric = fabric_of(precision, "cpu")
     ledger.mark()
     with torch.no_grad(), fabric.autocast():
@@ -300,7 +304,7 @@ def _stepped(
 
 
 def _give_moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Let the optimiser have what it has after its first step."""
+    """Take a first step of the optimiser, so that it has its moments."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     _set(optimizer, foreach=True)  # quicker, and the moments are the same
@@ -328,7 +332,10 @@ def _sizes(model: Model) -> dict[str, int]:
 
 
 def _logits(teacher: nn.Module, config: Config, images: Tensor) -> Tensor:
-    """(B, C, height, width) -> (B, K); of a teacher with other classes, the student's are a part."""
+    """Compute the teacher's logits (B, K) of images (B, C, height, width).
+
+    If the teacher has more classes, the student's are assumed to be the first of them.
+    """
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         logits: Tensor = teacher(images.float()).float()
     return logits[:, : config.num_classes] if logits.shape[1] >= config.num_classes else logits
@@ -339,20 +346,20 @@ def _images(config: Config, images: int) -> Tensor:
 
 
 class _Rehearsal(Loop):
-    """The loop, which takes note when the forward pass is over."""
+    """The training loop, which also records the memory and FLOPs at the end of the forward pass."""
 
     ledger: Ledger
     config: Config
     after_forward = forward_flops = 0
 
     def batches(self, number: int) -> Iterator[Batch]:
-        """So many of the same size."""
+        """Yield fake batches, all of the same size."""
         data = cast(_Batches, self.data)
         for _ in range(number):
             yield _images(self.config, data.images), torch.zeros(data.images, dtype=torch.int64)
 
     def draw_nothing(self) -> None:
-        """Seed no generator by a number that is not there; a network's layers draw as they would."""
+        """Do not seed the random generators, since a fake step number has no value."""
         self._draws = _Undrawn(self.state.model)
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -369,7 +376,7 @@ class _Undrawn(Draws):
 
 
 class _Unasked(FiniteCheck):
-    """Whether a loss is finite cannot be asked of one without a number."""
+    """Skip the check whether a loss is finite, since a fake loss has no value."""
 
     def note_loss(self, *_: Any) -> None:
         pass
@@ -380,7 +387,7 @@ class _Unasked(FiniteCheck):
 
 @dataclass(frozen=True)
 class _Batches:
-    """Data with the interface that the loop needs for one step."""
+    """Fake data with the interface that the loop needs for one step."""
 
     images: int
     batches: int = 1

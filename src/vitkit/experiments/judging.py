@@ -1,8 +1,7 @@
-"""Choose the images on which the models of a comparison are tested: held-out images that none of the weights has seen.
+"""Choose the test images of a comparison: held-out images that none of the models' weights has seen.
 
-Weights that start from a run may have been trained on some of the held-out images, and predefined splits may share
-pictures. Such images would favour the model that has seen them. A difference between two models requires images that
-are fair to both, so these images are left out for all models.
+Weights that start from a run may have been trained on some of the held-out images, and the splits of a data set may
+share pictures. Such images would favour the model that has seen them, so they are left out for all models.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from vitkit.text.cells import plural
 from vitkit.training.lineage import SplitImages, contents_of
 from vitkit.training.recipe_files import load_of_run
 
-FEWEST = 20  # images that are left to judge by, or half of all, where others had been seen: fewer tell nothing apart
+FEWEST = 20  # with fewer test images (or half of the held-out ones, if that is less), models cannot be compared
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,11 @@ class JudgingImages:
     """The test images of a comparison.
 
     Attributes:
-        split: the held-out split: test, else val.
-        held_out: how many images that has.
-        seen: for each model whose weights had seen some of them, which.
-        chosen_on: what the trainings chose on these images; empty where they are test images.
+        split: the held-out split: test, or val if there is none.
+        held_out: the number of images in that split.
+        seen: paths of the held-out images that a model's weights had seen, by model; models that had seen none are
+            missing.
+        chosen_on: what the trainings chose on these images; empty for test images.
     """
 
     split: str
@@ -48,17 +48,17 @@ class JudgingImages:
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Return the paths of images that are left out because some of the weights had seen them."""
+        """The paths of the images that are left out because some of the weights had seen them."""
         return frozenset[str]().union(*self.seen.values())
 
     @property
     def left(self) -> int:
-        """Return the number of images that remain."""
+        """The number of remaining images."""
         return self.held_out - len(self.left_out)
 
     @property
     def described(self) -> str:
-        """Describe the images, e.g. `359 test images`."""
+        """A description of the images, such as `359 test images`."""
         return images_in_words(self.left, self.split)
 
     def findings(self) -> list[str]:
@@ -76,14 +76,14 @@ class JudgingImages:
         return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return, as plain JSON types, how many images are left out and how many of them each model had seen."""
+        """Return how many images are left out, and how many of them each model had seen, in plain JSON types."""
         return {"images": len(self.left_out), "seen": {model: len(paths) for model, paths in self.seen.items()}}
 
     def check(self) -> None:
-        """Refuse to judge by what is left where that is too little.
+        """Check that enough images remain.
 
         Raises:
-            VitkitError: the weights had seen so many that fewer than `FEWEST` are left, and fewer than half.
+            VitkitError: the weights had seen so many images that fewer than `FEWEST` and fewer than half remain.
         """
         if self.seen and self.left < max(min(FEWEST, self.held_out / 2), 1):
             who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
@@ -98,7 +98,7 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages
     """Choose the test images for models that are not trained yet.
 
     Args:
-        entries: the name of each model, and its images, split in the same way for all.
+        entries: the name of each model and its images, which are split in the same way for all models.
     """
     seen, split, held_out = {}, "all", 0
     for model, start in entries:
@@ -115,11 +115,11 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
     """Choose the test images for finished runs, by the records of what their weights have seen.
 
     Args:
-        runs: the model and the folder of each.
-        test_hash: the test hash of the images that the comparison began with.
+        runs: pairs of model name and run folder.
+        test_hash: the hash of the comparison's test images (`hash_of_images`).
 
     Raises:
-        VitkitError: a run was judged by other images, or its files are damaged.
+        VitkitError: a run was tested on other images, or its files are damaged.
     """
     seen: dict[str, frozenset[str]] = {}
     chosen: dict[str, None] = {}
@@ -136,7 +136,13 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
 
 
 def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]:
-    """Return which images of a split the weights of a run had seen; none if there is no record."""
+    """Return the images of a split that the weights of a run had seen; none if the run has no record of its pictures.
+
+    Args:
+        run: the run folder.
+        judging: the paths of the split's images.
+        split: the name of the split.
+    """
     pictures = read_record(run, read_description(run))
     if pictures is None:
         return frozenset()
@@ -145,26 +151,28 @@ def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]
 
 
 def hash_of_images(images: SplitImages, split: str) -> str:
-    """Hash the images of a split by their content and class, independently of their names."""
+    """Hash the contents and classes of a split's images, independently of their paths."""
     table, contents = images.images.table, contents_of(images.images)
     chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
     return _hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
 
 
 def check_judge(run: Path, test_hash: str) -> ImageTable:
-    """Hold that a run was judged by the images of the comparison, by their content and classes; its images.
+    """Check that a run was tested on the images of the comparison, and return all images of the run.
+
+    Images are compared by content and class.
 
     Raises:
-        VitkitError: it was judged by others.
+        VitkitError: the run was tested on other images.
     """
     table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
     split = held_out_split(table)
     chosen = [i for i, name in enumerate(table.splits) if split in ("all", name)]
     if _hash_of(sorted((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen)) != test_hash:
-        raise VitkitError(f"{run} was judged by other images than the comparison began with: begin it anew")
+        raise VitkitError(f"{run} was tested on other images than the comparison started with: start a new one")
     return table
 
 
 def _hash_of(rows: Sequence[tuple[str, str]]) -> str:
-    """Hash classes and image digests, sorted."""
+    """Hash sorted pairs of class name and image digest."""
     return hashlib.sha256(to_json([list(row) for row in rows]).encode()).hexdigest()

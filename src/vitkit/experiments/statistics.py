@@ -1,21 +1,22 @@
-"""Whether one configuration is better than another, by what each of its trainings said of the same images.
+"""Test whether one configuration is better than another, by the predictions of their trainings on the same images.
 
-Two sources of chance are in an accuracy: which images it was measured on, and the seed of the training. So there are
-two questions. *Are these trained models better on such images?* is about the images alone. *Is the recipe better, under
-another seed?* is about both: images and seeds are crossed random factors.
+An accuracy depends on chance in two ways: by the images on which it was measured, and by the seed of the training.
+Hence there are two questions. *Are these trained models better on such images?* concerns only the images. *Is the
+recipe better, with other seeds, too?* concerns both: images and seeds are crossed random factors.
 
-The variance between images is known well, for there are many. That between seeds is not, for there are few: one
-model's three trainings say next to nothing about it. It is therefore pooled over all models (and fractions of the
-data) by a hierarchical model, `SeedSpread.pooled`: as far as the models' seeds vary alike, all trainings count for
-each model, and as far as they do not, each model's own do. What is not known about the variance is integrated over,
-which is Student's t where only the seeds matter and all vary alike, and normal where only the images do.
+The variance between images is known well, because there are many images. The variance between seeds is not: three
+trainings of one model say almost nothing about it. Therefore it is pooled over all models (and fractions of the data)
+by a hierarchical model, `SeedSpread.pooled`. The more similarly the models vary between seeds, the more the trainings
+of the others count for each model; if they vary differently, mostly its own trainings count. The remaining uncertainty
+of the variance is integrated out. The result is Student's t if only the seeds matter and all models vary alike, and a
+normal distribution if only the images matter.
 
-Several pairs are judged jointly. Errors of all models are drawn from their joint distribution, and a pair is told apart
-where no more than 5 % of the draws have a pair that looks as different (max-t, step-down: Westfall and Young 1993).
-The same draws say by how much the best of several models is flattered by having been picked.
+Several pairs are tested jointly. Errors of all models are drawn from their joint distribution, and a pair counts as
+different if at most 5 % of the draws have a pair that looks as different (max-t, step-down: Westfall and Young 1993).
+The same draws show by how much the best of several models is overestimated because it was selected.
 
-Two imagined images, one that only the first model has right and one that only the second has, keep an interval from
-being empty where nothing differs (Agresti and Min 2005).
+Two imaginary images, one that only the first model classifies correctly and one that only the second does, keep an
+interval from being empty if no prediction differs (Agresti and Min 2005).
 """
 
 from __future__ import annotations
@@ -33,31 +34,32 @@ from vitkit.evaluation.intervals import TAIL, Interval, Units, mean_interval
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 LEVEL = 2 * TAIL
-DRAWS = 20_000  # of what chance may do; p-values are as fine as one in so many
-_QUANTILES = 200  # that stand for all draws of a variance
-_STEPS = 8  # of finding the ends of an accuracy's interval
-_CLOSE = 1e-10  # to the level: the p-value at the end of an interval
-_MOST_VARIANCE = 0.25  # of anything between 0 and 1
-# How unlike one another the models' seeds may vary: the standard deviation of the logarithm of their standard
-# deviations, and how probable each is before the first training. 0 is complete pooling.
+DRAWS = 20_000  # random draws of errors; the resolution of p-values is one in this number
+_QUANTILES = 200  # quantiles that represent all draws of a variance
+_STEPS = 8  # iterations that find the ends of an accuracy's interval
+_CLOSE = 1e-10  # tolerance of the p-value at the end of an interval
+_MOST_VARIANCE = 0.25  # the largest possible variance of a value between 0 and 1
+# How differently the models may vary between seeds: the standard deviation of the logarithms of their standard
+# deviations, with the prior probability of each value. 0 means complete pooling.
 _UNLIKE = np.array([0.0, 0.3, 0.6, 1.0, 1.5])
 _PRIOR = np.array([0.5, 0.2, 0.15, 0.1, 0.05])
-_UNSURE = 1.2  # times as large a variance is taken for where models are unlike: they need not lie as a normal does
-_NODES = np.linspace(-3.5, 3.5, 29)  # of the normal distribution
+_UNSURE = 1.2  # factor of variances if models vary differently, since their logarithms need not be normal
+_NODES = np.linspace(-3.5, 3.5, 29)  # nodes for integrals over the normal distribution
 _WEIGHTS = np.exp(-(_NODES**2) / 2)
 
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """The variation of accuracies between seeds, over several configurations.
+    """The variation of accuracies between seeds, over M configurations.
 
     Attributes:
-        variance: the sample variance of each configuration's accuracies between seeds, (M,).
-        scale: what the variances are proportional to if all configurations are alike, (M,): p (1 - p), so that a model
-            that is nearly always right varies less than one that is right half of the time.
+        variance: sample variance of each configuration's accuracies between seeds, (M,).
+        scale: values to which the variances are proportional if all configurations vary alike, (M,). They are p (1 - p)
+            for accuracy p, since a model that is nearly always right varies less than one that is right half of the
+            time.
         freedom: degrees of freedom of each variance; 0 with one seed.
-        images: the part of each variance that comes of the images, (M,): a training is right on some and wrong on
-            others by chance, which averages out over ever more images.
+        images: the part of each variance that is due to the finite number of images, (M,). Trainings differ on single
+            images by chance, which averages out with more images.
     """
 
     variance: Floats
@@ -70,10 +72,11 @@ class SeedSpread:
         """Estimate the spread of M configurations, each trained with the same S seeds.
 
         Args:
-            right: which images each training of each configuration has right, (M, S, n).
-            units: the images, or the groups of them that are independent of one another.
-            is_shared: what a seed decides moves all configurations alike, as the subset of the images does that it
-                draws: the draws that part is taken out, because it leaves their differences as they are.
+            right: whether each training of each configuration classifies each image correctly, (M, S, n).
+            units: the independent units: images, or groups of images.
+            is_shared: whether a seed affects all configurations alike, for example because it also draws the subset of
+                training images. The common part is then removed from the variance, since it does not affect
+                differences.
         """
         M, S, n = right.shape
         accuracy = right.mean(axis=2, dtype=np.float64)  # (M, S)
@@ -91,7 +94,10 @@ class SeedSpread:
 
     @property
     def p_alike(self) -> float | None:
-        """Return the p-value for equal variances of all configurations (Bartlett 1937)."""
+        """The p-value of the hypothesis that all configurations vary alike relative to `scale` (Bartlett 1937).
+
+        None if there is only one seed or configuration.
+        """
         M, relative = len(self.variance), self.variance / self.scale
         if not self.freedom or M == 1:
             return None
@@ -99,15 +105,15 @@ class SeedSpread:
         return float(chdtrc(M - 1, ratio / (1 + (M + 1) / (3 * M * self.freedom))))
 
     def pooled(self, others: Sequence[SeedSpread], rng: np.random.Generator) -> Floats:
-        """Draw plausible values of the variance between seeds of each configuration, (draws, M).
+        """Draw plausible values of each configuration's variance between seeds, (draws, M).
 
-        They are drawn from the posterior of a hierarchical model: the logarithms of the variances, relative to their
-        scale, are normal around a common value, of which nothing is assumed, and how far they lie around it is weighed
-        by what the trainings say. So the test of whether pooling is justified is part of the estimate.
+        They are drawn from the posterior of a hierarchical model. In it, the logarithms of the variances, relative to
+        `scale`, are normally distributed around a common value with a flat prior. Their spread around it has the prior
+        `_PRIOR` and is inferred from the trainings, so the model itself decides how far pooling is justified.
 
         Args:
-            others: the estimates at other fractions of the data, which add information on the common value.
-            rng: draws.
+            others: the estimates at other fractions of the data, which inform the common value, too.
+            rng: random generator.
         """
         M = len(self.variance)
         if not self.freedom:
@@ -135,7 +141,12 @@ class SeedSpread:
 
 
 def _image_part(right: Floats, units: Units) -> float:
-    """Return the variance of one training's accuracy due to the finite number of images, from trainings (S, n)."""
+    """Return the part of the variance of one training's accuracy that is due to the finite number of images.
+
+    Args:
+        right: whether each training classifies each image correctly, (S, n).
+        units: the independent units.
+    """
     S, n = right.shape
     rest = right - right.mean(axis=0) - right.mean(axis=1, keepdims=True) + right.mean()
     squares = sum(float((np.bincount(units.group, row) ** 2).sum()) for row in rest)
@@ -153,11 +164,11 @@ class Difference:
     """The difference in accuracy between two models.
 
     Attributes:
-        mean: accuracy of the first less that of the second.
-        interval: 95 %, of this pair alone.
-        p_alone: the p alone of no difference, of this pair alone.
-        p: the same among all pairs that are compared; below LEVEL, the two are told apart.
-        needed: the least difference that would be told from none among so many pairs.
+        mean: accuracy of the first model minus that of the second.
+        interval: 95 % interval of the difference, for this pair alone.
+        p_alone: p-value of no difference, for this pair alone.
+        p: p-value adjusted for all pairs that are compared; if it is below LEVEL, the two models differ.
+        needed: the smallest difference that would be significant among all pairs.
     """
 
     mean: float
@@ -167,24 +178,24 @@ class Difference:
     needed: float
 
     def reversed(self) -> Difference:
-        """Return the difference of the second model to the first."""
+        """Return the difference with the two models exchanged."""
         return replace(self, mean=-self.mean, interval=(-self.interval[1], -self.interval[0]))
 
     @property
     def is_distinguished(self) -> bool:
-        """Return whether the first differs by more than chance, allowing for all pairs that are compared."""
+        """Whether the models differ by more than chance explains, adjusted for all pairs that are compared."""
         return self.p < LEVEL
 
 
 @dataclass(frozen=True)
 class Winner:
-    """The best of several models, corrected for having been selected on these images and seeds.
+    """The best of several models, corrected for its selection on these images and seeds.
 
     Attributes:
-        index: which it is.
-        measured: its accuracy.
-        corrected: the same less what the best of such models has by luck.
-        interval: 95 %, of its true accuracy.
+        index: index of the model.
+        measured: its measured accuracy.
+        corrected: its accuracy without the part that the best of such models owes to chance.
+        interval: 95 % interval of its true accuracy.
     """
 
     index: int
@@ -197,14 +208,14 @@ class Family:
     """Several models that were tested on the same images, each trained with the same seeds.
 
     Args:
-        right: which images each training of each model has right, (M, S, n).
-        units: the images, or the groups of them that are independent of one another.
-        spread: the spread of the models between seeds; computed if it is not given.
+        right: whether each training of each model classifies each image correctly, (M, S, n).
+        units: the independent units: images, or groups of images.
+        spread: the spread of the models between seeds; None computes it.
         others: the spread of these models between seeds at other fractions of the data.
 
     Attributes:
-        models, seeds, images: how many there are.
-        accuracy: the accuracy of each model, over its seeds, (M,).
+        models, seeds, images: their numbers M, S and n.
+        accuracy: the accuracy of each model, averaged over its seeds, (M,).
     """
 
     def __init__(
@@ -217,12 +228,12 @@ class Family:
 
     @cached_property
     def luck(self) -> Floats:
-        """Return the standard deviation of each model's accuracy over seeds, (M,): the median of its posterior."""
+        """The standard deviation of each model's accuracy between seeds, (M,): the median of its posterior."""
         return np.sqrt(np.median(self._seed_variances, axis=0) * self.seeds)
 
     @cached_property
     def _covariance(self) -> Floats:
-        """Return the covariance of the accuracies of these trained models over such images, (M, M)."""
+        """The covariance (M, M) of the models' accuracies over samples of images, for these trained models."""
         n, count = self.images, self.units.count
         rest = self._of_image - self.accuracy[:, None]
         sums = np.stack([np.bincount(self.units.group, row) for row in rest])  # (M, units)
@@ -231,17 +242,21 @@ class Family:
 
     @cached_property
     def _seed_variances(self) -> Floats:
-        """Return draws of the variance of the mean over seeds, (draws, M)."""
+        """Draws of the variance of each model's mean accuracy that is due to its seeds, (draws, M)."""
         return self.spread.pooled(self._others, np.random.default_rng(0)) / self.seeds
 
     @cached_property
     def _image_factors(self) -> Floats:
-        """Return draws of the variance between images relative to its estimate, (draws,)."""
+        """Draws of the true variance between images, divided by its estimate, (draws,)."""
         freedom = max(self.units.count - 1, 1)
         return freedom / np.random.default_rng(1).chisquare(freedom, DRAWS)
 
     def _errors(self, *, of_recipes: bool) -> Floats:
-        """Draw the errors of all accuracies from their joint distribution, (draws, M)."""
+        """Draw the errors of all accuracies from their joint distribution, (draws, M).
+
+        Args:
+            of_recipes: whether to include the errors that are due to the seeds.
+        """
         rng = np.random.default_rng(2)
         values, vectors = np.linalg.eigh(self._covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
@@ -254,9 +269,9 @@ class Family:
         """Compare the models of each pair, adjusted for testing several pairs.
 
         Args:
-            pairs: the pairs of models.
-            of_recipes: include what other seeds would give; otherwise compare only these trained models. With one seed
-                nothing is known of others.
+            pairs: pairs of model indices.
+            of_recipes: compare the recipes, including what other seeds would change; otherwise only the trained models.
+                With one seed, the variation between seeds is unknown and counts as 0.
         """
         if not pairs:
             return []
@@ -288,9 +303,13 @@ class Family:
     def interval(self, model: int, *, of_recipe: bool = True) -> Interval:
         """Return the 95 % interval of the accuracy of such trainings on such images.
 
-        With one seed it is that of the images alone, by Clopper and Pearson. With more its ends are moved out by what
-        the seeds add to the variance, as much as they would if the accuracy were at that end (`SeedSpread.scale`): a
-        model that is mostly right can be unlucky by more than it can be lucky.
+        With one seed, it includes only the images (Clopper and Pearson). With several, each end is moved outwards by
+        the variance between seeds at an accuracy equal to that end (`SeedSpread.scale`). Therefore a model that is
+        mostly right has a longer interval below its accuracy than above.
+
+        Args:
+            model: index of the model.
+            of_recipe: whether to include the variance between seeds.
         """
         mean, z = float(self.accuracy[model]), float(ndtri(1 - TAIL))
         ends = mean_interval(self._of_image[model], 1.0, self.units)
@@ -307,9 +326,9 @@ class Family:
     def winner(self) -> Winner:
         """Return the best model, corrected for having been selected as the best.
 
-        The truth is imagined where the models lie closer together than they were measured, since chance drives them
-        apart: every gap to the best loses what chance alone would make of it. Around it evaluations are drawn, and it
-        is seen by how much their best is flattered.
+        Chance drives measured accuracies apart, so the true ones are assumed to lie closer together: every gap to the
+        best is reduced by what chance alone contributes to it. Evaluations are then simulated around these accuracies,
+        and the correction is the median overestimate of their best model.
         """
         best = int(self.accuracy.argmax())
         low, high = self.interval(best)
@@ -332,8 +351,8 @@ def _step_down(drawn: Floats, seen: Floats) -> Floats:
     """Return the joint p-value of each pair (Westfall and Young 1993, free step-down).
 
     Args:
-        drawn: how far apart chance alone brings each pair, (draws, pairs).
-        seen: how far apart each is, (pairs,).
+        drawn: standardised differences of the pairs that are due to chance alone, (draws, pairs).
+        seen: measured standardised differences, (pairs,).
     """
     order = np.argsort(-seen, kind="stable")
     largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]  # of the pairs from each step on
@@ -343,25 +362,26 @@ def _step_down(drawn: Floats, seen: Floats) -> Floats:
 
 
 def _summary(variances: Floats) -> Floats:
-    """Return quantiles (quantiles, m) of the standard errors whose variances were drawn at random (draws, m)."""
+    """Return quantiles of standard errors, (quantiles, m), whose squares were drawn at random, (draws, m)."""
     step = len(variances) // _QUANTILES
     return np.sqrt(np.sort(variances, axis=0)[step // 2 :: step])
 
 
 def _p_of(mean: Floats, errors: Floats) -> Floats:
-    """Return the probability of means at least this far from 0 if the truth is 0, (m,).
+    """Return the two-sided p-value of each mean for the hypothesis that it is 0, (m,).
 
     Args:
         mean: (m,).
-        errors: what the standard error of each may be, (quantiles, m).
+        errors: possible standard errors of each mean, (quantiles, m).
     """
     return 2 * ndtr(-np.abs(mean) / np.maximum(errors, 1e-30)).mean(axis=0)
 
 
 def _margin(errors: Floats) -> Floats:
-    """Half of the 95 % interval of each mean, (m,), over what its standard error may be, (quantiles, m).
+    """Return half the width of the 95 % interval of each mean, (m,), by Newton's method within bounds.
 
-    Newton's method, within bounds that bisection narrows.
+    Args:
+        errors: possible standard errors of each mean, (quantiles, m).
     """
     errors = np.maximum(errors, 1e-30)
     low, high = np.zeros(errors.shape[1]), 40 * errors.max(axis=0)

@@ -1,8 +1,8 @@
 """Make pictures harder, step by step, and measure how the accuracy of each model falls.
 
-The picture is changed, not the input of a model: it is resized to one size for all models and changed there, and each
-model then prepares it as any picture. All models therefore see the same pictures, whatever their input size. A grid
-covers the whole picture, so a model's own crop may cut off some of its cells.
+The change is made to the picture, not to a model's input: the picture is resized to the same size for all models and
+changed, and then each model preprocesses it as any picture. Therefore all models see the same pictures, whatever their
+input size. The grid of patches covers the whole picture, so a model that crops may not see all of its cells.
 
 Dropped and shuffled patches are those of Naseer et al. (arXiv 2105.10497, sec. 3.1 and 3.3): cells of a grid that are
 turned black, or put in another order.
@@ -49,7 +49,7 @@ def _drop(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.
 
 
 def _shuffle(picture: Image.Image, side: float, rng: np.random.Generator) -> Image.Image:
-    """Cells of the same size change places; a rest at the right and lower edge stays."""
+    """Permute the cells of a grid; pixels that do not fill a cell, at the right and lower edge, stay in place."""
     pixels, k = np.array(picture), int(side)
     h, w = (length // k for length in pixels.shape[:2])
     whole = pixels[: h * k, : w * k]
@@ -65,7 +65,7 @@ def _smooth(picture: Image.Image, width: float, _: np.random.Generator) -> Image
 
 
 def _paste(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.Image:
-    """Cover a rectangle with the picture's proportions at a random place."""
+    """Cover a rectangle at a random place with random colours; it has the aspect ratio of the picture."""
     pixels = np.array(picture)
     height, width = (max(round(side * part**0.5), 1) for side in pixels.shape[:2])
     top, left = (int(rng.integers(0, s - length + 1)) for s, length in zip(pixels.shape, (height, width), strict=False))
@@ -95,20 +95,21 @@ CHANGES: dict[str, Change] = {
 
 
 def at_one_size(picture: Image.Image, short_side: int) -> Image.Image:
-    """Return the picture with this many pixels along its short side."""
+    """Resize a picture so that its shorter side has `short_side` pixels."""
     scale = short_side / min(picture.size)
     width, height = (max(round(side * scale), short_side) for side in picture.size)
     return picture.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image.Image:
-    """Return a picture under a stress, the same for the same key.
+    """Change a picture by a stress. The same key always gives the same result.
 
     Args:
         picture: RGB.
         name: the name of the stress.
-        strength: one of its strengths; the first leaves the picture as it is.
-        key: decides what is drawn by lot: of a seed and the image. All strengths of an image draw the same numbers.
+        strength: one of the stress's strengths; the first leaves the picture unchanged.
+        key: determines the random numbers; it consists of a seed and the image's path. All strengths use the same
+            numbers.
     """
     stress = STRESSES[name]
     if strength == stress.strengths[0]:
@@ -118,7 +119,7 @@ def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image
 
 
 def variants(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[Image.Image]:
-    """Yield the unchanged picture, then the picture under each stress at each positive strength."""
+    """Yield the unchanged picture, then the picture under each stress at each strength except the first."""
     yield picture
     for name in names:
         for strength in STRESSES[name].strengths[1:]:
@@ -133,10 +134,10 @@ def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], 
 
     Args:
         plan: the plan of the comparison.
-        out: its folder, whose runs are finished.
-        judged: the images that judge.
+        out: the folder of the comparison, whose runs are finished.
+        judged: the test images.
         names: the names of the stresses.
-        device: the device where it is computed: auto, cpu, cuda or mps.
+        device: the device to compute on: auto, cpu, cuda or mps.
     """
     if not names:
         return []
@@ -176,7 +177,11 @@ def _short_side(run: Path) -> int:
 def _answers(
     out: Path, folder: str, paths: Sequence[str], names: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return which images a run classifies correctly unchanged (``) and under each stress (`blur 2`); (n,) each."""
+    """Return which of the n images a run classifies correctly, unchanged and under each stress; results are cached.
+
+    Returns:
+        Arrays (n,) by key: the empty string for unchanged pictures, otherwise stress and strength, such as `blur 2`.
+    """
     file = out / ANSWERS / f"{Path(folder).name}.json"
     keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
     stored: dict[str, Any] = {}
@@ -192,7 +197,11 @@ def _answers(
 def _ask(
     run: Path, paths: Sequence[str], names: Sequence[str], keys: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, str]:
-    """Return, for each key, a string of `1` for each correctly classified image and `0` for each other."""
+    """Classify all images in all variants.
+
+    Returns:
+        A string for each key, with a character for each image: `1` if it is classified correctly, otherwise `0`.
+    """
     from vitkit.data.split_file import images_of_run, refuse_changed
     from vitkit.system.run_files import SPLIT
     from vitkit.weights import load
@@ -214,7 +223,7 @@ def _ask(
 def _of_image(
     classifier: Classifier, table: ImageTable, i: int, names: Sequence[str], side: int, key: str
 ) -> npt.NDArray[np.bool_]:
-    """Return whether the classifier is correct on each variant of an image, (V,)."""
+    """Return for each of the V variants of an image whether it is classified correctly, (V,)."""
     import torch
 
     from vitkit.data.decode import picture_of

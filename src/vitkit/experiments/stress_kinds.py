@@ -1,4 +1,4 @@
-"""The names of the ways to make pictures harder; `stress` computes them. Nothing here imports torch."""
+"""The kinds of stress, without the functions of `stress` that apply them. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitkit.errors import VitkitError
 
-GRID = 14  # patches along a side, as of 224 pixels by 16
+GRID = 14  # patches along a side, as in a picture of 224 pixels with patches of 16
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,11 @@ class Stress:
     """One way to make pictures harder.
 
     Attributes:
-        name: the name by which it is asked for.
+        name: the name by which users request it.
         title: the name in a heading.
         unit: the unit of the strength.
-        about: what is done, in a sentence.
-        strengths: the strengths, the first of which changes nothing.
+        about: a sentence that describes the change.
+        strengths: the strengths in ascending order; the first leaves pictures unchanged.
     """
 
     name: str
@@ -79,10 +79,10 @@ STRESSES: dict[str, Stress] = {
 
 
 def stresses_of(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the requested kinds, each once; a string is split at its commas.
+    """Return the names of the requested stresses without repetitions; a string is split at its commas.
 
     Raises:
-        VitkitError: one is not known.
+        VitkitError: a name is unknown.
     """
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
     chosen = tuple(dict.fromkeys(part for part in parts if part))

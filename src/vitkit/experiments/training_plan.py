@@ -1,7 +1,7 @@
 """`vitkit.plan`: predict the time and memory of a training before anything is allocated.
 
-The request is resolved as a training would resolve it, for data of which only the size is known. `footprint` gives what
-one device would hold; this module divides it among several devices, which hold whole models or parts of them.
+The request is resolved as for a training, but of the data only the size is known. `footprint` simulates a step on one
+device. This module computes the memory of each of several devices, which hold whole models or shards of them.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ Strategy = Literal["alone", "ddp", "fsdp"]
 class DeviceMemory:
     """The memory of one device in training, in bytes.
 
-    `peak` is less than the sum of the parts, because activations go while gradients come. It is of tensors: what a
-    GPU's driver, its libraries' workspaces and the gaps between its allocator's blocks take comes on top.
+    The peak is less than the sum of the parts, because activations are freed while gradients are computed. Only tensors
+    are counted: a GPU also needs memory for its driver, for the workspaces of libraries, and for gaps between allocated
+    blocks.
 
     Attributes:
         checkpointing: see `Recipe`.
-        strategy: alone on one device, a whole model on each (ddp), or a part of it (fsdp).
-        weights, gradients, optimizer, average, teacher: see `Footprint`; the part on one device.
-        activations: what a forward pass leaves for the backward pass.
-        exchange: what is there for the other devices' sake: all gradients in a row (ddp), or whole blocks (fsdp).
-        peak: the most at any moment of a step.
-        fits: whether the accelerator has as much.
-        images: the most that fit at a time, by rehearsal; at most those of a batch. The loop computes a batch that does
-            not fit in such pieces.
+        strategy: `alone` for a single device, `ddp` for a whole model on each device, or `fsdp` for a shard on each.
+        weights, gradients, optimizer, average, teacher: see `Footprint`; the share of one device.
+        activations: size of what a forward pass keeps for the backward pass.
+        exchange: memory for the communication of devices: a buffer with all gradients (ddp), or whole blocks (fsdp).
+        peak: the largest total at any moment of a step.
+        fits: whether the accelerator has enough memory.
+        images: the largest number of images that fit at a time, but at most a batch. If a batch does not fit, training
+            computes it in pieces of this size.
     """
 
     checkpointing: str
@@ -75,30 +76,32 @@ class DeviceMemory:
 
 @dataclass(frozen=True, repr=False)
 class TrainingPlan(Result):
-    """The cost of a training. A multiply-accumulate counts as two FLOPs, and attention's products are included.
+    """The predicted cost of a training. A multiply-accumulate counts as two FLOPs; attention products are included.
 
     Attributes:
-        name: the recipe or model, as it was requested.
+        name: the recipe or model, as the user named it.
         recipe: the complete recipe.
         classes: the number of classes.
         parameters, trained: the number of the model's parameters, and of those that are trained.
         images, images_seen: the number of images in an epoch, and in the whole training.
-        steps: the number of steps of the optimiser; 0 where a head is fitted at once.
-        batch_of_device: images that one device computes at a time, before any is split for want of memory.
-        tokens_per_image, tokens: the tokens that pass through the layers in training; 0 for a network without tokens.
-        forward_flops: FLOPs of the forward pass of one image, with a teacher's.
-        flops_per_image: FLOPs of a training image, forward and backward, with what checkpointing computes again.
-        flops: FLOPs of the steps of the whole training.
-        accelerator, devices, precision: what computes, how many of them, in what.
-        utilisation: the part of the accelerator's peak that is reached.
-        images_per_second: the speed of all devices together.
-        seconds: the duration of the steps of the whole training.
-        decoding_cores: CPU cores that have to prepare images meanwhile, at `decode_rate` images a second each.
-        price: the price of a device hour; None: not stated.
+        steps: the number of optimiser steps; 0 if only a head is fitted in closed form.
+        batch_of_device: the number of images of a batch on one device, which is split further if memory is short.
+        tokens_per_image, tokens: the number of tokens that pass through the layers, per image and in the whole
+            training; 0 for a network without tokens.
+        forward_flops: FLOPs of the forward pass for one image, including a teacher's.
+        flops_per_image: FLOPs per training image, forward and backward, including recomputation by checkpointing.
+        flops: FLOPs of the whole training.
+        accelerator, devices, precision: the accelerator, the number of devices, and the precision.
+        utilisation: the assumed fraction of the accelerator's peak.
+        images_per_second: the training speed of all devices together.
+        seconds: the duration of all training steps.
+        decoding_cores: the number of CPU cores that are needed to prepare images, at `decode_rate` images per second
+            each.
+        price: the price of a device hour; None if unknown.
         cost: the cost of the device hours.
-        memory: the memory of a device, the recipe's own way first.
-        notes: what was assumed or is left out.
-        others: the plans of the other recipes, to compare with.
+        memory: the memory of a device for several strategies, the recipe's first.
+        notes: assumptions, and costs that are not included.
+        others: the plans of the other recipes.
     """
 
     name: str
@@ -141,7 +144,7 @@ class TrainingPlan(Result):
 
     @property
     def days(self) -> float:
-        """Return `seconds` as days."""
+        """The duration of all training steps in days."""
         return self.seconds / 86_400
 
     @property
@@ -157,7 +160,7 @@ class TrainingPlan(Result):
         return None if self.price is None else self.price * self.device_hours
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the amounts of each plan that is compared, this one first."""
+        """Return the main figures of this plan and of the others, one row for each plan."""
         keys = ("parameters", "trained", "images", "classes", "steps", "tokens_per_image", "forward_flops", "flops")
         return [
             {
@@ -170,13 +173,13 @@ class TrainingPlan(Result):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types, including derived values."""
+        """Return everything in plain JSON types, including derived values."""
         computed = ("tokens", "flops", "images_per_second", "seconds", "days", "device_hours", "decoding_cores", "cost")
         plain = asdict(replace(self, others=())) | {name: getattr(self, name) for name in computed}
         return plain | {"others": [other.to_dict() for other in self.others]}
 
     def lines(self) -> list[str]:
-        """Return size, amount, time, and a table of memory; of several recipes, a table with a row for each."""
+        """Return size, amount of data, time and a table of memory; for several recipes, a table with a row for each."""
         if self.others:
             return _side_by_side([self, *self.others])
         recipe = self.recipe
@@ -215,7 +218,7 @@ class TrainingPlan(Result):
 
 
 def _side_by_side(plans: Sequence[TrainingPlan]) -> list[str]:
-    """Return a table with a row for each plan, and the notes of each."""
+    """Return a table with a row for each plan, and the notes of all plans."""
     first = plans[0]
     heading = ("", "parameters", "trained", "tokens", "GFLOPs forward", "FLOPs", "time", "device hours", "relative")
     prices = ("cost",) if first.price is not None else ()
@@ -296,7 +299,7 @@ def plan(
     progress: Progress = silent,
     **fields: Unpack[PlannedFields],
 ) -> TrainingPlan:
-    """Steps, tokens, FLOPs, memory, time and cost of a training, before anything is allocated.
+    """Predict the steps, tokens, FLOPs, memory, time and cost of a training without allocating anything.
 
         import vitkit
 
@@ -306,25 +309,25 @@ def plan(
     Several recipes or models are planned with the same flags, and compared in a table with a row for each:
     `vitkit plan vit_tiny_patch16_224 vit_base_patch16_224 torchvision:resnet50 --images 50000 --epochs 7`
 
-    `devices` and `nodes` of the recipe say how many accelerators there are; a batch is dealt out among them.
+    `devices` and `nodes` set the number of accelerators; each batch is divided among them.
 
     On the command line: `vitkit plan vit_large_patch16_224 --images 1281167 --epochs 300 --batch-size 4096 --devices 8`
 
     Args:
-        recipe: TOML file, the name of a bundled recipe, or the name of a model (`torchvision:resnet50` too), which is
-            planned from scratch.
-        others: other recipes or models to compare with it.
-        images: images to train on; by default as many as the recipe's data has, where that is known.
+        recipe: a TOML file, the name of a bundled recipe, or the name of a model such as `torchvision:resnet50`, whose
+            training from scratch is planned.
+        others: further recipes or models to compare with the first.
+        images: the number of training images; by default that of the recipe's data, if it is known.
         classes: the number of classes; by default that of the data, or of the model's name.
-        accelerator: what computes.
-        utilisation: the part of the accelerator's peak that is reached, more than 0 and at most 1.
+        accelerator: the kind of device that computes.
+        utilisation: the assumed fraction of the accelerator's peak, above 0 and at most 1.
         price: the price of one device for an hour, in any currency.
-        decode_rate: images that one CPU core reads and augments in a second.
-        progress: receives what is rehearsed.
-        fields: the fields of the recipe, see below; they go before those of the recipe file.
+        decode_rate: the number of images that one CPU core reads and augments per second.
+        progress: called with the progress of the simulations.
+        fields: the fields of the recipe, see below; they take precedence over those of the recipe file.
 
     Raises:
-        VitkitError: there is no such recipe, model or accelerator, or the recipe cannot be trained by.
+        VitkitError: the recipe, model or accelerator does not exist, or a training with this recipe is not possible.
     """
     if not 0 < utilisation <= 1:
         raise VitkitError(f"--utilisation must be above 0 and at most 1, not {utilisation:g}")
@@ -402,10 +405,10 @@ class PlannedTraining:
     """A training with every field resolved.
 
     Attributes:
-        recipe: how.
-        config: the config of the model.
+        recipe: the complete recipe.
+        config: the configuration of the model.
         images: the number of images in an epoch.
-        notes: what was assumed, a line each.
+        notes: assumptions, one line each.
     """
 
     recipe: Recipe
@@ -414,7 +417,7 @@ class PlannedTraining:
     notes: tuple[str, ...]
 
 
-# The paper's training sets: name, training images and classes (sec. 4.1; JFT's number is that of its Table 3's steps).
+# The paper's training sets: name, training images and classes (sec. 4.1; for JFT, derived from the steps in Table 3).
 _PUBLISHED_DATA = {
     "imagenet": ("ImageNet", 1_281_167, 1000),
     "imagenet21k": ("ImageNet-21k", 14_197_122, 21_843),
@@ -426,21 +429,21 @@ _PUBLISHED_DATA = {
 
 
 def _published_data(recipe: str) -> tuple[str, int, int] | None:
-    """Return the training set of a paper's recipe that is included; None for others."""
+    """Return name, images and classes of the training set of a bundled recipe of the paper; None for other recipes."""
     return _PUBLISHED_DATA.get(recipe.rpartition("-")[2]) if recipe.startswith("paper-") else None
 
 
 def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, classes: int | None) -> PlannedTraining:
-    """Return the training that a recipe asks for.
+    """Resolve a recipe as for a training, with data of which only the size is known.
 
     Args:
-        recipe: a TOML file, the name of a bundled recipe, or a model's name.
-        fields: the fields of a recipe, that go before its own.
-        images: the number of training images; by default that of the recipe's data, if it is known.
-        classes: None: as many as the data has, or as the model's name says.
+        recipe: a TOML file, the name of a bundled recipe, or the name of a model.
+        fields: fields that take precedence over those of the recipe.
+        images: the number of training images; None for that of the recipe's data, if it is known.
+        classes: the number of classes; None for that of the data, or otherwise of the named model.
 
     Raises:
-        VitkitError: there is no such recipe or model, or the number of images is not known.
+        VitkitError: the recipe or model does not exist, or the number of images is not known.
     """
     from vitkit.data.splits import trained_of
     from vitkit.training.adapters import check_patch_dropout
@@ -462,7 +465,7 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
     first = build(fields_of_job, str(recipe))
     if images is None:
         if named is None or named.splits:
-            raise VitkitError(f"{recipe}: say how many images it trains on, with --images")
+            raise VitkitError(f"{recipe}: the number of training images is unknown: name it with --images")
         if named.per_class:
             images = trained_of(named.per_class, first.split)
             notes.append(f"images: {images:,} of {named.name} to train on, as its classes are divided")
@@ -506,7 +509,10 @@ def _model_name(recipe: Recipe) -> str | None:
 
 
 def _config_of(recipe: Recipe, classes: int) -> Config:
-    """Without asking anybody else: weights that are not here count as those of their name."""
+    """Return the configuration of the model, without downloading weights.
+
+    Weights that are not on this machine are assumed to be those of the model in their name.
+    """
     from vitkit.training.architecture import config_of, look_at_weights, named_plan, plan_of
 
     if recipe.weights == "none" or (recipe.weights == "auto" and is_network_name(recipe.model)):
@@ -517,13 +523,13 @@ def _config_of(recipe: Recipe, classes: int) -> Config:
     name = _model_name(recipe)
     if name is None:
         raise VitkitError(
-            f"weights {recipe.weights} are not here, and do not say which model they are of: name it with --model"
+            f"weights {recipe.weights} are not on this machine, and their model is unknown: name it with --model"
         )
     return named_plan(recipe, name, classes)
 
 
 def _left_out(recipe: Recipe) -> list[str]:
-    """List what a training does beside its steps and a plan does not count."""
+    """Return a line for each cost of a training that the plan does not include."""
     requested = {
         f"time {recipe.time}: the epochs are planned, not the budget": recipe.time is not None,
         f"folds {recipe.folds}: one of the runs is planned": recipe.folds is not None,
@@ -535,7 +541,10 @@ def _left_out(recipe: Recipe) -> list[str]:
 
 
 def passes(recipe: Recipe, images: int) -> tuple[int, int]:
-    """Return how many images a training processes, and its number of steps: none for a head in closed form."""
+    """Return how many images a training processes in total, and its number of steps.
+
+    A head that is fitted in closed form has no steps.
+    """
     if recipe.method == "probe":
         return images * (1 + recipe.views), 0
     batches = math.ceil(images / recipe.batch_size)
@@ -543,17 +552,17 @@ def passes(recipe: Recipe, images: int) -> tuple[int, int]:
 
 
 def tokens_of(recipe: Recipe, config: Config) -> int:
-    """Return the number of tokens per training image that pass through the layers; 0 if there are none."""
+    """Return the number of tokens per training image that pass through the layers; 0 for a network without tokens."""
     if isinstance(config, NetworkConfig):
         return 0
     return config.prefix_tokens + max(1, round(config.patches * (1 - recipe.patch_dropout)))
 
 
 def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
-    """Return the teacher network on the meta device; None without a teacher.
+    """Return the recipe's teacher network on the meta device; None if the recipe has no teacher.
 
     Raises:
-        VitkitError: it is not known without its weights.
+        VitkitError: the teacher's architecture is not known without its weights.
     """
     from vitkit.experiments.footprint import without_numbers
 
@@ -570,19 +579,19 @@ def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
         return without_numbers(NetworkConfig(library="torchvision", name=name)).eval()
     if is_model_name(model):
         return without_numbers(config_for(model, image_size=config.image_size)).eval()
-    raise VitkitError(f"teacher {recipe.teacher}: there is no such file, nor a model of this name to plan with")
+    raise VitkitError(f"teacher {recipe.teacher}: there is neither a file nor a model of this name")
 
 
 def memories(
     job: PlannedTraining, images: int, devices: int, room: int, precision: str
 ) -> tuple[Footprint, tuple[DeviceMemory, ...]]:
-    """Return the memory of a training step: first as in the recipe, then with alternatives.
+    """Return the cost of a training step, and the memory of a device for several strategies, the recipe's first.
 
     Args:
         job: the training.
-        images: the images that each device computes in a batch.
-        devices: how many there are.
-        room: bytes of each.
+        images: the number of images that each device computes in a batch.
+        devices: the number of devices.
+        room: memory of a device in bytes.
         precision: float32 or bfloat16.
     """
     from vitkit.experiments.footprint import rehearse_step
@@ -621,18 +630,18 @@ def memories(
 
 
 def most_that_fit(peak: Callable[[int], int], guess: int, too_many: int, above: int, room: int) -> int:
-    """Find the largest number of images that fits, in as few rehearsals as will do.
+    """Find the largest number of images that fits into memory, with few simulations.
 
-    A step's peak grows with its images along a line, or along lines of which each is steeper than the one before, so
-    the line between the nearest numbers on both sides never promises more images than fit. Where that line is of little
-    use, as there is a bend between the two, the middle is taken.
+    The peak of a step is a convex function of the number of images: it grows along a line, or along several of
+    increasing slope. Therefore the line between the nearest number that fits and the nearest that does not never
+    promises too many images. If this line hardly narrows the range, the range is halved instead.
 
     Args:
-        peak: bytes that a step of so many images takes.
-        guess: the guess where to begin.
-        too_many: images that do not fit.
-        above: what these take.
-        room: bytes that there are.
+        peak: function that returns the peak in bytes for a number of images.
+        guess: the number to try first.
+        too_many: a number of images that does not fit.
+        above: the peak of `too_many` images.
+        room: available memory in bytes.
     """
     fits = below = 0
     guess = min(max(guess, 1), too_many - 1)
@@ -651,20 +660,20 @@ def most_that_fit(peak: Callable[[int], int], guess: int, too_many: int, above: 
 def memory_of(
     step: Footprint, checkpointing: str, strategy: Strategy, *, devices: int, images: int, room: int
 ) -> DeviceMemory:
-    """Return the memory of each device.
+    """Compute the memory of each device from the cost of a step.
 
-    FSDP2 (`training.distributed`) leaves each its part of weights, gradients and moments. Two blocks are whole at a
-    time,
-    the one that is computed and the next that is gathered, and so is all around the blocks; in the backward pass one
-    block's gradients are whole too. The average of the weights is a part as well, and a teacher is whole.
+    With FSDP2 (`training.distributed`), each device has its shard of weights, gradients, moments and the average of the
+    weights. Two blocks are complete at a time, the current one and the next one, which is being gathered; so is
+    everything outside the blocks. In the backward pass, the gradients of one block are complete as well. A teacher is
+    always complete.
 
     Args:
-        step: the step of one device by itself, with its share of the images.
-        checkpointing: the checkpointing with which it was rehearsed.
-        strategy: among how many devices that is.
-        devices: how many.
-        images: the images that each computes in a batch.
-        room: bytes of a device.
+        step: the cost of a step on one device alone, with its share of the images.
+        checkpointing: the checkpointing of that step.
+        strategy: how the training is distributed.
+        devices: the number of devices.
+        images: the number of images that each device computes in a batch.
+        room: memory of a device in bytes.
     """
     parts = devices if strategy == "fsdp" else 1
     weights, gradients, optimizer, average = (

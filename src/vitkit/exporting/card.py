@@ -1,8 +1,8 @@
-"""The card of an exported file: what a classifier consists of beside its weights, as text inside the file.
+"""The card of an exported file: everything that a classifier has besides its weights, as text inside the file.
 
-The card contains a checksum over the weights, the graph and the card itself, computed with the checksum's field set to
-zeros. It detects damaged and mixed-up files. It is no protection against forgery; for that, the reader of each format
-refuses everything that vitkit does not write.
+The card contains a checksum of the weights, the graph and the card itself; while it is computed, the checksum's own
+field is set to zeros. It detects damaged and mixed-up files. It does not protect against forgery. For that, the reader
+of each format refuses everything that vitkit does not write.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
 
-CARD = "vitkit"  # the key under which a file keeps what it says of itself
+CARD = "vitkit"  # the key of the card in a file's metadata
 BLANK = "0" * 64
 _FIELD = re.compile(rb'(?:"|&quot;)checksum(?:"|&quot;): (?:"|&quot;)([0-9a-f]{64})(?:"|&quot;)')
 
 
 def sealed(content: bytes, *beside: bytes, start: int = 0) -> bytes:
-    """Return the content with its checksum filled in.
+    """Return the content of a file with its checksum filled in.
 
     Args:
-        content: holds one card, whose checksum is blank.
-        beside: what else the checksum is of.
-        start: bytes of the content before the card, which are not searched for it.
+        content: content that contains one card, whose checksum is zeros.
+        beside: contents of further files that the checksum includes.
+        start: position in the content where the search for the checksum's field starts.
     """
     place, digits = _digest(content, beside, start)
     return content[: place.start] + digits + content[place.stop :]
 
 
 def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
-    """Return whether the file is unchanged; the arguments are those of `sealed`.
+    """Check that the content of a file matches its checksum; the arguments are those of `sealed`.
 
     Raises:
-        VitkitError: it is not.
+        VitkitError: the content does not match.
     """
     try:
         place, digits = _digest(content, beside, start)
@@ -58,7 +58,11 @@ def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
 
 
 def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice, bytes]:
-    """Return the position of the checksum and its expected digits: a SHA-256 over all parts and their lengths."""
+    """Return the position of the checksum and its expected digits: a SHA-256 over all parts and their lengths.
+
+    Raises:
+        ValueError: the content has no checksum, or several.
+    """
     matches = list(_FIELD.finditer(content, start))
     if len(matches) != 1:
         raise ValueError(f"it has {len(matches)} checksums")
@@ -79,13 +83,13 @@ class Card:
     """The description of an exported model: how to prepare its input, and how to read its output.
 
     Attributes:
-        classes: names, in the order of the logits.
-        preprocess: the steps from a picture to the model's input.
-        temperature: logits are divided by it.
-        thresholds: the thresholds of a multi-label model, one a class; else None.
+        classes: class names, in the order of the logits.
+        preprocess: the conversion of a picture to the model's input.
+        temperature: the divisor of the logits.
+        thresholds: one threshold per class for a multi-label model, otherwise None.
         dtype: the dtype in which the weights are stored.
-        vitkit_version: the vitkit version by which it was exported.
-        pictures: the record of what the weights were trained on (`data.seen`); None: there is none.
+        vitkit_version: the version of vitkit that exported the model.
+        pictures: the serialised record of the training images (`data.seen`); None if there is none.
     """
 
     classes: tuple[str, ...]
@@ -109,7 +113,7 @@ class Card:
         )
 
     def to_json(self) -> str:
-        """Return the card as JSON, with zeros in the place of the checksum. Fields are named as in model.json."""
+        """Return the card as JSON, with zeros in place of the checksum. Fields are named as in model.json."""
         return to_json(
             {
                 "format_version": _VERSION,
@@ -127,10 +131,14 @@ class Card:
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Card:
-        """Read the card of a file.
+        """Read the card of a file from its text.
+
+        Args:
+            text: the card as JSON.
+            path: the file, for error messages.
 
         Raises:
-            VitkitError: it is damaged, or a later vitkit wrote it.
+            VitkitError: the card is damaged, or a later version of vitkit wrote it.
         """
         try:
             fields: dict[str, Any] = from_json(text)
@@ -155,13 +163,13 @@ class Card:
         except VitkitError as error:
             raise VitkitError(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from error
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise VitkitError(f"{path} is damaged: what it says of itself cannot be read ({error})") from error
+            raise VitkitError(f"{path} is damaged: its description cannot be read ({error})") from error
 
     def check(self) -> None:
-        """Check that the values can be computed with.
+        """Check that the values are valid.
 
         Raises:
-            ValueError: one cannot.
+            ValueError: a value is not.
         """
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
             raise ValueError(f"classes are {self.classes!r:.80}")

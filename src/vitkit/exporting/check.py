@@ -24,7 +24,7 @@ from vitkit.exporting.card import Card
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT
 
-MOST = 200  # of them a single one may be classed otherwise
+MOST = 200  # maximum number of images; with `AGREEMENT`, one of 200 may be classified differently
 _SYNTHETIC = 64
 
 
@@ -33,9 +33,9 @@ class Pictures:
     """Images, as files or in memory.
 
     Attributes:
-        what: what they are, as the user reads it.
+        what: description of the images for users.
         those: the images.
-        folders: the folders where the photographs lie; nothing may be written below.
+        folders: the folders that contain the photographs; no file may be written there.
     """
 
     what: str
@@ -46,23 +46,26 @@ class Pictures:
 def choose_pictures(
     model: str | Path | None, data: str | None, layout: LayoutName = "auto", root: Path | None = None
 ) -> Pictures:
-    """Validation images of `data`, or else of the split that a run remembers; where neither is there, made-up ones.
+    """Choose the images for the comparison.
+
+    These are validation images of `data`, or otherwise of the run's split. If neither is available, synthetic images
+    are generated.
 
     Args:
         model: the path of the exported model; None if it is in memory.
-        data: the images to take.
-        layout: how the folders of `data` are to be understood.
-        root: the folder that holds the run's images now, if not where they were.
+        data: the source of images; None for the images of the run.
+        layout: how to interpret the folders of `data`.
+        root: the folder with the run's images if they were moved.
 
     Raises:
-        VitkitError: there is no such data, or the root holds none of the run's images.
+        VitkitError: the data does not exist, or the root contains none of the run's images.
     """
     if data is not None:
         return _of_table(read_source(data, layout), {})
     if layout != "auto":
-        raise VitkitError(f"--layout {layout} is about the folders of --data: name them, or leave out the flag")
+        raise VitkitError(f"--layout {layout} applies to the folders of --data: name --data, or leave out the flag")
     if model is None and root is not None:
-        raise VitkitError("--data-root is about the images of a run: name its folder as the model")
+        raise VitkitError("--data-root applies to the images of a run: name a run folder as the model")
     if model is None:
         return _made_up("no photographs were named")
     split = Path(model) / SPLIT
@@ -77,10 +80,14 @@ def choose_pictures(
 
 
 def _of_table(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
-    """Return those images of a run that are unchanged according to `contents`.
+    """Choose validation images (otherwise test images, otherwise any) that have not changed.
+
+    Args:
+        table: the images.
+        contents: hash of each image's content at training time, by path; images that differ are not used.
 
     Raises:
-        VitkitError: none is.
+        VitkitError: no image is left.
     """
     name = next((split for split in ("val", "test") if split in table.splits), None)
     checked, changes = look_over(table, contents, None if name is None else (name,))
@@ -100,7 +107,7 @@ def _made_up(reason: str) -> Pictures:
 
 
 def _blobs(seed: int) -> Image.Image:
-    """Smooth patches of colour with some grain, of any size and proportion."""
+    """Generate a picture of smooth colour patches with some noise, of random size and aspect ratio."""
     rng = np.random.default_rng(seed)
     width, height = (int(side) for side in rng.integers(200, 500, 2))
     coarse = rng.integers(0, 256, (*rng.integers(2, 12, 2), 3), dtype=np.uint8)
@@ -109,41 +116,41 @@ def _blobs(seed: int) -> Image.Image:
     return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
 
 
-COSINE, AGREEMENT = 0.999, 0.995  # at least
-_DRIFT = 1e-3  # of the largest logit: what float32 may differ by at most
-_TIE = 1e-4  # of the spread of an image's logits: closer ones have no order that float32 could tell
-# What rounding may do to the logits: the root mean square of the differences in parts of that of the logits themselves,
-# each image's about their mean. Three to five times the worst that was measured of eight families with random weights
-# and of DeiT-Ti on photographs (docs/log.md): 0.020 of bfloat16, weights and layers; 0.0013 of float16.
+COSINE, AGREEMENT = 0.999, 0.995  # minimum values
+_DRIFT = 1e-3  # maximum difference in float32, relative to the largest logit
+_TIE = 1e-4  # relative to the range of an image's logits: float32 cannot order classes that are closer
+# Maximum rounding error of the logits: the root mean square of the differences, relative to that of the logits after
+# subtracting each image's mean. It is three to five times the largest error measured for eight families with random
+# weights and for DeiT-Ti on photographs (docs/log.md): 0.020 in bfloat16 (weights and layers), 0.0013 in float16.
 NOISE = {"float32": 1e-3, "float16": 6e-3, "bfloat16": 6e-2}
-_SCALE = 1 / 3  # of the noise, for what all logits share: rounding multiplied them by 0.995 to 1.005 in bfloat16
-_PEAK = 8  # times the noise, for a single logit: measured were 7 times
-_UNSURE = 4  # times the noise: classes closer than that may change places where weights are rounded
+_SCALE = 1 / 3  # times the noise: limit for a common factor of all logits (measured in bfloat16: 0.995 to 1.005)
+_PEAK = 8  # times the noise: limit for a single logit (measured: 7 times)
+_UNSURE = 4  # times the noise: with rounded weights, the order of classes that are closer may change
 _BATCH = 8
 
 
 class Refused(VitkitError):  # noqa: N818  # a verdict
-    """An exported file whose answers differ from the model's."""
+    """An exported file was refused because its predictions differ from the model's."""
 
 
 @dataclass(frozen=True)
 class LogitComparison:
-    """The differences between two sets of logits of the same images.
+    """The differences between the logits of the model and of the file on the same images.
 
     Attributes:
-        images: how many there are.
-        dtype: the dtype whose rounding is to be expected.
-        difference: max |logit - logit|.
-        cosine: the lowest of an image's two rows of logits.
-        agreement: part of the images with the same most probable class; of a multi-label model, part of the decisions
-            for or against a class. Ties that the dtype cannot tell apart are left out.
-        drift: the difference in parts of the largest logit.
-        scale: what the model's logits are multiplied by, by least squares.
-        noise: the root mean square of the differences, in parts of the logits' own.
-        peak: the largest difference in the same parts.
-        shift: the shift by how much probabilities differ: the mean over images of half their summed differences; of a
-            multi-label model, the mean over classes and images.
-        shift_by_noise: what errors of the logits as large as `NOISE` would shift them by, to first order.
+        images: the number of images.
+        dtype: the dtype whose rounding errors are allowed.
+        difference: the largest absolute difference of two logits.
+        cosine: the lowest cosine similarity of an image's two rows of logits.
+        agreement: the fraction of images with the same most probable class; for a multi-label model, the fraction of
+            equal decisions for or against a class. Ties that rounding in the dtype can turn do not count.
+        drift: the largest difference, relative to the largest logit.
+        scale: the factor between the model's logits and the file's, by least squares.
+        noise: the root mean square of the differences, relative to that of the logits.
+        peak: the largest difference, relative to the root mean square of the logits.
+        shift: the average difference of the probabilities: half the summed differences of an image, averaged over
+            images; for a multi-label model, the mean over classes and images.
+        shift_by_noise: the `shift` that errors of the size `NOISE` would cause, to first order.
     """
 
     images: int
@@ -159,7 +166,7 @@ class LogitComparison:
     shift_by_noise: float
 
     def faults(self) -> list[str]:
-        """Return the reasons to refuse a file; a value that is not a number always is one."""
+        """Return the reasons to refuse a file; NaN in any value is a reason."""
         faults, most = [], NOISE[self.dtype]
         if not self.cosine >= COSINE:
             faults.append(f"cosine {self.cosine:.6f} is below {COSINE}")
@@ -183,10 +190,10 @@ class LogitComparison:
 
 
 def read_pictures(classifier: Classifier, pictures: Pictures) -> list[Tensor]:
-    """Read and preprocess each readable picture as the classifier does, (C, height, width).
+    """Read the pictures as the classifier does, skipping unreadable ones; each is (C, height, width).
 
     Raises:
-        VitkitError: none can be read.
+        VitkitError: none of the pictures can be read.
     """
     read = [image for picture in pictures.those if (image := _read(classifier, picture)) is not None]
     if not read:
@@ -204,7 +211,10 @@ def _read(classifier: Classifier, picture: Place | Image.Image) -> Tensor | None
 
 
 def answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
-    """Return the logits of all images, (B, K): the first image alone, then batches."""
+    """Compute the logits of all images, (B, K).
+
+    The first image is computed alone and the others in batches, so that both sizes are tested.
+    """
     batches = [images[:1], *(images[i : i + _BATCH] for i in range(1, len(images), _BATCH))]
     rows, done = [], 0
     for batch in batches:
@@ -220,16 +230,16 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
     Args:
         ours: computed by the model in float32.
         theirs: computed by the file.
-        card: the file's.
-        dtype: the dtype whose rounding is to be expected; None is the one of the file's weights.
+        card: the card of the file.
+        dtype: the dtype whose rounding errors are allowed; None for the dtype of the file's weights.
 
     Raises:
-        Refused: they are not of the same shape, or not finite.
+        Refused: the shapes differ, or the file's logits are not finite.
     """
     if ours.shape != theirs.shape:
-        raise Refused(f"the file answers {tuple(theirs.shape)} logits for {tuple(ours.shape)}")
+        raise Refused(f"the file returns logits of shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
     if ours.isfinite().all() and not theirs.isfinite().all():
-        raise Refused("the file answers infinite logits")
+        raise Refused("the file returns logits that are not finite")
     ours, theirs, dtype = ours.double(), theirs.double(), dtype or card.dtype
     tiny = torch.finfo(torch.float32).tiny
     difference = theirs - ours  # (B, K)
@@ -252,7 +262,10 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
 
 
 def _centred(logits: Tensor, card: Card) -> Tensor:
-    """Return the part of the logits (B, K) that affects probabilities: of single classes, deviations from the mean."""
+    """Subtract from each image's logits (B, K) their mean, which does not affect a softmax.
+
+    Logits of multi-label models are returned unchanged.
+    """
     is_single = card.thresholds is None and logits.shape[1] > 1
     return logits - logits.mean(dim=1, keepdim=True) if is_single else logits
 
@@ -263,16 +276,20 @@ def _probabilities(logits: Tensor, card: Card) -> Tensor:
 
 
 def _distance(ours: Tensor, theirs: Tensor, card: Card) -> float:
-    """Between probabilities (B, K): total variation of single classes, or the mean of several's differences."""
+    """Return the average distance of probabilities (B, K).
+
+    It is the total variation for single-label models, and the mean absolute difference for multi-label models.
+    """
     differences = (ours - theirs).abs()
     return (differences.sum(dim=1).mean() / 2 if card.thresholds is None else differences.mean()).item()
 
 
 def _sensitivity(p: Tensor, card: Card) -> Tensor:
-    """Return how much `_distance` grows, to first order, for errors of standard deviation 1 in each logit.
+    """Return how much `_distance` grows, to first order, with independent errors of standard deviation 1 in each logit.
 
-    Of a softmax, dp_i = p_i (e_i - sum_j p_j e_j), whose standard deviation is p_i sqrt((1 - p_i)^2 + sum_{j != i}
-    p_j^2); of a sigmoid dp = p (1 - p) e. The mean of |e| is less than its standard deviation, which is the margin.
+    For a softmax, dp_i = p_i (e_i - sum_j p_j e_j), whose standard deviation is p_i sqrt((1 - p_i)^2 + sum_{j != i}
+    p_j^2). For a sigmoid, dp = p (1 - p) e. The mean of |e| is less than its standard deviation, so the result is an
+    upper bound.
     """
     if card.thresholds is not None:
         return (p * (1 - p)).mean()
@@ -282,7 +299,7 @@ def _sensitivity(p: Tensor, card: Card) -> Tensor:
 
 
 def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float:
-    """Part of the decisions that are the same, of those that rounding errors of `unsure` in a logit cannot turn."""
+    """Return the fraction of equal decisions, without those that errors of `unsure` in a logit can change."""
     if card.thresholds is not None:
         limits = torch.tensor(card.thresholds, dtype=torch.float64)
         first, second = (_probabilities(logits, card) for logits in (ours, theirs))
@@ -304,8 +321,8 @@ def check_card(ours: Card, theirs: Card) -> None:
     """Check that the card of a file describes the model.
 
     Raises:
-        Refused: it does not.
+        Refused: a field differs.
     """
     for name in ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version"):
         if getattr(ours, name) != getattr(theirs, name):
-            raise Refused(f"the file says another {name} than the model has")
+            raise Refused(f"the {name} in the file differs from the model's")

@@ -28,13 +28,13 @@ class Format:
     """A file format for exported models.
 
     Attributes:
-        name: the name by which it is requested.
-        runtime: what it is for, in its makers' words.
+        name: the name by which users request the format.
+        runtime: the name of its runtime.
         suffix: the suffix of its file.
-        backend: the name of what computes it among `inference.backends.registry.BACKENDS`.
-        module: has `write` and `open_file`, which do what the methods here say.
-        beside: suffixes of the files that belong to it.
-        has_fixed_precision: it computes in the numbers that it was written with, and no others.
+        backend: the name of the backend that computes it, one of `inference.backends.registry.BACKENDS`.
+        module: the module with its functions `write` and `open_file`, see the methods of this class.
+        beside: suffixes of further files that belong to the exported file.
+        has_fixed_precision: whether it always computes in the dtype of its weights.
     """
 
     name: str
@@ -46,23 +46,31 @@ class Format:
     has_fixed_precision: bool = False
 
     def files(self, path: Path) -> list[Path]:
-        """Return all files of the model at a path, the one at that path last."""
+        """Return the paths of all files of an exported model; `path` itself is the last one."""
         return [*(path.with_suffix(suffix) for suffix in self.beside), path]
 
     def write(self, model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-        """Write a model with the text of its card, for one number of images alone or None for any.
+        """Write a model together with its card.
+
+        Args:
+            model: the model.
+            path: the file to write.
+            card: the text of the card.
+            batch: the fixed number of images per batch that the file accepts; None for any number.
+            dtype: the dtype of the stored weights.
 
         Raises:
-            VitkitError: the model cannot be kept in this format, or a package is not installed.
+            VitkitError: the format does not support the model, or a package is not installed.
             OSError: the disk is full or not writable.
         """
         import_module(self.module).write(model, path, card, batch, dtype)
 
     def open(self, path: Path, precision: str) -> tuple[GraphRunner, str]:
-        """Return a runner of a file in a precision (`auto` included) and the text of its card.
+        """Open a file in a precision, which may be `auto`; return its runner and the text of its card.
 
         Raises:
-            VitkitError: the file holds anything but what `write` writes: it is refused before its runtime sees it.
+            VitkitError: the file contains anything that `write` does not write. It is refused before its runtime reads
+                it.
         """
         opens: Callable[[Path, str], tuple[GraphRunner, str]] = import_module(self.module).open_file
         return opens(path, precision)
@@ -96,7 +104,7 @@ def format_of(path: Path) -> Format:
     """Return the format of a file, by its suffix.
 
     Raises:
-        VitkitError: it is none of them.
+        VitkitError: the suffix is that of no export format.
     """
     for form in FORMATS.values():
         if path.suffix.lower() == form.suffix:

@@ -25,8 +25,8 @@ class Exported(Classifier):
     """A classifier that has a runner but no model: it can predict and nothing else.
 
     Attributes:
-        path: the file.
-        card: what it says of itself.
+        path: the exported file.
+        card: the card of the file.
     """
 
     def __init__(self, path: Path, precision: str) -> None:
@@ -36,7 +36,7 @@ class Exported(Classifier):
         if runner.outputs != len(self.card.classes):
             raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {len(self.card.classes)} classes")
         if runner.batch is not None and runner.batch < 1:
-            raise VitkitError(f"{path} is damaged: it takes {runner.batch} images at a time")
+            raise VitkitError(f"{path} is damaged: its batch size is {runner.batch}")
         self.runner: GraphRunner = runner
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
         self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
@@ -46,34 +46,34 @@ class Exported(Classifier):
 
     @property
     def model(self) -> Model:  # type: ignore[override]
-        """Never there.
+        """An exported file has no model.
 
         Raises:
             VitkitError: always.
         """
         raise VitkitError(
-            f"{self.path} is an exported file, which gives predictions alone: for this, take the model folder that it "
+            f"{self.path} is an exported file, which can only predict: for this, use the model folder that it "
             "was made from"
         )
 
     def to(self, device: str = "auto") -> Exported:
-        """Accept only the CPU, on which the file's runtime computes.
+        """Do nothing, since the runtime computes on the CPU.
 
         Raises:
-            VitkitError: another device is asked for.
+            VitkitError: `device` is another device.
         """
         if device not in ("auto", "cpu"):
             raise VitkitError(f"{self.path} runs on the CPU, by {self._form.backend}: leave out --device {device}")
         return self
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return the probabilities of images, as any classifier does."""
+        """Compute class probabilities; see `Classifier.probabilities`."""
         import torch
 
         return torch.from_numpy(self.answer(images.numpy()))
 
     def answer(self, pixels: Array) -> Array:
-        """(B, C, height, width) -> (B, K), as `Classifier.probabilities` computes them."""
+        """Compute the probabilities (B, K) of preprocessed images (B, C, height, width), with numpy arrays."""
         with np.errstate(all="ignore"):
             logits = self.runner.answer(pixels) / np.float32(self.temperature)
         is_finite = np.isfinite(logits).all(axis=-1, keepdims=True)
@@ -95,11 +95,11 @@ class Exported(Classifier):
         say: Say | None = None,  # noqa: ARG002
         device: str = "auto",
     ) -> Exported:
-        """Open the same file in another precision. The backend is that of the file's format.
+        """Open the same file in another precision. The backend is determined by the file's format.
 
         Raises:
-            VitkitError: another backend or device is asked for, the backend has no such precision, tokens are to be
-                merged, or a plan is asked for.
+            VitkitError: another backend or device, a plan, or merging of patches is requested, or the backend does not
+                support the precision.
         """
         self.to(device)
         if merge:
@@ -122,11 +122,11 @@ def load_exported(path: str | Path, precision: str = "auto") -> Exported:
     """Load a classifier from a file that `vitkit export` wrote.
 
     Args:
-        path: one of the `FORMATS`; the .bin of an .xml lies beside it.
-        precision: `float32` or `bfloat16`, where the runtime has a choice; `auto` is what is fastest here.
+        path: a file in one of the `FORMATS`; for an .xml file, the .bin file must be in the same folder.
+        precision: `float32` or `bfloat16`, if the runtime supports both; `auto` is the faster one here.
 
     Raises:
-        VitkitError: there is no such file, it is damaged or not by vitkit, or its runtime is not installed.
+        VitkitError: the file does not exist, is damaged or was not written by vitkit, or its runtime is not installed.
     """
     path = Path(path)
     format_of(path)

@@ -1,8 +1,8 @@
 """Write an ONNX file with its card, and open it with ONNX Runtime, without PyTorch.
 
-A file is examined before a runtime sees it, and must be what vitkit writes. An ONNX file can refer to other files for
-its weights, contain graphs within graphs, and use operations of other makers; vitkit's files do none of this. A
-protocol buffer is a sequence of numbered fields whose values may be such sequences again, and every field that vitkit
+Before the runtime opens a file, it is checked to contain only what vitkit writes. An ONNX file can refer to other files
+for its weights, contain nested graphs, and use custom operations; files of vitkit do none of this. An ONNX file is a
+protocol buffer, that is, a sequence of numbered fields, whose values may be such sequences again. A field that vitkit
 does not write is refused by its number.
 """
 
@@ -28,12 +28,12 @@ _WRITTEN = (
     b"Add Cast Concat Conv Expand Gelu Identity LayerNormalization MatMul MaxPool Mul ReduceMean Relu Reshape Shape "
     b"Sigmoid Slice Softmax Tanh Transpose"
 )
-_TRACED = (  # of other libraries' networks; none has a graph within, none reads anything but its inputs
+_TRACED = (  # in networks of other libraries; none contains a graph or reads anything but its inputs
     b"AveragePool BatchNormalization Clip Div Erf Flatten Gather Gemm GlobalAveragePool HardSigmoid HardSwish "
     b"Pad Pow Split Sqrt Squeeze Sub Unsqueeze"
 )
 _OPERATIONS = frozenset((_WRITTEN + b" " + _TRACED).split())
-# What each kind of message may have, by the numbers of onnx.proto: another kind of message, or a plain value.
+# The allowed fields of each kind of message, by their numbers in onnx.proto; the value is a message or None.
 _TENSOR: dict[int, Any] = {1: None, 2: None, 8: None, 9: None}  # dims, data_type, name, raw_data
 _ATTRIBUTE: dict[int, Any] = {1: None, 2: None, 3: None, 4: None, 7: None, 8: None, 20: None}
 _NODE: dict[int, Any] = {1: None, 2: None, 3: None, 4: "operation", 5: _ATTRIBUTE}
@@ -44,10 +44,10 @@ _MODEL: dict[int, Any] = {1: None, 2: None, 3: None, 7: _GRAPH, 8: {1: "domain",
 
 
 def read_card(path: Path) -> str:
-    """Return the card of a file, after checking that it contains nothing but a graph written by vitkit.
+    """Return the card of a file, after checking that the file contains only a graph written by vitkit.
 
     Raises:
-        VitkitError: it holds anything else, or is damaged.
+        VitkitError: the file contains anything else, or is damaged.
     """
     content = path.read_bytes()
     cards: list[memoryview] = []
@@ -56,7 +56,7 @@ def read_card(path: Path) -> str:
         if not cards:
             raise VitkitError("it does not state its classes and preprocessing")
         if len(cards) > 1:
-            raise VitkitError("it says twice what it is")
+            raise VitkitError("it states its classes and preprocessing twice")
         text = str(cards[0], "utf-8")
     except UnicodeDecodeError as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
@@ -69,18 +69,18 @@ def read_card(path: Path) -> str:
 def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview]) -> None:
     for number, value in fields_of(message):
         if number not in allowed:
-            raise VitkitError(f"it has a field {number} where vitkit writes none")
+            raise VitkitError(f"it has a field {number}, which vitkit does not write")
         kind = allowed[number]
         if kind is None:
             continue
         if not isinstance(value, memoryview):
-            raise VitkitError(f"its field {number} is not what it should be")
+            raise VitkitError(f"its field {number} has the wrong type")
         if isinstance(kind, dict):
             _screen(value, kind, cards)
         elif kind == "operation" and bytes(value) not in _OPERATIONS:
             raise VitkitError(f"it has the operation {bytes(value)[:40]!r}")
         elif kind == "domain" and len(value):
-            raise VitkitError(f"it has operations of {bytes(value)[:40]!r}")
+            raise VitkitError(f"it has operations of the domain {bytes(value)[:40]!r}")
         elif kind == "metadata":
             entry = dict(fields_of(value))
             name, card = entry.get(1), entry.get(2)
@@ -90,7 +90,7 @@ def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview
 
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    """Write a file, as `Format.write` does."""
+    """Write a model; see `Format.write`."""
     graph = graph_of(model, batch, dtype)
     entry = graph.metadata_props.add()
     entry.key, entry.value = seal.CARD, card
@@ -99,6 +99,6 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
-    """Open a file, as `Format.open` does."""
+    """Open a model; see `Format.open`."""
     card = read_card(path)
     return from_file(path, precision), card

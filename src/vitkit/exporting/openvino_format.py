@@ -1,8 +1,8 @@
 """Write an OpenVINO model (.xml and .bin) with its card, and open it with OpenVINO, without PyTorch.
 
-The files are examined before the runtime sees them, and must be what vitkit writes. The .xml names the operations,
-their connections, and where their constants are in the .bin. vitkit's files have no graphs within graphs, no operations
-of other makers, no document type, and refer to nothing outside the .bin.
+Before the runtime opens a file, it is checked to contain only what vitkit writes. The .xml lists the operations, their
+connections, and the positions of their constants in the .bin. Files of vitkit have no nested graphs, no custom
+operations, no document type, and no references to files other than the .bin.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OPERATIONS = {
 }
 _ALLOWED = frozenset((name, version) for version, names in _OPERATIONS.items() for name in names.split())
 _LAYER = "net/layers/layer"
-_PLACES = {  # where an element may stand, and what it must and may say
+_PLACES = {  # paths of the allowed elements, each with its required and its optional attributes (None for any)
     "net": ({"name", "version"}, set()),
     "net/layers": (set(), set()),
     _LAYER: ({"id", "name", "type", "version"}, set()),
@@ -62,14 +62,14 @@ _BEGINNING = b'<?xml version="1.0"?>\n<net '
 
 
 def read_card(path: Path) -> str:
-    """Return the card of a model (.xml and .bin), after checking that it contains only a graph written by vitkit.
+    """Return the card of a model (.xml and .bin), after checking that the files contain only a graph written by vitkit.
 
     Raises:
-        VitkitError: it holds anything else, is damaged, or its weights are missing.
+        VitkitError: the files contain anything else or are damaged, or the .bin is missing.
     """
     weights = path.with_suffix(".bin")
     if not weights.is_file():
-        raise VitkitError(f"{path} lacks the file of its weights: {weights}")
+        raise VitkitError(f"{path} has no weights: there is no file {weights}")
     content = path.read_bytes()
     try:
         card = _screen(content, weights.stat().st_size)
@@ -82,9 +82,14 @@ def read_card(path: Path) -> str:
 
 
 def _screen(content: bytes, weights: int) -> str:
-    """Return the card if the graph is harmless and its constants lie within this many bytes of weights."""
+    """Return the card if the graph has only known elements and operations.
+
+    Args:
+        content: content of the .xml file.
+        weights: size of the .bin file in bytes, within which all constants must lie.
+    """
     if not content.startswith(_BEGINNING):
-        raise VitkitError("it begins otherwise")
+        raise VitkitError("it does not begin as such a model does")
     if b"<!" in content or b"<?" in content[2:]:
         raise VitkitError("it has a document type, a comment or an instruction")
     root = ET.fromstring(content.decode())  # noqa: S314  # see above
@@ -96,7 +101,7 @@ def _screen(content: bytes, weights: int) -> str:
     if len(set(ids)) < len(ids) or not {
         edge.get(end) for edge in root.findall("edges/edge") for end in ("from-layer", "to-layer")
     } <= set(ids):
-        raise VitkitError("its operations do not hang together")
+        raise VitkitError("its operations are not connected correctly")
     cards = root.findall(f"rt_info/{CARD}")
     if len(cards) != 1:
         raise VitkitError("it does not state its classes and preprocessing")
@@ -109,7 +114,7 @@ def _check_places(element: ET.Element, place: str) -> None:
     required, optional = _PLACES[place]
     has = set(element.keys())
     if not required <= has or (optional is not None and not has <= required | optional):
-        raise VitkitError(f"an element {place!r} says {sorted(has)}")
+        raise VitkitError(f"an element {place!r} has the attributes {sorted(has)}")
     for child in element:
         _check_places(child, f"{place}/{child.tag}")
 
@@ -120,7 +125,7 @@ def _check_layer(layer: ET.Element, weights: int) -> None:
         raise VitkitError(f"it has the operation {kind[0][:40]!r} of {kind[1][:40]!r}")
     data = [dict(element.attrib) for element in layer.findall("data")]
     if len(data) > 1 or (data and not set(data[0]) <= _DATA):
-        raise VitkitError(f"its operation {kind[0]!r} says more than vitkit writes")
+        raise VitkitError(f"its operation {kind[0]!r} has attributes that vitkit does not write")
     if kind[0] == "Const":
         start, size = (int(data[0].get(name, -1)) if data else -1 for name in ("offset", "size"))
         if start < 0 or size < 0 or start + size > weights:
@@ -128,7 +133,7 @@ def _check_layer(layer: ET.Element, weights: int) -> None:
 
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    """Write a model, as `Format.write` does."""
+    """Write a model; see `Format.write`."""
     graph = graph_of(model, batch, dtype)
     graph.set_rt_info(card, [seal.CARD])
     try:
@@ -139,6 +144,6 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
-    """Open a model, as `Format.open` does."""
+    """Open a model; see `Format.open`."""
     card = read_card(path)
     return from_file(path, precision), card

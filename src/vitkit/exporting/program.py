@@ -1,8 +1,8 @@
-"""Write and read the program that `torch.export` traces, with its weights and without classes of vitkit (.pt2).
+"""Write and read a program traced by `torch.export`, with its weights (.pt2).
 
-PyTorch's own reader unpickles, imports and evaluates what a file asks for. This reader does not: a .pt2 file is a zip
-archive of raw tensors and JSON descriptions, which may only contain the entries and the operations that vitkit writes.
-The operations are then computed one after another, as torch would compute them. The archive has a checksum.
+PyTorch's own reader unpickles, imports and evaluates whatever a file requests. This reader does none of that. A .pt2
+file is a zip archive of raw tensors and JSON descriptions; here it may contain only the entries and operations that
+vitkit writes. The operations are computed one after another, as torch would compute them. The archive has a checksum.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ENTRIES = re.compile(
 
 
 def read_entries(source: Any) -> dict[str, bytes]:
-    """Name and content of each entry of an archive, if it has no others than ours, uncompressed, each once.
+    """Return the content of each entry of an archive, by name.
 
     Raises:
-        VitkitError: it has.
-        ValueError: it is no archive, or damaged.
+        VitkitError: an entry has an unknown name, is compressed, or occurs twice.
+        ValueError: the file is not a zip archive, or is damaged.
     """
     try:
         with zipfile.ZipFile(source) as archive:
@@ -65,28 +65,28 @@ def read_entries(source: Any) -> dict[str, bytes]:
 
 
 def write_entries(entries: Mapping[str, bytes], path: Path) -> None:
-    """Write an archive of these entries, the same bytes for the same entries."""
+    """Write an archive of these entries. Equal entries give identical files."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in entries.items():
             archive.writestr(zipfile.ZipInfo(_ROOT + name), content)
 
 
 def sealed(entries: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the entries with the checksum over all of them in the card."""
+    """Return the entries with the checksum of all entries filled in in the card."""
     return {**entries, CARD_ENTRY: seal.sealed(entries[CARD_ENTRY], *_beside_card(entries))}
 
 
 def _beside_card(entries: Mapping[str, bytes]) -> list[bytes]:
-    """Name and content of each other entry, by name."""
+    """Return name and content of each entry but the card, sorted by name, as the checksum includes them."""
     others = sorted(entries.keys() - {CARD_ENTRY})
     return [part for name in others for part in (name.encode(), entries[name])]
 
 
 def check(path: Path, entries: Mapping[str, bytes]) -> None:
-    """Return whether the entries are unchanged.
+    """Check that the entries match the checksum in the card.
 
     Raises:
-        VitkitError: they are not.
+        VitkitError: they do not match.
     """
     seal.check(path, entries[CARD_ENTRY], *_beside_card(entries))
 
@@ -103,7 +103,7 @@ _WRITTEN = (
     "view.default view_as.default clamp_min.default exp.default expand_as.default linalg_vector_norm.default "
     "arange.default new_zeros.default"
 )
-_TRACED = (  # of other libraries' networks; none changes what it is given
+_TRACED = (  # in networks of other libraries; none changes its arguments
     "_native_batch_norm_legit_no_training.default adaptive_avg_pool2d.default avg_pool2d.default clamp.default "
     "clone.default constant_pad_nd.default convolution.default elu.default hardsigmoid.default hardswish.default "
     "hardtanh.default leaky_relu.default roll.default sigmoid.default softmax.int split.Tensor "
@@ -111,7 +111,7 @@ _TRACED = (  # of other libraries' networks; none changes what it is given
 )
 _OPERATIONS = frozenset(f"{_WRITTEN} {_TRACED}".split())
 _OPERATION = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
-# An unknown number of images, or a multiple of it: of windows in all images, or of tokens.
+# A symbolic number of images, or a multiple of it (the number of windows or tokens in all images).
 _SYMBOL = re.compile(r"s\d+|(Mul\(Integer\(\d+\), )?Symbol\('s\d+', positive=True, integer=True\)(?(1)\))")
 _DTYPES = {5: torch.int64, 6: torch.float16, 7: torch.float32, 13: torch.bfloat16}  # of torch._export.serde.schema
 _MEMORY_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
@@ -120,7 +120,7 @@ _PLAIN = {"as_int": int, "as_float": float, "as_bool": bool, "as_string": str}
 
 @dataclass(frozen=True)
 class ValueName:
-    """The name of a value that an earlier operation made."""
+    """A reference to the result of an earlier operation, by name."""
 
     name: str
 
@@ -131,9 +131,9 @@ class ProgramStep:
 
     Attributes:
         operation: the operation of torch.
-        given, named: its arguments; those that an earlier step made are `ValueName`.
-        makes: names of its results.
-        frees: names of values that no later step reads.
+        arguments, named: positional and keyword arguments; a `ValueName` stands for the result of an earlier step.
+        makes: names of the results.
+        frees: names of values that no later step uses.
     """
 
     operation: Callable[..., Any]
@@ -148,12 +148,12 @@ class Program:
     """The computation that a file describes.
 
     Attributes:
-        card: what it says of itself.
-        constants: weights and buffers, by the name that steps have for them.
-        images, logits: names of the input and the result.
+        card: the text of the file's card.
+        constants: weights and buffers, by the names that the steps use.
+        images, logits: names of the input and of the result.
         steps: the operations, in order.
-        batch: the only number of images that it takes; None for any.
-        outputs: number of logits.
+        batch: the number of images per batch, if it is fixed; None for any number.
+        outputs: the number of logits.
     """
 
     card: str
@@ -165,7 +165,7 @@ class Program:
     outputs: int
 
     def compute(self, images: Tensor) -> Tensor:
-        """(B, C, height, width) -> (B, K)."""
+        """Compute logits (B, K) of images (B, C, height, width)."""
         values: dict[str, Any] = {**self.constants, self.images: images}
         for step in self.steps:
             made = step.operation(*_filled(step.arguments, values), **_filled(step.named, values))
@@ -181,7 +181,7 @@ def read_program(path: Path) -> Program:
     """Read the program in a file that vitkit wrote.
 
     Raises:
-        VitkitError: it holds anything else, or is damaged.
+        VitkitError: the file contains anything else, or is damaged.
     """
     try:
         entries = read_entries(path)
@@ -190,7 +190,7 @@ def read_program(path: Path) -> Program:
     except VitkitError as error:
         raise VitkitError(f"{path} is not a program written by vitkit: {error}") from error
     except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
-        raise VitkitError(f"{path} is no program that can be read: {first_line(error)}") from error
+        raise VitkitError(f"{path} cannot be read as a program: {first_line(error)}") from error
     check(path, entries)
     return program
 
@@ -220,13 +220,13 @@ def _parse(entries: Mapping[str, bytes], card: str) -> Program:
     values = graph["tensor_values"]
     batch, outputs = values[images]["sizes"][0].get("as_int"), values[logits]["sizes"][1]["as_int"]
     if not (batch is None or type(batch) is int) or type(outputs) is not int:
-        raise ValueError("its sizes are no numbers")
+        raise ValueError("its sizes are not numbers")
     steps = _steps(graph["nodes"], {logits, *constants})
     return Program(card, constants, images, logits, steps, batch, outputs)
 
 
 def _refuse_code(described: dict[str, Any]) -> None:
-    """Refuse what is never read here, but what torch's own reader would evaluate."""
+    """Refuse fields that PyTorch's reader would evaluate. They are not used here."""
     graph = described["graph_module"]["graph"]
     if described["guards_code"] or graph["custom_obj_values"] or graph["sym_float_values"] or graph["sym_bool_values"]:
         raise VitkitError("it is refused: it holds code or objects, which vitkit does not write")
@@ -243,12 +243,12 @@ def _expressions(value: Any) -> Iterator[Any]:
 
 
 def _tensors(entries: Mapping[str, bytes], folder: str, config: str) -> dict[str, Tensor]:
-    """Return the tensors that a config names, by their names in the model."""
+    """Return the tensors that a config file in the archive lists, by their names in the model."""
     tensors = {}
     for name, described in from_json(entries[f"{folder}/{config}"])["config"].items():
         about = described["tensor_meta"]
         if described["use_pickle"] is not False or about["device"]["type"] != "cpu":
-            raise VitkitError(f"it is refused: reading {name[:80]!r} in it could run anything")
+            raise VitkitError(f"it is refused: reading {name[:80]!r} in it could run arbitrary code")
         content = bytearray(entries[f"{folder}/{described['path_name']}"])
         sizes, strides = ([_integer(each["as_int"]) for each in about[key]] for key in ("sizes", "strides"))
         flat = torch.frombuffer(content, dtype=_DTYPES[about["dtype"]])
@@ -282,7 +282,7 @@ def _operation(target: str) -> Callable[..., Any]:
 
 
 def _value(arg: dict[str, Any]) -> Any:
-    """Convert an argument of an operation: a plain value, the name of an earlier result, or a tuple of them."""
+    """Convert an argument of an operation to a plain value, a `ValueName`, or a list of them."""
     ((kind, content),) = arg.items()
     if kind == "as_none":
         return None
@@ -335,7 +335,7 @@ def _within(value: Any) -> list[str]:
 
 
 def _filled(value: Any, values: Mapping[str, Any]) -> Any:
-    """Arguments with what the names stand for."""
+    """Replace the `ValueName`s in an argument by their values."""
     if isinstance(value, ValueName):
         return values[value.name]
     if isinstance(value, dict):
@@ -352,7 +352,7 @@ def _integer(value: Any) -> int:
 
 
 class ProgramRunner(GraphRunner):
-    """Run a traced program in the dtype that it was written with."""
+    """Run a traced program in the dtype of its weights."""
 
     backend = "eager"
 
@@ -369,7 +369,7 @@ class ProgramRunner(GraphRunner):
 
 
 class _InNumbersOf(nn.Module):
-    """Wrap a model so that its inputs and outputs stay float32."""
+    """A model in another dtype, whose input and output stay float32."""
 
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
         super().__init__()
@@ -380,10 +380,11 @@ class _InNumbersOf(nn.Module):
 
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    """Trace the model and write it. With `batch` it takes no other number of images; else any.
+    """Trace a model and write it; see `Format.write`.
 
     Raises:
-        Refused: PyTorch reads the file otherwise than vitkit does.
+        Refused: PyTorch's reader computes other logits from the file than vitkit's.
+        VitkitError: `torch.export` cannot trace the model.
         OSError: the disk is full or not writable.
     """
     config = model.config
@@ -407,7 +408,7 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 
 def _without_traces(model: bytes) -> bytes:
-    """Remove the source locations of operations from the program, as they contain local paths."""
+    """Remove the source locations of operations from the description, since they contain local paths."""
     described = from_json(model)
     for node in described["graph_module"]["graph"]["nodes"]:
         node["metadata"].pop("stack_trace", None)
@@ -416,17 +417,21 @@ def _without_traces(model: bytes) -> bytes:
 
 @torch.inference_mode()
 def _read_as_torch_does(path: Path, images: Tensor) -> None:
-    """Return whether PyTorch's reader, for which the file is written, reads the same program back."""
+    """Check that PyTorch's own reader computes the same logits from the file.
+
+    Raises:
+        Refused: the logits differ.
+    """
     theirs = torch.export.load(path).module()(images)
     if not torch.equal(theirs, read_program(path).compute(images)):
-        raise Refused(f"PyTorch answers otherwise than vitkit when it reads {path.name}")
+        raise Refused(f"PyTorch computes other logits from {path.name} than vitkit")
 
 
 def open_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:
-    """Return a runner of a file and its card; precision `auto` is the precision of the file.
+    """Return the runner of a file and the text of its card; precision `auto` is the precision of the file.
 
     Raises:
-        VitkitError: the file is damaged or not by vitkit, or computes in another precision.
+        VitkitError: the file is damaged or was not written by vitkit, or it computes in another precision.
     """
     program = read_program(path)
     runner = ProgramRunner(program)

@@ -1,4 +1,4 @@
-"""Write an exported file. It receives its name only after it was read back and predicts as the model does."""
+"""Write an exported file. It gets its final name only after it was read back and predicted as the model does."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Outcome:
     """The result of an export.
 
     Attributes:
-        comparison: the comparison of the file, computed in `precision`, with the model in float32.
-        precision: the precision in which the file was compared.
-        in_bfloat16: the same of the file computed in bfloat16, where its runtime does so here.
-        size: bytes of all its files.
-        seconds: the seconds that writing took.
+        comparison: comparison of the file, computed in `precision`, with the model in float32.
+        precision: the precision in which the file was computed for the comparison.
+        in_bfloat16: comparison of the file computed in bfloat16; None if its runtime does not use bfloat16 here.
+        size: total bytes of all files.
+        seconds: duration of writing.
     """
 
     comparison: LogitComparison
@@ -49,20 +49,20 @@ def export(
     batch: int | None = None,
     precision: str = "float32",
 ) -> Outcome:
-    """Write the classifier to a file of the format that its suffix names, if it then answers as the classifier does.
+    """Write the classifier to a file, after checking that the file predicts as the classifier does.
 
     Args:
-        classifier: has a model.
-        out: ends as one of the `FORMATS` does.
-        pictures: what both are asked about.
-        force: write over what is there.
-        batch: the only number of images that it is to take; None: any number.
-        precision: the precision in which weights are stored: one of `DTYPES`.
+        classifier: a classifier with a model.
+        out: the path of the file. Its suffix determines the format, one of the `FORMATS`.
+        pictures: the images on which the file and the model are compared.
+        force: whether to overwrite existing files.
+        batch: the fixed number of images per batch that the file accepts; None for any number.
+        precision: the dtype in which weights are stored: one of `DTYPES`.
 
     Raises:
-        Refused: the answers differ; nothing is left.
-        VitkitError: the model cannot be kept in this format, or its runtime is not installed; another process writes
-            the file, or it is there and is not to be written over.
+        Refused: the predictions differ; no file is left.
+        VitkitError: the format does not support the model, its runtime is not installed, another process is writing the
+            file, or the file exists and `force` is False.
         OSError: the disk is full or not writable.
     """
     form, card = format_of(out), Card.of(classifier, precision)
@@ -84,31 +84,31 @@ def _verify(
     try:
         exported = load_exported(path, precision)
     except VitkitError as error:
-        raise Refused(f"the file does not read back (is the disk full?): {error}") from error
+        raise Refused(f"the file cannot be read back (is the disk full?): {error}") from error
     check_card(card, exported.card)
     plain = answers(classifier, read_pictures(classifier, pictures), "asking the model")
     images = read_pictures(exported, pictures)
     comparison = compare(plain, answers(exported, images, "asking the file"), card)
     faults = comparison.faults()
     if faults:
-        raise Refused(f"the file does not answer as the model does: {'; '.join(faults)} ({pictures.what})")
+        raise Refused(f"the file does not predict as the model does: {'; '.join(faults)} ({pictures.what})")
     in_bfloat16 = None
     quick = exported if form.has_fixed_precision else load_exported(path)
     if quick.precision == "bfloat16" != precision:
         in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16"), card, "bfloat16")
         if faults := in_bfloat16.faults():
             raise Refused(
-                f"in bfloat16, as predict would ask it here, the file does not answer as the model does: "
+                f"in bfloat16, which predict would use here, the file does not predict as the model does: "
                 f"{'; '.join(faults)} ({pictures.what})"
             )
     return comparison, in_bfloat16, precision
 
 
 def check_free(out: Path, form: Format, *, force: bool) -> None:
-    """Refuse a place that is taken.
+    """Check that the files of an export can be created at a path.
 
     Raises:
-        VitkitError: a folder is there, or a file that is not to be written over.
+        VitkitError: there is a folder, or there is a file and `force` is False.
     """
     for path in form.files(out):
         if path.is_dir():
@@ -119,7 +119,7 @@ def check_free(out: Path, form: Format, *, force: bool) -> None:
 
 @contextmanager
 def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
-    """Yield a path of the same name in a temporary folder; its files are moved into place if the block succeeds."""
+    """Yield a path with the same name in a temporary folder; its files are moved to `out` if the block succeeds."""
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     with exclusive(out):
         check_free(out, form, force=force)

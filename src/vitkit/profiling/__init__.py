@@ -1,7 +1,8 @@
-"""What a model costs: parameters, multiply-accumulates, memory and time.
+"""The cost of a model: parameters, multiply-accumulates, memory and time.
 
-Open `model_info.py` first: `describe` measures a configuration without allocating it. `speed` times models against each
-other and against the ceiling of this machine; `accelerators` lists the figures of other machines.
+Open `model_info.py` first: `describe` counts the cost of a configuration without allocating its weights. `speed` times
+implementations against each other and against this machine's ceiling; `accelerators` lists the figures of other
+devices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The accelerators that a training can be planned for, with the sources of their figures."""
+"""The accelerators for which a training can be planned, with the sources of their figures."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _TERA, _GIGA, _GIBI = 10**12, 10**9, 2**30
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The limits of one device, for products of dense matrices.
+    """The peak speed of one device in dense matrix products, and its memory.
 
     Attributes:
         name: the name that users type.
-        bfloat16, float32: FLOP/s; None if the device lacks such products or its maker publishes no figure.
+        bfloat16, float32: peak in FLOP/s; None if the device does not support the precision or its manufacturer
+            publishes no figure.
         memory: bytes.
-        what: the product, and what counts as one device.
-        source: the maker's page or document with the figures.
+        what: the full name of the product, and what counts as one device.
+        source: the manufacturer's page or document with the figures.
     """
 
     name: str
@@ -29,10 +30,10 @@ class Accelerator:
     source: str
 
     def peak(self, precision: str) -> float:
-        """Return the FLOP/s in `float32` or `bfloat16`.
+        """Return the peak in FLOP/s in `float32` or `bfloat16`.
 
         Raises:
-            VitkitError: there is no such figure.
+            VitkitError: no figure is known for this precision.
         """
         peak = self.bfloat16 if precision == "bfloat16" else self.float32
         if peak is None:
@@ -67,7 +68,7 @@ def find_accelerator(name: str) -> Accelerator:
     """Return the accelerator with this name.
 
     Raises:
-        VitkitError: there is none.
+        VitkitError: there is no such accelerator.
     """
     if name not in ACCELERATORS:
         raise VitkitError(f"--accelerator {name!r} is none of {', '.join(ACCELERATORS)}")
@@ -78,7 +79,7 @@ def register(entry: Accelerator) -> None:
     """Add an accelerator.
 
     Raises:
-        ValueError: one with this name exists.
+        ValueError: an accelerator with this name exists already.
     """
     if entry.name in ACCELERATORS:
         raise ValueError(f"there is an accelerator {entry.name!r} already")

@@ -1,9 +1,9 @@
-"""Count what a model costs: parameters, multiply-accumulates and memory, and follow an image through it.
+"""Count the cost of a model: parameters, multiply-accumulates, memory, and the shapes of its intermediate results.
 
-Everything is measured on the meta device, where tensors have no storage, so even H/14 takes no memory. PyTorch's own
-flop counter, and its meta kernels for normalisation and GELU, import the compiler, which takes a second. The few
-operations that matter are therefore counted here before they reach a kernel. Tests compare the result with the flop
-counter, and with the tensors that real models keep, to the byte.
+Everything is measured on the meta device, where tensors have no storage, so that even H/14 takes no memory. PyTorch's
+flop counter and its meta kernels for normalisation and GELU import the compiler, which takes a second. Therefore the
+few operations that matter are intercepted and counted here. Tests compare the result with the flop counter, and to the
+byte with the tensors that real models keep.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ForwardCost:
 
     Attributes:
         macs: multiply-accumulates of all matrix products and convolutions.
-        kept_bytes: the distinct tensors that autograd keeps for the backward pass, the parameters aside.
-        shapes: what each module returned, without the batch.
-        macs_of: multiply-accumulates of each module, those of its parts included.
+        kept_bytes: bytes of the tensors that autograd keeps for the backward pass, without the parameters.
+        shapes: shape of each module's output without the batch, by module name.
+        macs_of: multiply-accumulates of each module including its submodules, by module name.
     """
 
     macs: int = 0
@@ -46,14 +46,17 @@ class ForwardCost:
 
 
 def measure(model: nn.Module, images: Tensor) -> ForwardCost:
-    """Pass images (B, C, height, width) through a model, both on the meta device, and take note."""
+    """Measure the cost of a forward pass of images (B, C, height, width); model and images are on the meta device."""
     measured = ForwardCost()
     _pass_flops(model, images, measured, _Meter(measured))
     return measured
 
 
 def measure_any(model: nn.Module, images: Tensor) -> ForwardCost:
-    """Measure a model of any operations by PyTorch's own counter, as `measure` does."""
+    """Measure the cost of a forward pass as `measure` does, for models with any operations.
+
+    It uses the flop counter of PyTorch.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     measured, counter = ForwardCost(), FlopCounterMode(display=False)
@@ -67,7 +70,14 @@ def measure_any(model: nn.Module, images: Tensor) -> ForwardCost:
 
 
 def _pass_flops(model: nn.Module, images: Tensor, measured: ForwardCost, counter: AbstractContextManager[Any]) -> None:
-    """Take note of what modules return and of what autograd keeps, while a counter does of the products."""
+    """Run a forward pass, and record the modules' output shapes and the tensors that autograd keeps.
+
+    Args:
+        model: the model.
+        images: the input.
+        measured: receives the results.
+        counter: context manager that counts the matrix products meanwhile.
+    """
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -102,7 +112,7 @@ def _watch(module: nn.Module, name: str, measured: ForwardCost) -> list[Any]:
 
 
 class _Meter(TorchFunctionMode):
-    """Intercept the calls of the torch library: count products, and replace some kernels."""
+    """Intercept calls of torch functions: count matrix products, and replace kernels that are slow to import."""
 
     def __init__(self, measured: ForwardCost) -> None:
         super().__init__()
@@ -133,7 +143,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 class _CountedRMSNorm(torch.autograd.Function):
-    """RMSNorm as torch computes it on CPUs: it keeps the input, and the factor of its weight."""
+    """RMSNorm as torch computes it on CPUs: the input and the normalised input are kept for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -188,7 +198,7 @@ class _KeepsOutput(torch.autograd.Function):
 
 
 class _CountedProduct(torch.autograd.Function):
-    """A product that keeps each factor needed for the other's gradient."""
+    """A product that keeps, for the backward pass, each factor that the gradient of the other one needs."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
@@ -228,7 +238,7 @@ def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
 
 
 def _scale(left: Tensor, right: Tensor | float) -> Tensor:
-    """A product or a quotient."""
+    """Multiply or divide; no storage is needed for a constant factor."""
     return _CountedProduct.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
 
 
@@ -284,7 +294,11 @@ _STAND_INS: dict[Any, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class CostStage:
-    """A step of the forward pass: the shape of its output, its parameters and multiply-accumulates."""
+    """A step of the forward pass: the shape of its output, its parameters, and its multiply-accumulates.
+
+    Attributes:
+        times: number of layers that have this step.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -297,9 +311,15 @@ class CostStage:
 class ModelInfo:
     """The cost of one configuration, for one image.
 
-    `gmacs` counts the forward pass as papers do, attention products included (multiply by 2 for FLOPs);
-    `gmacs_executed` is what `forward` computes, whose last block works for the head alone.
-    `activation_bytes` is what the backward pass keeps of one float32 image, at most: the last block keeps less.
+    Attributes:
+        config: the configuration.
+        parameters: number of parameters.
+        gmacs: 10^9 multiply-accumulates of the whole forward pass, attention products included, as articles count them;
+            multiply by 2 for FLOPs.
+        gmacs_executed: the same for what `forward` really computes; its last block computes only what the head needs.
+        weight_bytes: size of the weights, by dtype.
+        activation_bytes: upper bound of what the backward pass keeps of one float32 image.
+        stages: the steps of the forward pass.
     """
 
     config: Config
@@ -311,15 +331,15 @@ class ModelInfo:
     stages: list[CostStage] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the values in plain JSON types."""
         return asdict(self) | {"config": self.config.to_dict()}
 
 
 def describe(config: Config) -> ModelInfo:
-    """Measure the cost of a configuration without allocating its weights.
+    """Count the cost of a configuration without allocating its weights.
 
     Raises:
-        VitkitError: another library's network of this configuration cannot be built here.
+        VitkitError: the configuration is of another library's network, which cannot be built here.
     """
     if isinstance(config, NetworkConfig):
         return _describe_network(config)
@@ -350,7 +370,7 @@ def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[C
 
 
 def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
-    """Return those parts of the network, by the library's names, that an image passes through."""
+    """Return a stage for each direct submodule of the network that an image passes, by the library's names."""
     config, parts = model.config, []
     parts.append(CostStage("image", (*config.image_size, config.in_channels)))
     for name, part in model.network.named_children():
@@ -362,9 +382,10 @@ def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
 
 
 def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
-    """Measure the whole model; layers of equal cost are measured once.
+    """Measure a forward pass; layers of equal cost are measured once.
 
-    What the last layer costs differs with the shortcut, so one and two attention layers are measured, or pairs of them.
+    The last layer may cost less because of the shortcut. Therefore models with one and with two attention layers (or
+    pairs of axial layers) are measured, and their difference is the cost of each further layer.
     """
     alike = 2 if config.attention == "axial" else 1  # a layer within rows and one within columns
     if config.conv_layers or config.global_layers or config.layers <= 2 * alike:
@@ -393,7 +414,7 @@ _TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
 
 
 def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
-    """Yield the stages; one layer stands for all that are like it. Together they have the whole model's cost."""
+    """Return the stages of the forward pass; layers of the same kind share one stage. Their sum is the model's cost."""
     config, stage = model.config, _Walker(model, measured)
     count = sum(p.numel() for name, p in model.named_parameters() if name.startswith(_TOKENS))
     walk = [
@@ -418,7 +439,7 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
 
 
 def _relative(stage: _Walker) -> list[CostStage]:
-    """Tables of relative positions, or what computes them."""
+    """Return a stage for the tables of relative positions, or for the network that computes them, if there are any."""
     model, config = stage.model, stage.model.config
     if model.rel_pos is None:
         return []
@@ -463,7 +484,13 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
 
 
 def _attention_stages(stage: _Walker, layers: Sequence[int], products: int) -> list[CostStage]:
-    """Make the stages of eqs. 6-7: of all tokens, which have this many products, and of each kind of windows."""
+    """Return the stages of eqs. 6-7, one for attention over all tokens and one for each kind of windows.
+
+    Args:
+        stage: makes the stages.
+        layers: numbers of the layers that attend.
+        products: multiply-accumulates of attention over all tokens, per layer.
+    """
     config, P = stage.model.config, stage.model.config.prefix_tokens
     stages = []
     for windows, times in Counter(windows_of(config, layer) for layer in layers).items():
@@ -480,7 +507,7 @@ def _attention_stages(stage: _Walker, layers: Sequence[int], products: int) -> l
 
 @dataclass(frozen=True)
 class _Walker:
-    """Make the stages of those modules that the model has."""
+    """Make stages for the modules that the model has."""
 
     model: VisionTransformer
     measured: ForwardCost
@@ -495,7 +522,7 @@ class _Walker:
         return [CostStage(name, shape, parameters, self.measured.macs_of.get(module, 0))]
 
     def layers(self, name: str, module: str, among: Sequence[int] | None = None) -> list[CostStage]:
-        """Make one stage of a module of the blocks, counted as often as there are such layers."""
+        """Make one stage for a module that several layers have, with the number of these layers."""
         among = range(len(self.model.blocks)) if among is None else among
         having = [layer for layer in among if self._parameters(f"blocks.{layer}.{module}")]
         if not having:
@@ -506,7 +533,7 @@ class _Walker:
         return [CostStage(name, shape, self._parameters(first), macs, times=len(having))]
 
     def rest(self, module: str, parts: Sequence[str]) -> CostStage | None:
-        """Make a stage of the remaining cost of a module, if it has more parameters than these parts."""
+        """Make a stage for the cost of a module without these parts; None if the rest has no parameters."""
         of_parts = [f"{module}.{part}" for part in parts]
         parameters = self._parameters(module) - sum(map(self._parameters, of_parts))
         if not parameters:

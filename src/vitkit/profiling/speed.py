@@ -1,11 +1,11 @@
-"""Time several ways to compute a model's logits, with their numerical drift and the ceiling of their precision.
+"""Time implementations of a model's forward pass, with their numerical drift and the ceiling of their precision.
 
-`compare` times contenders in turn, round after round (A B C ... A B C ...): whatever slows the machine for a while
-slows all of them, so ratios are taken within each round and their median is reported.
+`compare` times contenders in turn, round after round (A B C ... A B C ...). Anything that slows the machine for a while
+affects all of them, so ratios are computed within each round and their median is reported.
 
-`Ceiling` computes only the model's matrix products, as fast as torch does on this machine. A model with no other work
-(softmax, GELU, LayerNorm, copies) and no loss in its products would run at the ceiling; of the last block only what the
-head reads counts. See Williams, Waterman and Patterson, "Roofline", 2009.
+`Ceiling` computes only the matrix products of the model, as fast as torch can on this machine. A model without any
+other work (softmax, GELU, LayerNorm, copies) whose products are equally fast would run at the ceiling. In the last
+block, only products that affect the head's input count. See Williams, Waterman and Patterson, "Roofline", 2009.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def compare(
     Args:
         model: the float32 model on the images' device; drift is measured from its logits.
         contenders: contenders with different keys.
-        images: (B, C, height, width) float32, B a multiple of `batch`. The first batch is timed, all are compared.
+        images: (B, C, height, width) float32; B is a multiple of `batch`. Times are measured on the first batch, drift
+            on all images.
         batch: the batch size.
         rounds: the number of rounds.
-        device: the device where the contenders compute; the default is where the images are.
+        device: the device on which the contenders compute; the default is the images' device.
     """
     device = device or images.device
     first, reference = images[:batch], in_batches(model, images, batch)
@@ -89,12 +90,12 @@ def _work(contender: Contender, images: Tensor) -> Work:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute logits.
+    """One implementation of the computation of logits.
 
     Attributes:
         name: the name of the implementation, for example `vitkit openvino`.
-        precision: `float32` or `bfloat16`, in which the layers compute.
-        run: a function from (B, C, height, width) float32 to (B, K) logits.
+        precision: the precision of the layers, `float32` or `bfloat16`.
+        run: a function from images (B, C, height, width), float32, to logits (B, K).
         same_weights: whether it uses the model's weights, so that its logits can be compared.
     """
 
@@ -111,14 +112,14 @@ class Contender:
 
 @dataclass(frozen=True)
 class Speed:
-    """The result of one contender at one batch size.
+    """The speed of one contender at one batch size.
 
     Attributes:
-        name, precision, batch: the contender, and the number of images in a batch.
-        timing: seconds of a batch, by round.
-        ceiling: seconds of the batch's matrix products alone in this precision, in the same rounds.
-        gflops_ceiling: 10^9 operations a second of the ceiling; a multiply-accumulate is two operations.
-        drift: the drift, or None if the weights are not the model's.
+        name, precision, batch: the contender, and the number of images per batch.
+        timing: seconds per batch, by round.
+        ceiling: seconds for the batch's matrix products alone in this precision, in the same rounds.
+        gflops_ceiling: speed of the ceiling in 10^9 operations per second; a multiply-accumulate counts as two.
+        drift: the difference from the model's logits; None if the contender has other weights.
     """
 
     name: str
@@ -131,22 +132,22 @@ class Speed:
 
     @property
     def images_per_s(self) -> Quartiles:
-        """Images a second."""
+        """Images per second."""
         return self.timing.rate(self.batch)
 
     @property
     def share_of_ceiling(self) -> float:
-        """The speed relative to the ceiling; 1 for a model that computes its products and nothing else."""
+        """The speed relative to the ceiling; 1 for a model that computes nothing but its matrix products."""
         return self.timing.times_as_fast_as(self.ceiling).median
 
 
 @dataclass(frozen=True)
 class Drift:
-    """The difference of logits from the model's in float32.
+    """The difference between a contender's logits and the model's logits in float32.
 
     Attributes:
         largest: the largest absolute difference over all images and classes.
-        agreement: the share of images with the same first class, in [0, 1].
+        agreement: the fraction of images with the same most probable class, in [0, 1].
         images: the number of images.
     """
 
@@ -156,7 +157,7 @@ class Drift:
 
 
 def drift_of(logits: Tensor, reference: Tensor) -> Drift:
-    """Compare two (B, K) tensors of logits."""
+    """Measure the drift of logits (B, K) from reference logits (B, K)."""
     logits, reference = logits.float().cpu(), reference.float().cpu()
     same = (logits.argmax(dim=1) == reference.argmax(dim=1)).float().mean()
     return Drift((logits - reference).abs().max().item(), same.item(), len(logits))
@@ -164,12 +165,16 @@ def drift_of(logits: Tensor, reference: Tensor) -> Drift:
 
 @torch.inference_mode()
 def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, batch: int) -> Tensor:
-    """Compute (B, C, height, width) -> (B, K) in batches; B is a multiple of the batch size."""
+    """Compute logits (B, K) of images (B, C, height, width) in batches; B is a multiple of the batch size."""
     return torch.cat([run(part).float() for part in torch.split(images, batch)])
 
 
 def random_model(config: Config, seed: int = 0) -> Model:
-    """Make a model with random weights in eval mode; its head is drawn too, for logits of a trained model's size."""
+    """Create a model with random weights in evaluation mode.
+
+    The head, which is zero when training starts, gets random weights as well, so that logits have the size of a trained
+    model's.
+    """
     torch.manual_seed(seed)
     model = build(config).eval()
     if isinstance(model, Network):
@@ -181,7 +186,12 @@ def random_model(config: Config, seed: int = 0) -> Model:
 
 
 def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
-    """Return plain values, with a column for each name in `ratios`: the median speedup over that one."""
+    """Return the results of a contender as plain values, for a table or JSON.
+
+    Args:
+        speed: the results.
+        ratios: other contenders' results by column name; the column has the median speedup over that contender.
+    """
     rate, drift = speed.images_per_s, speed.drift
     values: dict[str, Any] = {
         "name": speed.name,
@@ -205,18 +215,18 @@ def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
 
 
 def _round(value: float) -> float:
-    """Round to four digits, more than such a measurement is worth."""
+    """Round to four significant digits; timing is not more precise."""
     return float(f"{value:.4g}")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The backends that work here, and why others do not.
+    """The backends that work on this machine, and the reasons why others do not.
 
     Attributes:
-        contenders: the backends in the requested order.
-        memory: bytes by which the process grew while each was opened and first used, by key; None where unknown.
-        missing: the reason for each missing backend, by `backend precision`.
+        contenders: the working backends, in the requested order.
+        memory: bytes by which the process grew when each backend was opened and first used, by key; None if unknown.
+        missing: the reason why a backend does not work, by `backend precision`.
     """
 
     contenders: list[Contender]
@@ -225,7 +235,14 @@ class Opened:
 
 
 def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tensor, device: str = "auto") -> Opened:
-    """Open the (backend, precision) pairs that work here; each computes `images` (B, C, height, width) once."""
+    """Open the requested (backend, precision) pairs, as far as they work here.
+
+    Args:
+        model: the model.
+        wanted: pairs of backend and precision.
+        images: (B, C, height, width); each backend computes them once.
+        device: the device of the backends.
+    """
     from vitkit.inference.backends import open_runner
 
     contenders: list[Contender] = []
@@ -250,21 +267,21 @@ def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tenso
 
 
 def resident() -> int | None:
-    """Return the bytes of memory that this process holds; None if the system does not report them."""
+    """Return the resident memory of this process in bytes; None if the system does not report it."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     return None
 
 
 def on_cpu(work: Work) -> float:
-    """Time the work by the wall clock."""
+    """Return the wall-clock seconds that the work takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def _on_cuda(work: Work) -> float:
-    """Time the work between two events on the device's stream."""
+    """Return the seconds between two CUDA events before and after the work."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begin.record()
@@ -275,18 +292,19 @@ def _on_cuda(work: Work) -> float:
 
 
 def stopwatch_for(device: torch.device) -> _Stopwatch:
-    """Return the stopwatch that waits until work on this device is done."""
+    """Return the function that times work on this device."""
     return _on_cuda if device.type == "cuda" else on_cpu
 
 
 def interleave(
     works: Mapping[str, Work], rounds: int, *, stopwatch: _Stopwatch = on_cpu, least: float = 0.05, long: float = 1.0
 ) -> dict[str, Timing]:
-    """Time each piece of work once a round, in the order of `works`.
+    """Time each piece of work once per round, in the order of `works`.
 
-    Before the first round each is run twice, as kernels are chosen and compiled then. In its turn, work is first run
-    once without timing, unless it takes `long` seconds: its predecessor has filled the caches and may have threads that
-    still spin for a tenth of a second. Work that takes less than `least` seconds is repeated, and its mean is reported.
+    Before the first round, each piece is run twice, so that kernels are chosen and compiled. In each round, work that
+    takes less than `long` seconds is run once without timing: the previous piece has filled the caches, and its threads
+    may still be spinning for a tenth of a second. Work that takes less than `least` seconds is repeated, and the mean
+    is recorded.
     """
     repeats, untimed = {}, {}
     for name, work in works.items():
@@ -313,7 +331,7 @@ def _mean(work: Work, repeats: int, stopwatch: _Stopwatch) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """The seconds of one piece of work, one value for each round."""
+    """The seconds that one piece of work took, one value per round."""
 
     seconds: tuple[float, ...]
 
@@ -323,11 +341,11 @@ class Timing:
         return Quartiles.of(self.seconds)
 
     def rate(self, items: int) -> Quartiles:
-        """Return the quartiles of items a second, if the work processes that many items."""
+        """Return the quartiles of items per second, if the work processes `items` items."""
         return Quartiles.of(tuple(items / seconds for seconds in self.seconds))
 
     def times_as_fast_as(self, other: Timing) -> Quartiles:
-        """Return the quartiles of the speedup over the other; 2 means half the time in the same round."""
+        """Return the quartiles over rounds of the speedup over another piece of work; 2 means half its time."""
         return Quartiles.of(tuple(b / a for a, b in zip(self.seconds, other.seconds, strict=True)))
 
 
@@ -341,7 +359,7 @@ class Quartiles:
 
     @classmethod
     def of(cls, values: tuple[float, ...]) -> Quartiles:
-        """Compute the quartiles with linear interpolation, numpy's default; for one value all three are that value."""
+        """Compute the quartiles with linear interpolation, numpy's default; of a single value, all three are equal."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -349,10 +367,10 @@ class Quartiles:
 
 
 class Ceiling:
-    """The matrix products of a model's forward pass; calling the ceiling computes all of them.
+    """The matrix products of a model's forward pass; calling an instance computes all of them.
 
-    Each product is computed in the fastest of torch's ways: with the weights as a layer stores them, transposed, or
-    packed in advance. The operands are drawn once and stay in place, so that those of a small model stay in the cache.
+    Each product is computed in torch's fastest way: with weights as a layer stores them, transposed, or packed in
+    advance. The operands are random and are reused by every call, so that those of a small model stay in the cache.
 
     Attributes:
         macs: multiply-accumulates of one call.
@@ -400,7 +418,7 @@ def _fastest(ways: list[Work], device: torch.device, tries: int = 5) -> Work:
 
 
 class Product(NamedTuple):
-    """(rows, inner) @ (inner, columns), `batch` times side by side: one product, or the heads of attention."""
+    """A batch of `batch` matrix products (rows, inner) @ (inner, columns); attention has one per image and head."""
 
     rows: int
     inner: int
@@ -409,14 +427,18 @@ class Product(NamedTuple):
 
     @property
     def macs(self) -> int:
-        """The multiply-accumulates."""
+        """The number of multiply-accumulates."""
         return self.batch * self.rows * self.inner * self.columns
 
 
 def products(config: Config, images: int = 1) -> Counter[Product]:
-    """Count the matrix products of one forward pass over `images` images.
+    """Count the matrix products of one forward pass, by their shape.
 
-    Convolutions count as the product of their unfolded patches.
+    A convolution counts as the product of its unfolded patches with its weights.
+
+    Args:
+        config: the configuration of the model.
+        images: number of images in the batch.
     """
     with torch.device("meta"):
         model = build(config).eval()

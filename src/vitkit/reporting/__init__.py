@@ -1,8 +1,8 @@
 """Pages and pictures about runs, data sets and comparisons.
 
-Open `evaluation_report.py` first: the page about a run, made of `sections` for readers without scripts and
-`report_data` for the interactive views in `static/`. `comparison`, `dataset_report` and `pretraining_report` write the
-other pages; `plots` draws figures and `gallery` shows photographs.
+Open `evaluation_report.py` first: it writes the page about a run. The page consists of `sections`, which need no
+script, and of interactive views in `static/`, whose data `report_data` writes. `comparison`, `dataset_report` and
+`pretraining_report` write the other pages; `plots` draws figures and `gallery` shows photographs.
 """
 
 from __future__ import annotations

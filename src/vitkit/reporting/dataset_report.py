@@ -1,7 +1,7 @@
-"""Write the pages about a data set: the doctor's check-up, and the labels that look wrong.
+"""Write the pages about a data set: the doctor's check-up, and the suspected label errors.
 
-`write_checkup` shows what the data set looks like and the pictures that prove its problems. `write_suspects` shows each
-picture above its label and the class that it looks like.
+`write_checkup` shows the contents of the data set and the pictures that prove its problems. `write_suspects` shows each
+picture with its label and the class that it looks like.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from vitkit.reporting.gallery import gallery, thumbnails
 from vitkit.system.files import without_place
 from vitkit.text.html import figure, finding, image, table, to_png, write_page
 
-_SHOWN, _IN_A_ROW = 60, 6  # groups of copies; pictures of one group
+_SHOWN, _IN_A_ROW = 60, 6  # maximum number of groups of copies; of pictures shown for a group
 _THUMBNAIL = 160  # pixels
 
 SHOWN = 300  # photographs; more would slow browsers down
 
 
 def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
-    """Write the page of the doctor.
+    """Write the page about the check-up of a data set.
 
     Args:
         path: the HTML file.
@@ -113,14 +113,14 @@ def _cell(images: ImageTable, index: int) -> str:
 
 
 def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: Sequence[Place], advice: str) -> None:
-    """Write the page of labels that look wrong.
+    """Write the page of suspected label errors.
 
     Args:
         path: the HTML file.
         title: the title of the page.
-        suspects: the labels, the most doubtful first.
-        files: the photograph of each.
-        advice: what to do with them.
+        suspects: the suspected labels, the most doubtful first.
+        files: the photograph of each suspect.
+        advice: what to do with the suspects.
     """
     photographs = [
         (shown, "", (f"label: {suspect.label}", f"looks like: {suspect.suggested} (by {suspect.score})", suspect.path))

@@ -1,10 +1,10 @@
 """Write the page about a run: one self-contained HTML file with interactive views.
 
-Tables and pictures that need no script are in the page itself; the interactive views take their place. The views are
-plain JavaScript modules in `static/`, joined into one script in the order of their imports: each module imports only
-names of its neighbours, on lines of their own, and exports with `export class` or `export function`. Each states the
-format of its data at its head, which `report_data` writes. `write_evaluation` writes a folder with the page, the
-figures, and the prediction for each image.
+The page contains tables and pictures that need no script; the interactive views replace them when scripts run. The
+views are plain JavaScript modules in `static/`, which are joined into one script in the order of their imports. For
+this, each module imports only from its neighbours, with one import per line, and exports with `export class` or `export
+function`. At its head, each module documents the format of its data, which `report_data` writes. `write_evaluation`
+writes a folder with the page, the figures, and the prediction for each image.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXPORT = re.compile(r"^export (?=class |function )", re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?:class|function) (\w+)", re.MULTILINE)
 
 
-FOLDER = Path(__file__).parent / "static"  # from which a server hands them out
+FOLDER = Path(__file__).parent / "static"  # a server also serves the files from here
 
 
 def static(name: str) -> str:
@@ -69,7 +69,7 @@ def _with_needs(name: str, done: set[str]) -> list[str]:
     return [
         *before,
         f"const {{ {exported} }} = (() => {{\n{code}\nreturn {{ {exported} }};\n}})();\n",
-    ]  # its other names are its own
+    ]  # so that the module's other names stay private
 
 
 CONFUSION, CONFIDENCE = "Confusion", "Confidence and accuracy"
@@ -92,22 +92,22 @@ def write_report(
     explained: Sequence[Explained] = (),
     tried: sections.Tried | None = None,
 ) -> None:
-    """Write the page.
+    """Write the page about a run.
 
     Args:
         path: the HTML file.
         title: the run's name.
-        evaluation: its outcome on held-out images.
-        numbers: its figures (figures.py).
-        root: the folder, or storage, that the paths of its images are relative to; None where they are no files.
-        facts: what was trained, on what, by what.
-        findings: what the reader should know about the data, one sentence each; shown first.
-        pictures: caption and PNG, put into the page itself; of `draw` and others.
-        laid_out: some of its images as points.
+        evaluation: evaluation of the run's model on held-out images.
+        numbers: figures of the evaluation (`evaluation.figures`).
+        root: the folder or storage that the images' paths are relative to; None if the images are not files.
+        facts: rows of the table about the run: its model, data and software.
+        findings: what the reader should know about the data, one sentence each; they are shown first.
+        pictures: PNG pictures by caption, such as those of `draw`; they are embedded in the page.
+        laid_out: some of the images as points in the plane.
         doubts: labels that are likely wrong, the most doubtful first.
-        recipe: the resolved recipe, as TOML.
-        explained: what speaks for its mistakes.
-        tried: what the weights that it began from were chosen among.
+        recipe: the complete recipe, as TOML.
+        explained: mistakes with the regions that led to them.
+        tried: the weights among which the run chose its initial ones, with their scores.
     """
     photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
     rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
@@ -140,7 +140,7 @@ def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
 
     Args:
         evaluation: the evaluation of a classifier.
-        laid_out: some of its images as points (embedding.py), which are drawn too.
+        laid_out: some of its images as points (`evaluation.embedding`), for one of the pictures.
     """
     if isinstance(evaluation, MultiEvaluation):
         return {}
@@ -206,13 +206,13 @@ def write_evaluation(
     """Write report.html, evaluation.json and predictions.csv.
 
     Args:
-        folder: made if need be.
-        classifier: the classifier whose evaluation it is.
-        evaluation: the evaluation of it, on all images; the report is of those that count.
+        folder: the folder, which is created if it does not exist.
+        classifier: the classifier that was evaluated.
+        evaluation: its evaluation on all images; the report shows only images that count.
         table: the images.
-        numbers: the figures (figures.py).
-        findings: what the reader should know of them.
-        progress: receives of how many images the features are computed, of how many.
+        numbers: figures of the evaluation (`evaluation.figures`).
+        findings: what the reader should know about the figures, one sentence each.
+        progress: called with the number of images whose features are computed, and the total.
 
     Raises:
         OSError: the folder cannot be written.
@@ -245,7 +245,7 @@ def write_evaluation(
 
 
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
-    """Write a CSV file with the columns path, label, predicted, confidence; several classes are joined by `;`.
+    """Write a CSV file with the columns path, label, predicted and confidence; several classes are joined by `;`.
 
     If models proposed labels, `label` has those from before the proposals, and a column label_now has the current ones.
     """

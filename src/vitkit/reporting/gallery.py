@@ -1,6 +1,6 @@
-"""Photographs in a page, as embedded thumbnails with captions, and photographs under their predictions.
+"""Embed photographs in a page as thumbnails with captions, and write pictures of predictions into a folder.
 
-`thumbnails` and `gallery` make the HTML. `Album` writes PNG files to a folder that mirrors the folders of the images.
+`thumbnails` and `gallery` make the HTML. `Album` writes PNG files into a folder that mirrors the folders of the images.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Thumbnail:
 
     Attributes:
         data: the content of an image file; empty if the photograph cannot be read.
-        kind: its format, png or jpeg.
-        is_tiny: whether it is so small that its pixels should be visible.
-        reason: why it cannot be read.
+        kind: the format of the file, png or jpeg.
+        is_tiny: whether the photograph is so small that it should be enlarged with visible pixels.
+        reason: why the photograph cannot be read.
     """
 
     data: bytes = b""
@@ -71,9 +71,9 @@ def thumbnails(paths: Iterable[Place], side: int = SIDE) -> Iterator[Thumbnail]:
 
 
 def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
-    """Return the HTML of photographs, each with attributes for its tag and the lines of its caption.
+    """Return the HTML of photographs, each with attributes for its `img` element and the lines of its caption.
 
-    The reason replaces a photograph that cannot be read.
+    If a photograph cannot be read, the reason is shown instead.
     """
     return f'<div class="row">{"".join(_cell(*photograph) for photograph in photographs)}</div>'
 
@@ -88,7 +88,7 @@ def _cell(shown: Thumbnail, attributes: str, lines: Sequence[str]) -> str:
 
 
 def size(shown: Thumbnail) -> int:
-    """Return the number of characters that it takes in a page."""
+    """Return the number of characters that a thumbnail takes in a page."""
     return 4 * -(-len(shown.data) // 3)  # base64
 
 
@@ -96,9 +96,9 @@ class Album:
     """A folder of pictures, one for each readable image.
 
     Args:
-        folder: the folder; it is made when the first picture is drawn.
-        sources: the folders of the request. Pictures mirror the images' paths below their common parent, so that equal
-            names do not collide.
+        folder: the folder, which is created with the first picture.
+        sources: the folders that contain the images. A picture's path in the album is that of its image below the
+            common parent of all folders, so that equal names do not collide.
         paths: the images.
     """
 
@@ -108,7 +108,7 @@ class Album:
         self._root = os.path.commonpath(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
 
     def place(self, path: str) -> Path:
-        """Return the path of an image's picture."""
+        """Return the path of the picture for an image."""
         relative = Path(os.path.relpath(path, self._root))
         return self._folder / relative.with_name(fitting(relative.name, ".png"))
 
@@ -135,7 +135,7 @@ class Album:
         figure.clear()  # a figure is a reference cycle: its pixels would stay in memory until garbage collection
 
     def complete(self, rows: Iterable[Row]) -> None:
-        """Draw the missing pictures."""
+        """Draw the pictures that do not exist yet."""
         for row in rows:
             if not self.place(row.path).exists():
                 self.add(row)

@@ -1,4 +1,4 @@
-"""Draw the figures of a run with matplotlib. Nothing here computes a model."""
+"""Draw the figures of a run with matplotlib. Nothing here uses a model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from vitkit.evaluation.metrics import ClassRanking
 from vitkit.system.files import replacing
 from vitkit.text.html import DPI, to_png
 
-# Okabe and Ito's colours, told apart by colour-blind readers too.
+# The colours of Okabe and Ito, which colour-blind readers can distinguish, too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
-_MOST_NAMED, _UNNAMED = 60, 12.0  # classes named along an axis; inches of a square without names
-MOST_SHADED = 1000  # rows and columns of such a square
+_MOST_NAMED, _UNNAMED = 60, 12.0  # maximum number of class names along an axis; side in inches of a matrix of more
+MOST_SHADED = 1000  # maximum number of rows and columns of a matrix
 _CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
-STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
-_MOST_BARS = 100  # with a number each; the numbers of more would overlap
+STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines in one picture
+_MOST_BARS = 100  # of more bars, the numbers would overlap
 _MOST_LINES, _WORST = 12, 5
 _MARKERS = "osD^vP*X<>phd"
-_NAMED = 30  # classes whose name is in the picture
+_NAMED = 30  # maximum number of class names among points
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -40,9 +40,12 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def curves(rows: Sequence[Mapping[str, float]], best_epoch: int, *, is_mixed: bool = False) -> Figure:
-    """Plot loss and accuracy by epoch, from the rows of metrics.csv, and mark the epoch that was kept.
+    """Plot loss and accuracy by epoch, and mark the epoch that was kept.
 
-    `is_mixed` says that the training mixed images (mixup or CutMix), see `draw_curve`.
+    Args:
+        rows: the rows of metrics.csv.
+        best_epoch: the epoch that was kept, from 0.
+        is_mixed: whether the training mixed images (mixup or CutMix), see `draw_curve`.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -61,13 +64,13 @@ def draw_curve(
 ) -> None:
     """Draw the training and validation curve of a measure.
 
-    Training figures are means over the batches of an epoch, as they were seen: augmented, while the weights change.
-    A mixed image has no single correct class, so that its accuracy is withheld; the legend says so.
+    Training figures are means over the batches of an epoch, on augmented images and with changing weights. A mixed
+    image has no single correct class, so its training accuracy is not shown; the legend says so.
 
     Args:
-        axis: where to draw.
+        axis: the axes to draw on.
         rows: the rows of metrics.csv.
-        measure: what to draw.
+        measure: the measure to draw.
         best_epoch: the epoch that was kept, from 0; None marks no epoch.
         is_mixed: whether the training mixed images (mixup or CutMix).
     """
@@ -94,7 +97,7 @@ def draw_curve(
 
 
 def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> Figure:
-    """Plot the images per class: a bar for each class, stacked by split."""
+    """Plot the number of images per class as bars, stacked by split."""
     figure = Figure(figsize=(max(5.0, min(0.5 * len(classes) + 1.5, 30.0)), 3.8), layout="constrained")
     axis = figure.subplots()
     positions, base = np.arange(len(classes)), np.zeros(len(classes))
@@ -119,7 +122,7 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
 
 
 def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:
-    """Plot counts by true and predicted class, shaded by the share of the true class."""
+    """Plot a confusion matrix of counts, shaded by their fraction of the true class."""
     side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
     figure = Figure(figsize=(side, side), layout="constrained")
     draw_confusion(figure.subplots(), matrix, classes, title)
@@ -141,7 +144,11 @@ def draw_confusion(axis: Axes, matrix: npt.NDArray[np.int64], classes: Sequence[
 
 
 def reliability(states: Mapping[str, Reliability]) -> Figure:
-    """Plot accuracy by confidence, a column for each state, above the number of images by confidence."""
+    """Plot accuracy by confidence, with a histogram of the confidences below; one column for each state.
+
+    Args:
+        states: reliability by the name of the state, for example with and without the temperature.
+    """
     figure = Figure(figsize=(4.2 * len(states) + 0.4, 4.8), layout="constrained")
     axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
     for (name, state), (upper, lower) in zip(states.items(), axes.T, strict=True):
@@ -155,7 +162,7 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
 
 
 def draw_reliability(axis: Axes, state: Reliability, name: str) -> None:
-    """Draw accuracy by confidence. `name` is what the title calls the state of the classifier."""
+    """Draw accuracy by confidence; `name` is the name of the classifier's state for the title."""
     edges = np.linspace(0, 1, len(state.counts) + 1)
     middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(state.counts)
     there = state.counts > 0
@@ -173,15 +180,15 @@ def ranking(
     probabilities: npt.NDArray[np.float32],
     classes: Sequence[str],
 ) -> Figure:
-    """Plot ROC and precision-recall curves of each class against the rest.
+    """Plot the ROC and precision-recall curves of each class against the rest.
 
-    Of more than 12 classes, only the five with the lowest average precision and the mean of all have a curve.
+    If there are more than 12 classes, only the five with the lowest average precision and the mean of all are shown.
 
     Args:
-        by_class: how the images of each class rank among all, for the classes that occur.
-        labels: (n,) true classes.
+        by_class: rankings of the classes that occur, by class number.
+        labels: true classes, (n,).
         probabilities: (n, K).
-        classes: the K names.
+        classes: the K class names.
     """
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     roc, recall = figure.subplots(1, 2)
@@ -225,16 +232,16 @@ def embedding(
     classes: Sequence[str],
     images: int,
 ) -> Figure:
-    """Plot images as points with a colour and marker for each class; mistakes have a black edge.
+    """Plot images as points, with a colour and marker for each class; mistakes have a black edge.
 
-    Up to 12 classes have a legend; of more, the largest have their names among the points.
+    Up to 12 classes have a legend. If there are more, the names of the largest are written among their points.
 
     Args:
         points: (n, 2).
-        labels: (n,) true classes.
-        is_right: (n,).
-        classes: the names.
-        images: the number of images that the points were sampled from.
+        labels: true classes, (n,).
+        is_right: whether each image is classified correctly, (n,).
+        classes: the class names.
+        images: the number of images from which the points were sampled.
     """
     present, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     has_legend = len(present) <= _MOST_LINES
@@ -281,7 +288,7 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
 
 
 def classified(picture: Image.Image, label: str, confidence: float, *, is_rejected: bool = False) -> Figure:
-    """Show a picture, enlarged if it is small, under its class and probability."""
+    """Show a picture, enlarged if it is small, with its predicted class and probability as title."""
     scale = max(1, 400 // max(picture.size))
     width, height = (side * scale / DPI for side in picture.size)  # inches
     figure = Figure(figsize=(max(width, 5.2), height + 0.4))  # room for the title, however narrow the picture
@@ -294,7 +301,7 @@ def classified(picture: Image.Image, label: str, confidence: float, *, is_reject
 
 
 def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
-    """Name the classes along the axis, unless there are so many that the names would overlap."""
+    """Write the class names along the x axis; return False if there are so many that the names would overlap."""
     if len(classes) > _MOST_NAMED:
         axis.set_xlabel("class")
         return False
@@ -312,12 +319,12 @@ def _shorten(name: str, most: int = 22) -> str:
 
 
 def in_legend(name: str, most: int = 22) -> str:
-    """Return a name for a legend; a thin space precedes a leading underscore, which matplotlib would hide."""
+    """Return a name for a legend. A leading underscore, which matplotlib would hide, is preceded by a thin space."""
     return f"\N{THIN SPACE}{_shorten(name, most)}" if name.startswith("_") else _shorten(name, most)
 
 
 def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
-    """Plot width against height of pictures on logarithmic axes; a larger dot stands for more of them."""
+    """Plot height against width of pictures on logarithmic axes; the area of a dot shows how many have that size."""
     figure = Figure(figsize=(4.8, 4.4), layout="constrained")
     axis = figure.subplots()
     counts = Counter(pixels)

@@ -1,4 +1,4 @@
-"""Write the page about a pre-training: its losses, and pictures whole, with hidden patches, and restored."""
+"""Write the page about a pre-training: its losses, and pictures before and after hidden patches are filled in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = ("the picture", "shown", "filled in")
 
 @dataclass(frozen=True)
 class Strip:
-    """One picture in its three states."""
+    """One picture: complete, without its hidden patches, and with these patches filled in by the model."""
 
     path: str
     whole: Image.Image
@@ -41,13 +41,13 @@ def write_pretraining_report(
     shown: str,
     recipe: str,
 ) -> None:
-    """Write the page.
+    """Write the page about a pre-training.
 
     Args:
         path: the HTML file.
         title: the name of the run.
-        headline: the result.
-        facts: what was learned, on which data, by which software.
+        headline: the main result, in a sentence.
+        facts: rows of the table about the run: its objective, data and software.
         findings: what the reader should know about the data, one sentence each.
         rows: the rows of metrics.csv.
         kept: the epoch whose weights became the model, counting from 0.
@@ -92,7 +92,7 @@ def _draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
 
 
 def _draw_strips(strips: Sequence[Strip]) -> Figure:
-    """Draw a column for each picture: the original, the visible patches, the restored picture."""
+    """Draw a column for each picture: the complete picture, its visible patches, and the picture filled in."""
     across, down = max(len(strips), 1), len(_ROWS)
     drawn = Figure(figsize=(_INCHES * across + 0.9, _INCHES * down))
     axis = drawn.add_axes((0, 0, 1, 1))

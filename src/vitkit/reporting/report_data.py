@@ -1,7 +1,8 @@
 """The data of the interactive views as plain JSON types, and the photographs that a report contains.
 
-Each view documents its format at its head, and one function here writes it. `ReportPhotographs` selects: a report
-contains all photographs of a few images, or of many those that a click most likely asks for.
+Each view documents the format of its data in its JavaScript file, and one function here writes them.
+`ReportPhotographs` selects photographs: all of them if there are few images, otherwise those that readers are most
+likely to open.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from vitkit.text.html import DATA
 
 Numbers = npt.NDArray[np.int64]
 
-MOST_IMAGES = 50_000  # that are listed in a page
+MOST_IMAGES = 50_000  # maximum number of images listed in a page
 _MOST_PAIRS = 20_000  # of classes
-_MOST_DOUBTS = 1_000  # labels to look at
+_MOST_DOUBTS = 1_000  # suspected label errors
 _MOST_THRESHOLDS = 300  # classes whose threshold can be moved
 
 FIRST = 24  # photographs in a gallery without a script
 MOST, MOST_DOUBTED = 500, 100  # photographs in a page
 _BYTES = 10_000_000  # of photographs, so that the page stays below 20 MB
-_OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes of each pair of classes, and of all pairs, that come first
+_OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes with precedence, for each pair of classes and in total
 _PATHS = 4_000_000  # characters of all paths in a page
 _STEPS = 200  # of the threshold
 _SINGLE = (
@@ -51,7 +52,7 @@ _MULTI = (("threshold", "threshold", "the probability from which on the class is
 
 
 def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
-    """Return the indices of the images that a page lists: all, or the worst mistakes and a random sample."""
+    """Return the indices of the images that a page lists: all, or of too many, mistakes and a random sample."""
     n = len(evaluation.paths)
     length = sum(map(len, evaluation.paths)) / max(n, 1)
     most = min(MOST_IMAGES, max(1_000, int(_PATHS / max(length, 1))))
@@ -63,7 +64,7 @@ def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
 
 
 def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
-    """Return the data of `images.js`: the predictions for the images `shown`."""
+    """Return the data of `images.js`: the predictions for the images with these indices."""
     common = {
         "classes": list(map(_text, evaluation.classes)),
         "total": len(evaluation.paths),
@@ -93,7 +94,7 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
 
 
 def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
-    """Return (n,) probabilities of the predicted classes, with the digits of predictions.csv."""
+    """Return the probability of each image's predicted class, (n,), rounded as in predictions.csv."""
     return np.round(evaluation.confidence, 6)
 
 
@@ -137,7 +138,7 @@ def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _reaching(values: npt.NDArray[np.floating[Any]]) -> list[int]:
-    """Count the values that reach each threshold."""
+    """Count for each threshold the values that are at least as large."""
     at = np.arange(_STEPS + 1) / _STEPS
     counts: list[int] = (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
     return counts
@@ -156,7 +157,7 @@ def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
 
 
 def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] | None:
-    """Return the data of `embedding.js`; None without points."""
+    """Return the data of `embedding.js`; None if there are no points."""
     if laid_out is None:
         return None
     place = {int(i): number for number, i in enumerate(shown)}
@@ -171,7 +172,13 @@ def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] |
 def doubts_data(
     doubts: Sequence[LabelError], classes: Sequence[str], photographs: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """Return the data of `Doubts` in `images.js`, with photographs by position; None without any."""
+    """Return the data of `Doubts` in `images.js`; None if there are no suspected label errors.
+
+    Args:
+        doubts: suspected label errors, the most doubtful first.
+        classes: the class names.
+        photographs: data URIs by position in `doubts`.
+    """
     doubts = doubts[:_MOST_DOUBTS]
     if not doubts:
         return None
@@ -190,15 +197,15 @@ def doubts_data(
 
 
 def _text(name: str) -> str:
-    """Return a name that can be written as UTF-8, which file names need not be."""
+    """Return a name with characters that UTF-8 cannot encode replaced; file names may contain such characters."""
     return name.encode(errors="replace").decode()
 
 
 def data_of_report(page: Path) -> dict[str, Any]:
-    """Read the data of the views from a written report, without its photographs.
+    """Read the data of the views from a report, without its photographs.
 
     Raises:
-        VitkitError: there is no such page, or it contains no data.
+        VitkitError: the page does not exist, or contains no data.
     """
     try:
         text = read_text(page, "surrogateescape")
@@ -210,17 +217,19 @@ def data_of_report(page: Path) -> dict[str, Any]:
     except ValueError:
         data = None
     if not isinstance(data, dict) or "images" not in data:
-        raise VitkitError(f"the {page.name} of {page.parent.name} holds no data to show: vitkit eval writes a new one")
+        raise VitkitError(
+            f"the {page.name} of {page.parent.name} contains no data to show: vitkit eval writes a new one"
+        )
     return {name: value for name, value in data.items() if name not in ("photographs", "doubts")}
 
 
 class Explained(NamedTuple):
-    """A mistake and the regions that speak for its classes.
+    """A mistake, with the regions of the picture that speak for the true and the predicted class.
 
     Attributes:
-        image: its index in the evaluation.
+        image: index of the image in the evaluation.
         title: the true and the predicted class.
-        pictures: caption and JPEG of each picture; the photograph first.
+        pictures: caption and JPEG of each picture; the photograph is the first.
     """
 
     image: int
@@ -235,8 +244,8 @@ class ReportPhotographs:
     Attributes:
         root: the folder, or storage, that paths are relative to; None if images are not files.
         listed: the indices of the images that the page lists.
-        first: the indices of those that are shown without a script.
-        of_images: photographs by the image's index.
+        first: the indices of the images that are shown without a script.
+        of_images: photographs by index of the image.
         of_doubts: photographs of the first suspected label errors, in order.
     """
 
@@ -250,7 +259,7 @@ class ReportPhotographs:
     def of(
         cls, evaluation: Evaluation, root: Place | None, doubts: Sequence[LabelError], laid_out: LaidOut | None
     ) -> ReportPhotographs:
-        """Select the photographs of an evaluation and of suspected label errors."""
+        """Select the photographs for an evaluation and its suspected label errors."""
         shown = listed(evaluation)
         if root is None:
             return cls(None, shown, (), {}, ())
@@ -276,20 +285,24 @@ class ReportPhotographs:
         return int(np.searchsorted(self.listed, image))
 
     def addresses(self) -> dict[str, str]:
-        """Return the photographs that no gallery of the page shows, by the image's position in the page's list."""
+        """Return data URIs of the photographs that are not shown without a script, by position in the page's list."""
         others = [
             (self.place(i), photograph.address) for i, photograph in self.of_images.items() if i not in self.first
         ]
         return {str(place): address for place, address in others if address is not None}
 
     def addresses_of_doubts(self) -> dict[str, str]:
-        """Return the same for suspected label errors."""
+        """Return data URIs of the suspected label errors that are not shown without a script, by position."""
         others = [(place, photograph.address) for place, photograph in enumerate(self.of_doubts) if place >= FIRST]
         return {str(place): address for place, address in others if address is not None}
 
 
 def wanted(evaluation: Evaluation, laid_out: LaidOut | None) -> list[int]:
-    """Return images by decreasing interest: confident mistakes, some of each pair of classes, points, and the rest."""
+    """Return the indices of all images, the most interesting first.
+
+    The most confident mistakes come first, then some mistakes of each pair of classes, the images with points, the
+    other mistakes, and the rest in random order.
+    """
     n = len(evaluation.paths)
     if isinstance(evaluation, MultiEvaluation):
         wrong = np.flatnonzero((evaluation.predicted != evaluation.labels).any(axis=1)).tolist()

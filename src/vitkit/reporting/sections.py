@@ -43,7 +43,7 @@ def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequenc
 
 
 def operating_table(numbers: Mapping[str, Any]) -> list[str]:
-    """Return both tables side by side, as HTML; empty if there is little to choose."""
+    """Return a section that compares the figures for both class priors; empty if they hardly differ."""
     points = numbers.get("operating_points")
     if points is None:
         return []
@@ -61,7 +61,7 @@ def operating_table(numbers: Mapping[str, Any]) -> list[str]:
 
 
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script
-_BESIDE = {  # what is said of an evaluation beside its figures
+_BESIDE = {  # titles of figures that are not in the registry of metrics
     "ece_before_temperature": "the calibration error at temperature 1",
     "temperature": "temperature",
     "roc_auc": "area under ROC, mean of classes",
@@ -71,12 +71,12 @@ _NAMES = {"val": "validation images", "all": "all images"}
 
 
 def _view(name: str, *content: str) -> str:
-    """Return the placeholder of a view."""
+    """Return the element in which the script shows a view; until then, it shows `content`."""
     return f'<div data-view="{name}">{"".join(content)}</div>'
 
 
 def headline(numbers: Mapping[str, Any]) -> str:
-    """Return the main figure, and the first of the others next to it."""
+    """Return the paragraph with the main figure, its interval and a few other figures."""
     quoted = headline_of(numbers)
     if quoted.value is None:
         return f'<p><span class="figure">No figure</span> {escape(quoted.words)}</p>'
@@ -99,7 +99,7 @@ def _beside_headline(numbers: Mapping[str, Any]) -> str:
 
 
 def caveat(evaluation: Evaluation) -> list[str]:
-    """Return the note that something was chosen on these images; empty otherwise."""
+    """Return a note if something was chosen on these images; otherwise an empty list."""
     if not evaluation.chosen:
         return []
     what = ", ".join(evaluation.chosen)
@@ -108,7 +108,7 @@ def caveat(evaluation: Evaluation) -> list[str]:
 
 
 def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Return a table with a row for each class."""
+    """Return the section with a table of all classes; for multi-label models, also the section of thresholds."""
     more = len(evaluation.classes) - _CLASSES
     left = [f"<p>The first {_CLASSES:,} classes; {more:,} more are in the page's data.</p>"] if more > 0 else []
     if isinstance(evaluation, MultiEvaluation):
@@ -119,7 +119,7 @@ def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
 
 
 def confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    """Return the confusion matrix of single-label images."""
+    """Return the section with the confusion matrix; empty for multi-label models."""
     if isinstance(evaluation, MultiEvaluation):
         return []
     if not numbers["confused"]:
@@ -136,7 +136,7 @@ def confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes |
 
 
 def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    """Return how well confidences agree with accuracy."""
+    """Return the section on how well confidences match accuracy; empty for multi-label models."""
     if isinstance(evaluation, MultiEvaluation):
         return []
     picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png")]
@@ -150,7 +150,7 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
 
 
 def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Return why the calibration error is larger than without a temperature; empty if it is not."""
+    """Explain why the calibration error is larger than at temperature 1; empty if it is not."""
     rise = calibration_rise(evaluation, numbers)
     if rise is None:
         return []
@@ -180,7 +180,7 @@ def _threshold_table(evaluation: Evaluation) -> str:
 
 
 def gallery_of(evaluation: Evaluation, photographs: ReportPhotographs) -> list[str]:
-    """Photographs under what is said of them: without a script the worst mistakes."""
+    """Return the section of photographs with their predictions; without a script, it shows the worst mistakes."""
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
     held = [] if here == n else [f"photographs of {here:,} of {n:,} images are in this page"]
     held += [] if listed == n else [f"{listed:,} images are listed, the others left out"]
@@ -212,19 +212,19 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
 
 
 def _since(evaluation: Evaluation, i: int) -> list[str]:
-    """Return the present label of an image whose label a model had proposed."""
+    """Return a caption line with an image's current label, if it was changed because of a model's proposal."""
     now = evaluation.since.get(evaluation.paths[i])
     return [] if now is None else [f"now: {now or 'left out'}, as a model proposed"]
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The scores of the weights among which a run chose.
+    """The weights among which a run chose, with their scores.
 
     Attributes:
-        summary: what was done.
+        summary: a sentence about how they were compared.
         heading, rows: the heading and the rows of the table.
-        remarks: what may be said of it, a sentence each.
+        remarks: further sentences about the result.
     """
 
     summary: str
@@ -234,7 +234,7 @@ class Tried:
 
 
 def weights_tried(tried: Tried | None) -> list[str]:
-    """Return the weights among which the run chose, with their scores."""
+    """Return the section about the weights among which the run chose."""
     if tried is None:
         return []
     cells = [[escape(cell) for cell in row] for row in tried.rows]
@@ -248,7 +248,7 @@ def weights_tried(tried: Tried | None) -> list[str]:
 
 
 def explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[str]:
-    """Return the worst mistakes, with the regions that led to their predictions."""
+    """Return the section with the worst mistakes and the regions of the pictures that led to them."""
     if not mistakes:
         return []
     pieces = ["<h2>Where the mistakes come from</h2>"]
@@ -264,7 +264,7 @@ def explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> 
 
 
 def doubted(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> list[str]:
-    """Labels that are likely wrong."""
+    """Return the section of suspected label errors."""
     if not doubts:
         return []
     chance = by_chance(len(doubts), sum(error.chance for error in doubts))
@@ -283,7 +283,7 @@ def _doubt(error: LabelError) -> tuple[str, ...]:
 
 
 def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[str]:
-    """Images as points."""
+    """Return the section that shows images as points in the plane."""
     if laid_out is None:
         return []
     words = "Images that the model sees alike lie together (t-SNE); a ring round a point is a mistake."
@@ -295,7 +295,10 @@ def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[
 
 
 def figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Return all figures with their intervals; those of multi-label images are in the headline."""
+    """Return the section with a table of all figures and their intervals.
+
+    It is empty for multi-label models, whose figures are in the headline.
+    """
     if isinstance(evaluation, MultiEvaluation):
         return []
     rows = []

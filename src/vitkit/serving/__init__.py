@@ -1,8 +1,8 @@
 """Serve classifiers over HTTP: `vitkit serve` and `vitkit.serve`.
 
-Open `serve.py` first: it starts a server and stops it. A request passes `guard` (who may ask, and how much), the routes
-in `application`, which read it with `questions`, and `service`, which chooses a model and collects pictures into
-batches (`batching`). `models` holds the classifiers that answer.
+Open `serve.py` first: it starts and stops a server. A request passes `guard`, which checks its origin, token and size.
+The routes in `application` read it with `questions`. `service` chooses a model and collects pictures into batches
+(`batching`). `models` holds the classifiers that compute the answers.
 """
 
 from __future__ import annotations

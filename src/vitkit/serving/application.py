@@ -1,7 +1,7 @@
-"""The HTTP routes of a server as a FastAPI application.
+"""The HTTP routes of a server, as a FastAPI application.
 
-Answers are JSON, described by the forms below for the OpenAPI schema; tests compare real answers with them. The page at
-/docs and all of its files come from this machine.
+Answers are JSON. The models below describe them for the OpenAPI schema, and tests compare them with real answers. The
+page at /docs loads all its files from this server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Handle = Callable[[Request], Awaitable[Response]]
 
 
 def make_application(service: Service) -> FastAPI:
-    """Create the application that serves the routes of a service."""
+    """Create the application with the routes of a service."""
     app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None)
     app.openapi_version = "3.0.3"  # as the bundled page reads it
     app.add_exception_handler(HTTPException, _as_json)
@@ -95,7 +95,7 @@ class _Routes:
 
 
 class _Streamed(StreamingResponse):
-    """A JSON response written picture by picture: the whole text would take ten times as much memory."""
+    """A JSON response that is written picture by picture; the whole text would need ten times as much memory."""
 
     def __init__(self, embedded: Embedded) -> None:
         status = 422 if all("error" in row for row in embedded.rows) else 200
@@ -120,7 +120,11 @@ def _pieces(embedded: Embedded) -> Iterator[bytes]:
 
 
 async def _question(service: Service, request: Request) -> tuple[Any, dict[str, str]]:
-    """Read the pictures and options of a request, unless the server takes no more of them."""
+    """Read the pictures and options of a request.
+
+    Raises:
+        BadRequestError: the server accepts no more requests at present, or the request is malformed.
+    """
     service.check_open(request.scope["path"])
     body, kind = await request.body(), request.headers.get("content-type", "")
     if len(body) > _LARGE:
@@ -131,7 +135,7 @@ async def _question(service: Service, request: Request) -> tuple[Any, dict[str, 
 
 
 def _counted(service: Service, path: str, handle: _Handle) -> _Handle:
-    """Wrap the function of a route so that refusals become JSON and answers are counted."""
+    """Wrap the function of a route: refusals become JSON, and answers are counted and timed."""
     seconds = service.metrics.seconds.labels(path)
     requests = service.metrics.requests
 
@@ -229,8 +233,8 @@ class EmbeddingsForm(_Form):
 class ExplanationForm(_Form):
     """The regions of a picture that speak for a class.
 
-    `maps` holds a grid of patches for each method. `box` is the part of the picture that the model saw, as left, top,
-    right and bottom in pixels. `heads` holds, for each of `layers`, a grid for each attention head.
+    `maps` has a grid with a value per patch for each method. `box` is the part of the picture that the model saw: left,
+    top, right and bottom in pixels. `heads` has a grid for each attention head of each layer in `layers`.
     """
 
     model: str
@@ -260,7 +264,7 @@ class ModelForm(_Form):
 
 
 class ModelsForm(_Form):
-    """All models. The first one answers requests that name none."""
+    """All models. The first one answers requests that do not name a model."""
 
     models: list[ModelForm]
 

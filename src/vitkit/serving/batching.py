@@ -1,8 +1,8 @@
-"""Collect requests that arrive at the same time into batches.
+"""Collect items of requests that arrive at about the same time into batches.
 
-Each core takes a batch from end to end, decoding included, as `vitkit predict` does (`inference.pipeline`). While all
-cores are busy, requests queue and the next batch grows, which makes each image cheaper. Only a free core waits for
-more images, and no longer than it is allowed to.
+Each core processes a batch from end to end, decoding included, as in `vitkit predict` (`inference.pipeline`). While all
+cores are busy, items queue up, so that the next batch is larger and each image cheaper. A free core waits for more
+items only for the configured time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _Observe = Callable[["Work", int, float], None]  # work, size of the batch, seco
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A kind of request.
+    """A kind of computation for which items are batched.
 
     Attributes:
         name: the name of the model.
-        most: the largest batch.
-        answer: maps requests to answers, in order; it is called from several threads.
+        most: the maximum size of a batch.
+        answer: maps a batch of items to their answers, in order; it is called from several threads.
     """
 
     name: str
@@ -35,22 +35,22 @@ class Work:
 
 
 class FullError(Exception):
-    """The queue is full."""
+    """The queue has no room for the items of a request."""
 
 
 class ClosedError(Exception):
-    """The workers take no more requests."""
+    """The workers accept no more requests."""
 
 
 class Workers:
-    """Threads that answer requests in batches.
+    """Threads that answer items in batches.
 
     Args:
         count: the number of threads.
-        wait: the longest time in seconds that an item waits for others while a thread is free.
-        most: the number of items that may wait.
-        begin: called first in each thread; its exceptions are raised here.
-        observe: called after each batch with its work, its size and its seconds.
+        wait: the longest time in seconds that an item waits for others although a thread is free.
+        most: the maximum number of waiting items.
+        begin: called first in each thread; an exception of it is raised here.
+        observe: called after each batch with its work, its size and its duration in seconds.
     """
 
     def __init__(
@@ -85,11 +85,15 @@ class Workers:
         return self._state.working
 
     async def ask(self, work: Work, contents: Sequence[Any]) -> list[Any]:
-        """Answer items of one kind and return the answers in order.
+        """Answer the items of a request, and return the answers in order.
+
+        Args:
+            work: the kind of computation.
+            contents: the items.
 
         Raises:
-            FullError: too many items wait already.
-            ClosedError: the workers take no more requests.
+            FullError: too many items are waiting already.
+            ClosedError: the workers accept no more requests.
         """
         loop = asyncio.get_running_loop()
         request = _PendingRequest([None] * len(contents), loop, loop.create_future(), len(contents))
@@ -107,7 +111,7 @@ class Workers:
         return await request.future
 
     def cancel(self) -> None:
-        """Take no more requests and refuse the waiting ones (`ClosedError`). A batch in progress goes on."""
+        """Accept no more requests and refuse the waiting ones with `ClosedError`. Batches in progress are finished."""
         with self._state.changed:
             self._state.is_closed = True
             refused = [question for queue in self._state.queues.values() for question in queue]
@@ -119,7 +123,7 @@ class Workers:
         self._give_answers(refused)
 
     def close(self) -> None:
-        """Answer the waiting requests, take no more, and end the threads."""
+        """Accept no more requests, answer the waiting ones, and end the threads."""
         with self._state.changed:
             self._state.is_closed = True
             self._state.changed.notify_all()
@@ -145,7 +149,7 @@ class Workers:
             self._give_answers(questions)
 
     def _take(self) -> tuple[Work, list[_Question]] | None:
-        """Return the next batch, or None when no more will come."""
+        """Wait for the next batch and remove it from its queue; return None when there will be no more."""
         state = self._state
         with state.changed:
             while True:
@@ -169,7 +173,7 @@ class Workers:
                 state.changed.wait(left)
 
     def _give_answers(self, questions: Sequence[_Question]) -> None:
-        """Return completed requests to their event loops, waking each loop once."""
+        """Pass requests whose items are all answered to their event loops, waking each loop once."""
         complete = dict[asyncio.AbstractEventLoop, list[_PendingRequest]]()
         with self._state.changed:
             for question in questions:
@@ -201,7 +205,7 @@ class _SharedState:
 
 @dataclass
 class _PendingRequest:
-    """Items that arrived in one request and are answered together."""
+    """A request whose items are answered together."""
 
     answers: list[Any]
     loop: asyncio.AbstractEventLoop
@@ -219,7 +223,7 @@ class _Question:
 
 
 def _settle(requests: Sequence[_PendingRequest]) -> None:
-    """Set the results of futures. Called in the thread of their event loop."""
+    """Set the results of requests' futures; called in the thread of their event loop."""
     for request in requests:
         if request.future.done():
             continue
@@ -230,7 +234,10 @@ def _settle(requests: Sequence[_PendingRequest]) -> None:
 
 
 def _answer(work: Work, questions: Sequence[_Question]) -> None:
-    """Answer a batch. If it fails, answer its items one by one, so that one item cannot spoil another's answer."""
+    """Answer a batch.
+
+    If this fails, the items are answered one by one, so that a faulty item does not affect the others.
+    """
     try:
         answers = work.answer([question.content for question in questions])
     except Exception as error:

@@ -1,9 +1,10 @@
-"""The guard of a server on this machine: an ASGI application around any other.
+"""Protect a server on this machine; the guard is an ASGI application around another one.
 
-A page of another site can make the user's browser send requests to 127.0.0.1, and can give its own name that address
-(DNS rebinding). A request must therefore be addressed to one of our names (Host), and a request that changes something
-must not come from another site (Sec-Fetch-Site, Origin). Other machines need the token. Bodies are counted and timed as
-they arrive, and `Connection` limits the time for a request's head.
+A page of another site can make the user's browser send requests to 127.0.0.1, and can make its own domain name resolve
+to that address (DNS rebinding). Therefore a request must be addressed to one of the server's names (Host), and a
+request that changes something must not come from another site (Sec-Fetch-Site, Origin). Other machines need the token.
+The size and the duration of bodies are limited while they arrive, and `Connection` limits the time for the head of a
+request.
 """
 
 from __future__ import annotations
@@ -57,17 +58,17 @@ MOST_HEAD = 16 * 2**10  # bytes
 
 @dataclass(frozen=True)
 class Rules:
-    """The requests that a server lets through.
+    """The requests that a server accepts.
 
     Attributes:
-        names: hosts, without ports, by which the server may be called.
-        any_address: whether it may also be called by any IP address, which no DNS entry can imitate.
-        token: the secret that each request needs, in the header `Authorization: Bearer` or in the cookie that a page
+        names: host names, without ports, that requests may be addressed to.
+        any_address: whether requests may also be addressed to any IP address; DNS rebinding is not possible with these.
+        token: the secret that each request needs, in the header `Authorization: Bearer` or in a cookie, which a page
             opened with `?token=` receives; None if no request needs one.
-        open_paths: paths that are answered without the token and under any name, as they reveal nothing.
-        most_bytes: the largest size of a body.
-        most_held: the largest size of all bodies that are being read or answered at a time.
-        seconds: the time limit for a body; a large one that arrives steadily has longer.
+        open_paths: paths that are answered without the token and under any name, since they reveal nothing.
+        most_bytes: the maximum size of a body.
+        most_held: the maximum total size of all bodies that are being read or answered at a time.
+        seconds: the time limit for a body; a large one that arrives steadily has more time.
     """
 
     names: frozenset[str]
@@ -80,19 +81,19 @@ class Rules:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a server at this host can be reached from this machine alone."""
+    """Return whether a server at this host can be reached only from this machine."""
     with suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     return host.lower() == "localhost"
 
 
 def rules_of(host: str, token: str | None, more: Iterable[str] = (), **limits: Any) -> Rules:
-    """Make the rules for a server at a host: open to this machine alone, or to others with a token.
+    """Return the rules for a server at a host. If other machines can reach the host, a token is required.
 
     Args:
         host: a name or an address.
-        token: see `Rules`; required if others can reach the host.
-        more: other names of the server, as proxies and containers use them.
+        token: see `Rules`.
+        more: other names of the server, such as those that proxies and containers use.
         limits: other fields of `Rules`.
     """
     names = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in more)}
@@ -105,15 +106,15 @@ def rules_of(host: str, token: str | None, more: Iterable[str] = (), **limits: A
 
 
 def new_token() -> str:
-    """Create a token that nobody can guess."""
+    """Return a random token."""
     return secrets.token_urlsafe(32)
 
 
 def check_token(token: str) -> str:
-    """Return the token if it is long enough and can be sent unchanged.
+    """Return the token if it is long enough and can be sent unchanged in headers, cookies and URLs.
 
     Raises:
-        VitkitError: it is too short, too long or has other characters.
+        VitkitError: the token is too short, too long or has other characters than letters, digits and . _ ~ -.
     """
     if not _TOKEN.fullmatch(token):
         raise VitkitError("--token must be 16 to 512 letters, digits and . _ ~ -: the longer, the harder to guess")
@@ -121,11 +122,11 @@ def check_token(token: str) -> str:
 
 
 class Guard:
-    """An ASGI application around another one. Refusals are JSON: `{"error": ...}`.
+    """An ASGI application that passes accepted requests to another one. Refusals are JSON: `{"error": ...}`.
 
     Args:
-        application: receives the requests that are let through.
-        rules: the requests to let through.
+        application: receives the accepted requests.
+        rules: decide which requests are accepted.
         count: called with the status of each refusal.
     """
 
@@ -157,7 +158,7 @@ class Guard:
     # --- Who asks ---------------------------------------------------------------------------------------
 
     def _refuse(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
-        """Return why a request is refused, judging by its head."""
+        """Return the reason to refuse a request, as far as its head shows; None to accept it."""
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.rules.most_bytes:
             return self._too_large()
@@ -193,7 +194,10 @@ class Guard:
     def _admitted_to(
         self, scope: MutableMapping[str, Any], headers: dict[str, str]
     ) -> list[tuple[bytes, bytes]] | None:
-        """Return the address and the cookie to redirect to, if a page was opened with the right `?token=`."""
+        """Return the headers of a redirection if a page is opened with the right `?token=`; otherwise None.
+
+        The redirection sets the cookie and removes the token from the URL.
+        """
         if self.rules.token is None or scope["method"] not in _SAFE or b"token=" not in scope["query_string"]:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -228,17 +232,25 @@ class Guard:
             await _refuse(body.refusal, headers, receive, send)
 
     def hold(self, size: int, body: int) -> _Refusal | None:
-        """Count received bytes, of a body of `body` bytes so far; return a refusal if they are too many."""
+        """Add received bytes to the total of all bodies.
+
+        Args:
+            size: number of bytes just received.
+            body: number of bytes of this body so far.
+
+        Returns:
+            A refusal if the body or the total is too large; otherwise None.
+        """
         self._held += size
         if body > self.rules.most_bytes:
             return self._too_large()
         if self._held > self.rules.most_held:
-            return _Refusal(503, "too much is being read at a time: ask again later")
+            return _Refusal(503, "too much data is being received: try again later")
         return None
 
 
 class _RefusedError(Exception):
-    """Ends an application's reading of a body."""
+    """Raised in an application that reads a body which was refused meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -248,11 +260,11 @@ class _Refusal:
 
 
 class _Body:
-    """The body of a request, counted and timed as the application reads it.
+    """The body of a request; its size and duration are checked while the application reads it.
 
     Attributes:
         size: the number of bytes received.
-        refusal: why reading was given up, or None.
+        refusal: why the body was refused, or None.
     """
 
     def __init__(self, guard: Guard, receive: Receive) -> None:
@@ -284,7 +296,9 @@ class _Body:
 
 
 class _Exchange:
-    """The answer of an application, with the common headers; nothing is sent after its request was refused.
+    """The answer of an application, to which common headers are added.
+
+    If the request was refused while its body was read, the application's answer is discarded.
 
     Attributes:
         is_begun: whether the application has begun to answer.
@@ -304,7 +318,10 @@ class _Exchange:
 
 
 def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return headers by name. The values of a repeated header are joined, so that the result is none of them."""
+    """Return headers by name.
+
+    The values of a repeated header are joined by `;`, so that neither of them is accepted alone.
+    """
     values: dict[str, str] = {}
     for name, value in headers:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
@@ -313,7 +330,7 @@ def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _name_in(host: str) -> str:
-    """Return the name in a Host header, without the port."""
+    """Return the name in a Host header, without the port; an empty string if the header is malformed."""
     if host.startswith("["):
         name, closing, rest = host[1:].partition("]")
         return name.lower() if closing and (not rest or rest.startswith(":")) else ""
@@ -322,7 +339,10 @@ def _name_in(host: str) -> str:
 
 
 def _is_foreign(method: str, headers: dict[str, str]) -> bool:
-    """Return whether a browser reports that a page of another site asks. Only opening a page is allowed."""
+    """Return whether the browser reports that a request comes from a page of another site.
+
+    A link on another site that opens a page of this server is not counted.
+    """
     site = headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none"):
         return method not in _SAFE or headers.get("sec-fetch-mode") != "navigate"
@@ -348,7 +368,11 @@ def _with_ours(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
 
 
 async def _answer(send: Send, status: int, reason: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Send an answer up to its last, empty part: the client has all of it, and the connection stays open."""
+    """Send a JSON answer with a reason.
+
+    For errors, the last, empty part of the body is not sent yet: the client has the whole text, but the connection
+    stays open.
+    """
     body = json.dumps({"error": reason}).encode()
     sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
     sent += [(b"www-authenticate", b"Bearer")] if status == 401 else []
@@ -358,7 +382,10 @@ async def _answer(send: Send, status: int, reason: str, headers: Iterable[tuple[
 
 
 async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, send: Send) -> None:
-    """Refuse a request, and let the client finish sending for a while, so that it comes to read the answer."""
+    """Refuse a request, and receive the rest of its body for a short time.
+
+    Many clients read the answer only after they have sent everything.
+    """
     await _answer(send, refusal.status, refusal.reason, [(b"connection", b"close")])
     if "expect" not in headers and refusal.status != 408:
         with suppress(TimeoutError):
@@ -369,10 +396,10 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
 
 
 class _Whole:
-    """A transport that sends everything written within one step of the event loop in one piece.
+    """A transport that sends everything written within one step of the event loop at once.
 
-    The head and the body of an answer are written separately. Each separate send releases Python's lock, a computing
-    thread takes it, and the rest of the answer waits.
+    The head and the body of an answer are written separately. Each separate send releases the global interpreter lock;
+    a computing thread then takes it, and the rest of the answer waits.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -380,13 +407,13 @@ class _Whole:
         self._written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send the data together with what else is written in this step."""
+        """Send the data together with everything else that is written in this step of the event loop."""
         if not self._written:
             self._loop.call_soon(self._send)
         self._written.append(data)
 
     def close(self) -> None:
-        """Send the pending data and close."""
+        """Send the pending data and close the transport."""
         self._send()
         self._transport.close()
 
@@ -400,7 +427,7 @@ class _Whole:
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP connection with a time limit for heads: silent or slow connections would stay open for ever."""
+    """An HTTP connection of uvicorn with a time limit for heads; without it, silent connections stay open forever."""
 
     _patience: asyncio.TimerHandle | None = None
 

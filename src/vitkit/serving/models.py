@@ -1,7 +1,7 @@
 """The classifiers of a server, each with a name and a version.
 
-`open_models` loads them onto a `Shelf`; each `ServedModel` answers batches of predictions, features and explanations
-from several threads.
+`open_models` loads them onto a `Shelf`. Each `ServedModel` computes batches of predictions, features and explanations
+in several threads.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ _WHAT: tuple[Features, ...] = get_args(Features)
 def open_models(
     named: Sequence[str | Path | Classifier], *, backend: str, precision: str, device: str, batch: int | None, note: Say
 ) -> Shelf:
-    """Open models by their sources, or by NAME=SOURCE.
+    """Open models by their sources, each optionally prefixed with a name: NAME=SOURCE.
 
     Raises:
-        VitkitError: a model cannot be loaded or computed, has no classes, or is named twice.
+        VitkitError: a model cannot be loaded or does not work with the backend, has no classes, or occurs twice under
+            one name.
     """
     models = list[ServedModel]()
     for entry in named:
@@ -73,7 +74,7 @@ def open_models(
 
 
 def split_name(entry: str | Path | Classifier) -> tuple[str, str | Path | Classifier]:
-    """Return a model's name and its source. Without a name it is called like its file or folder."""
+    """Split NAME=SOURCE. Without a name, the model is named after its file or folder."""
     if not isinstance(entry, (str, Path)):
         return "model", entry
     match = _NAMED.fullmatch(str(entry))
@@ -84,12 +85,15 @@ def split_name(entry: str | Path | Classifier) -> tuple[str, str | Path | Classi
 
 @dataclass(frozen=True)
 class Shelf:
-    """The models of a server in the order of the command line. The first one answers requests that name none."""
+    """The models of a server in the order of the command line. Requests without a model's name go to the first one."""
 
     models: tuple[ServedModel, ...]
 
     def find(self, name: str | None, version: str | None = None) -> ServedModel | None:
-        """Return the last model of this name whose version begins like this, or None."""
+        """Return the last model with this name whose version begins with `version`, or None.
+
+        If both are None, the first model is returned.
+        """
         for model in reversed(self.models):
             if name in (None, model.name) and model.version.startswith(version or ""):
                 if name is None and version is None:
@@ -99,7 +103,10 @@ class Shelf:
 
     @property
     def threads(self) -> int:
-        """The number of threads that keep the cores busy, and one more to read while another computes alone."""
+        """The number of threads that compute: one per core.
+
+        If only one thread can compute at a time, there is one more, which reads pictures meanwhile.
+        """
         return cores() if self._is_concurrent else cores() + 1
 
     @property
@@ -108,28 +115,28 @@ class Shelf:
 
     @property
     def explainers(self) -> int:
-        """The number of threads that explain: fewer than there are cores, so that predictions need not wait."""
+        """The number of threads that explain: fewer than cores, so that predictions do not have to wait."""
         return max(1, cores() // _CORES_PER_EXPLAINER) if self._is_concurrent else 1
 
     def begin_to_explain(self) -> None:
-        """Prepare a thread that explains."""
+        """Set the number of torch threads in a thread that explains."""
         set_threads(1 if self._is_concurrent else threads())
 
     def begin(self) -> None:
-        """Prepare a thread that answers."""
+        """Set the number of torch threads in a thread that predicts, and warm up all models."""
         set_threads(1 if self._is_concurrent else threads())
         for model in self.models:
             model.begin()
 
 
 class ServedModel:
-    """One classifier that answers many requests at a time.
+    """A classifier that answers many requests at a time.
 
     Attributes:
         name: the name that requests use.
-        version: the beginning of a SHA-256 over everything that decides its answers.
+        version: the beginning of a SHA-256 over everything that affects its answers.
         classifier: the classifier with its backend.
-        is_concurrent: whether several threads may use it at once.
+        is_concurrent: whether several threads may use it at the same time.
     """
 
     def __init__(self, name: str, classifier: Classifier, batch: int | None = None) -> None:
@@ -143,21 +150,21 @@ class ServedModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a model, which can be embedded with and explained, rather than an exported file."""
+        """Whether features and explanations can be computed, which requires a model; an exported file is not enough."""
         return not isinstance(self.classifier, Exported)
 
     @cached_property
     def embedding(self) -> dict[Features, Work]:
-        """The work of computing features, by their kind."""
+        """For each kind of features, the work that computes them."""
         return {what: Work(self.name, self.batch, partial(self._embed, what=what)) for what in _WHAT}
 
     @cached_property
     def explaining(self) -> Work:
-        """The work of explaining: `ToExplain` to `Explanation`."""
+        """The work that computes an `Explanation` for a `ToExplain`."""
         return Work(self.name, 1, lambda questions: [self._explain(question) for question in questions])
 
     def numbers_of(self, what: Features) -> int:
-        """Return how many numbers the features of a picture have."""
+        """Return the number of values in the features of one picture."""
         from vitkit.model.network import Network
 
         model = self.classifier.model
@@ -166,7 +173,7 @@ class ServedModel:
         return model.config.hidden_size * (model.config.patches if what == "patches" else 1)
 
     def give_up(self) -> None:
-        """Stop the explanations in progress, within the time of one layer."""
+        """Cancel the explanations in progress; each ends after the current layer."""
         self._is_abandoned.set()
 
     def begin(self) -> None:
@@ -176,7 +183,7 @@ class ServedModel:
             self.classifier.answer(np.zeros((self.batch, len(means), height, width), np.float32))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its entry in the answer of /models."""
+        """Return the model's entry in the answer of /models."""
         classifier = self.classifier
         able = ["predict", "explain", "embed"] if self.is_whole else ["predict"]
         return {
@@ -192,7 +199,7 @@ class ServedModel:
         }
 
     def in_words(self) -> str:
-        """Return its description in one line."""
+        """Describe the model in one line."""
         classes = plural(len(self.classifier.classes), "class", "classes")
         return f"{self.name} ({self.version}): {classes}, {self.classifier.computed}"
 
@@ -220,7 +227,12 @@ class ServedModel:
         ]
 
     def _rows(self, uploads: Sequence[Upload], compute: Any) -> tuple[list[str | None], list[tuple[str, Array | str]]]:
-        """Return what is doubtful about each picture, and its result or the reason why there is none."""
+        """Read pictures and compute a result for each.
+
+        Returns:
+            A warning about each picture's brightness or None, and for each picture its path with the result, or with
+            the reason why there is none.
+        """
         doubts, images = list[str | None](), list[Array | str]()
         for upload in uploads:
             try:
@@ -245,7 +257,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class ToExplain:
-    """A picture to explain; the other fields are the arguments of `Classifier.explain`."""
+    """A picture to explain, with the arguments of `Classifier.explain`."""
 
     upload: Upload
     method: str
@@ -255,12 +267,12 @@ class ToExplain:
 
 @dataclass(frozen=True)
 class _ExplainedClassifier:
-    """A classifier as explanations use it: they take long, so they wait for their turn only while it answers.
+    """A classifier for explanations, which lock it only while they compute probabilities.
 
     Attributes:
-        classifier: the classifier whose answers are explained.
-        model: a model that shares its weights.
-        turn: the lock for computing answers.
+        classifier: the classifier whose predictions are explained.
+        model: a copy of its model that shares the weights.
+        turn: the lock for computing predictions.
     """
 
     classifier: Classifier
@@ -285,7 +297,12 @@ class _ExplainedClassifier:
 
 
 def _watched(model: Model, is_abandoned: Event) -> Model:
-    """Return a model with the same weights in which every layer first checks whether the result is still wanted."""
+    """Return a copy of a model that shares its weights and can be stopped while it computes.
+
+    Args:
+        model: the model.
+        is_abandoned: once this is set, the next layer raises `ClosedError`.
+    """
     from vitkit.explanation.attention import twin
     from vitkit.model.vit import Attention
 
@@ -301,7 +318,7 @@ def _watched(model: Model, is_abandoned: Event) -> Model:
 
 
 def version_of(classifier: Classifier) -> str:
-    """Return a hash that is the same for every copy of a model and changes as soon as an answer could change."""
+    """Return a hash of everything that affects a classifier's answers; copies of a model have the same hash."""
     if isinstance(classifier, Exported):
         from vitkit.exporting.formats import format_of
 

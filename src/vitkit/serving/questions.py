@@ -1,6 +1,6 @@
-"""Read pictures and options from a request: from multipart, JSON or plain bodies.
+"""Read pictures and options from the body of a request, which may be multipart, JSON or a plain file.
 
-`read_body` reads the pictures, `settle_options` joins the options of the address and of the body. Nothing is written to
+`read_body` reads the pictures; `settle_options` merges the options of the URL and of the body. Nothing is written to
 disk.
 """
 
@@ -22,11 +22,11 @@ from vitkit.system.files import from_json
 _PLAIN = ("application/octet-stream", "")
 _LONGEST = 255  # characters of a name
 _LONGEST_VALUE = 1000
-_MOST_PARTS = 2**16  # of a body, far more than may wait: even an empty part costs time
+_MOST_PARTS = 2**16  # maximum number of parts of a body, since even an empty part takes time
 
 
 class BadRequestError(Exception):
-    """A request that cannot be answered, with the HTTP status that says so."""
+    """A request that is refused, with the HTTP status of the refusal."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class Upload:
     """A received picture.
 
     Attributes:
-        path: the name that its sender uses; it means nothing on this machine.
+        path: the name that the sender gives the picture; it is not a path on this machine.
         content: the content of the file.
     """
 
@@ -47,10 +47,14 @@ class Upload:
 
 
 def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
-    """Read the pictures in a body of this content type, and the options sent with them.
+    """Read the pictures and the options in the body of a request.
+
+    Args:
+        kind: the content type of the body.
+        body: the body.
 
     Raises:
-        BadRequestError: the type is not supported, the body is damaged, or it has no picture.
+        BadRequestError: the content type is not supported, the body is damaged, or it contains no picture.
     """
     name, parameters = parse_options_header(kind)
     if name == b"multipart/form-data":
@@ -67,10 +71,15 @@ def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
 
 
 def settle_options(query: bytes, options: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
-    """Join the options of the address with those of the body.
+    """Merge the options of the URL with those of the body.
+
+    Args:
+        query: the query string of the URL.
+        options: the options of the body.
+        known: the names of all options.
 
     Raises:
-        BadRequestError: an option is unknown, too long, or has two values.
+        BadRequestError: an option is unknown, too long, or has two different values.
     """
     settled = dict(options)
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
@@ -85,10 +94,10 @@ def settle_options(query: bytes, options: Mapping[str, str], known: Collection[s
 
 
 def whole_number(options: Mapping[str, str], name: str, least: int, default: int) -> int:
-    """Return an option that is a whole number.
+    """Return the value of an option that must be a whole number.
 
     Raises:
-        BadRequestError: it is no whole number, or too small.
+        BadRequestError: the value is not a whole number, or less than `least`.
     """
     text = options.get(name)
     if text is None:
@@ -99,10 +108,10 @@ def whole_number(options: Mapping[str, str], name: str, least: int, default: int
 
 
 def part_of_one(options: Mapping[str, str], name: str) -> float | None:
-    """Return an option that is a number from 0 to 1, or None if it is not set.
+    """Return the value of an option that must be a number from 0 to 1; None if it is not set.
 
     Raises:
-        BadRequestError: it is no such number.
+        BadRequestError: the value is not such a number.
     """
     text = options.get(name)
     if text is None:
@@ -125,12 +134,12 @@ def _check_count(parts: int) -> None:
 
 
 class _Parts:
-    """Collects the parts of a multipart body, which is in memory as a whole.
+    """Callbacks of the multipart parser, which collect the parts of a body.
 
     Attributes:
-        uploads: parts with a file name or the type of an image.
+        uploads: parts with a file name or the content type of an image.
         options: the other parts, by name.
-        is_whole: whether the end of the body was seen.
+        is_whole: whether the end of the body was reached.
     """
 
     def __init__(self) -> None:

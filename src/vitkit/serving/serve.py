@@ -39,8 +39,8 @@ _MOST_PORT = 65535
 
 _KEPT = 75  # seconds to keep an idle connection
 _LAST = 20  # seconds to answer accepted requests when the server stops
-_CONNECTIONS = 1000  # fewer if fewer files may be open
-_FILES = 100  # reserved for everything else
+_CONNECTIONS = 1000  # maximum number of connections; fewer if the limit of open files is lower
+_FILES = 100  # open files that are reserved for everything but connections
 _STEP = 0.01  # seconds between checks whether the server has started
 
 
@@ -65,7 +65,8 @@ def serve(
 ) -> Server:
     """Answer other programs over HTTP: /predict, /explain, /embed, /models, /health, /ready, /metrics, /docs.
 
-    Pictures that come at a time are answered together. Ctrl-C, or SIGTERM, answers what was accepted, then ends.
+    Pictures that arrive at the same time are computed in one batch. After Ctrl-C or SIGTERM, the server answers the
+    requests that it has accepted, then ends.
 
         import vitkit
 
@@ -75,26 +76,29 @@ def serve(
     On the command line: `vitkit serve runs/digits-1`.
 
     Args:
-        models: run or model folders, checkpoints, exported files or published names; NAME=MODEL gives one a name.
-            Classifiers will do, too. The first is asked where a request names none; of several with one name the last.
-        host: the host where to listen; what others can reach needs a token, and one is made.
-        port: the port of that address; 0 takes one that is free.
-        token: without which nothing is answered, in the header Authorization: Bearer.
-        allow_host: a further name that it is called by, as a proxy or a container calls it. There may be several.
-        backend: what computes; `auto`: the fastest that is installed.
-        precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
-        device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
+        models: run or model folders, checkpoints, exported files, or published names; NAME=MODEL names a model.
+            Classifiers in memory are accepted, too. Requests without a name are answered by the first model; of several
+            models with the same name, the last one answers.
+        host: the address to listen on. If other machines can reach it, a token is required; by default, a random one is
+            created.
+        port: the port to listen on; 0 chooses a free one.
+        token: the secret that requests must send in the header `Authorization: Bearer`.
+        allow_host: a further host name that requests may be addressed to, such as that of a proxy or a container. There
+            may be several.
+        backend: the backend that computes; `auto` is the fastest that is installed.
+        precision: `float32` or `bfloat16`; `auto` is bfloat16 if the hardware has instructions for it.
+        device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, otherwise the CPU.
         batch: the largest number of pictures in a batch; the default suits the backend.
-        max_wait: the longest time in milliseconds that a picture waits for others while a core is free.
-        queue: the number of pictures that may wait; requests for more are refused (503).
-        explain_queue: the number of pictures that may wait for an explanation; separate threads explain them.
-        max_values: the largest number of values in an answer of features (pictures x patches x width); requests for
-            more are refused (413).
-        note: receives a line for each assumption about a model.
-        progress: receives the progress of loading.
+        max_wait: the longest time in milliseconds that a picture waits for others to form a batch while a core is free.
+        queue: the maximum number of waiting pictures; requests beyond it are refused (503).
+        explain_queue: the maximum number of pictures that wait for an explanation, which separate threads compute.
+        max_values: the maximum number of values in an answer with features (pictures x patches x width); larger
+            requests are refused (413).
+        note: called with a line for each assumption that was made about a model.
+        progress: called with the progress of loading.
 
     Returns:
-        The server. It runs until its `stop` or the end of a `with` block; `wait` blocks until a signal comes.
+        The server. It runs until `stop` is called or its `with` block ends; `wait` blocks until a signal arrives.
 
     Raises:
         VitkitError: a value is not allowed, a model cannot be loaded, the address is not available, or a package is
@@ -127,7 +131,7 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address. It listens once there is something to answer with."""
+    """Return a socket that is bound to the address but does not accept connections yet."""
     if not 0 <= port <= _MOST_PORT:
         raise VitkitError(f"--port {port} must be from 0 to {_MOST_PORT}")
     try:
@@ -191,10 +195,10 @@ class Server(Result):
             raise self._failed
 
     def wait(self) -> None:
-        """Wait for a signal to stop, and answer the accepted requests first. A second signal stops at once.
+        """Wait for a signal to stop, then answer the accepted requests. A second signal stops at once.
 
         Raises:
-            Interrupted: a signal came.
+            Interrupted: a signal arrived.
         """
         from vitkit.system.stopping import Deferral
 
@@ -203,14 +207,14 @@ class Server(Result):
                 time.sleep(_TICK)
 
     def stop(self) -> None:
-        """Take no more requests, answer the accepted ones, and end."""
+        """Accept no more requests, answer the accepted ones, and end the server."""
         self._service.begin_to_close()
         self._server.should_exit = True
         self._thread.join()
         self._service.close()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the address, and the answer of /models."""
+        """Return the address, the token, and the entries of /models."""
         return {
             "url": self.url,
             "token": self.token,
@@ -218,7 +222,7 @@ class Server(Result):
         }
 
     def lines(self) -> list[str]:
-        """Return the address and the models that answer there."""
+        """Return lines with the address, the token and the models."""
         token = [] if self.token is None else [f"token: {self.token}"]
         return [f"serving at {self.url} (what can be asked: {self.url}/docs)", *token, *self.models]
 

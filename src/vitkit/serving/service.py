@@ -1,7 +1,7 @@
-"""Answer requests about pictures: choose a model, wait for a batch, and build the answer. HTTP is elsewhere.
+"""Answer requests about pictures: choose a model, wait for a batch and build the answer.
 
-`Service` is the public class. The options of each route and their OpenAPI description stand above it, its Prometheus
-metrics below.
+Nothing here depends on HTTP. `Service` is the public class. The options of each route and their OpenAPI description
+stand above it, its Prometheus metrics below.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_LATER = "too many pictures are waiting: ask again later"
+_LATER = "too many pictures are waiting: try again later"
 _CLOSING = "the server is closing"
 _AT_A_TIME = 4  # answers of the largest size held in memory at a time
-_MOST_RANKED = 200_000  # classes that an answer names, each with its probability
+_MOST_RANKED = 200_000  # maximum number of class names, each with its probability, in an answer
 
 _TOP = 5  # the default number of classes in an answer
 _MODEL = {
@@ -74,7 +74,11 @@ _ONE = {
 
 
 def described(path: str) -> dict[str, Any]:
-    """Return the OpenAPI description of a request to a route that takes pictures."""
+    """Return the OpenAPI description of the request to a route that takes pictures.
+
+    Args:
+        path: the path of the route, such as `/predict`.
+    """
     options = OPTIONS[path]
     said = [
         {"name": name, "in": "query", "description": help_text, "schema": _TEXT} for name, help_text in options.items()
@@ -83,7 +87,10 @@ def described(path: str) -> dict[str, Any]:
 
 
 def _asking(options: Iterable[str]) -> dict[str, Any]:
-    """Describe the bodies that can carry pictures: the files of a form, base64 in JSON, or one plain file."""
+    """Return the OpenAPI description of the bodies that can carry pictures, with these options.
+
+    Pictures are sent as files of a form, as base64 in JSON, or as one plain file.
+    """
     fields = dict.fromkeys(options, _TEXT)
     files = {"image": {"type": "array", "items": _BINARY}}
     images = {"image": _ONE, "images": {"type": "array", "items": _ONE}}
@@ -103,9 +110,9 @@ class Embedded:
     """The features of the pictures in a request.
 
     Attributes:
-        about: the fields of the answer that describe all pictures.
-        rows: one row for each picture, with features as arrays.
-        sent: called when the answer has been sent or cannot be sent.
+        about: the fields of the answer that are common to all pictures.
+        rows: one row for each picture, with its features as an array.
+        sent: the function to call when the answer has been sent or cannot be sent.
     """
 
     about: dict[str, Any]
@@ -114,17 +121,19 @@ class Embedded:
 
 
 class Service:
-    """The models of a server, the threads that use them, and separate threads for explanations, which take long.
+    """The models of a server and the threads that use them.
+
+    Explanations take long and therefore have separate threads.
 
     Args:
         shelf: the models.
-        wait: the longest time in seconds that a picture waits for others.
-        most: the number of pictures that may wait.
-        most_explanations: the number of pictures that may wait for an explanation.
-        most_numbers: the largest number of values in an answer.
+        wait: the longest time in seconds that a picture waits for others to form a batch.
+        most: the maximum number of waiting pictures.
+        most_explanations: the maximum number of pictures that wait for an explanation.
+        most_numbers: the maximum number of values in an answer with features.
 
     Attributes:
-        is_closing: whether the server takes no more requests; accepted ones are still answered.
+        is_closing: whether the server accepts no more requests; requests that it has accepted are still answered.
     """
 
     def __init__(self, shelf: Shelf, *, wait: float, most: int, most_explanations: int, most_numbers: int) -> None:
@@ -143,7 +152,10 @@ class Service:
         self._rankings, self._features = _Budget(_MOST_RANKED, "classes"), _Budget(most_numbers, "numbers")
 
     def check_open(self, path: str) -> None:
-        """Refuse a request that cannot be taken, before its pictures are read.
+        """Refuse a request that cannot be accepted at present, before its pictures are read.
+
+        Args:
+            path: the path of the route.
 
         Raises:
             BadRequestError: the server is closing, or the queue is full.
@@ -155,7 +167,7 @@ class Service:
             raise BadRequestError(503, _LATER)
 
     async def predict(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
-        """Return a row for each picture, as `vitkit predict` writes it."""
+        """Classify pictures; return a row for each of them, with the fields that `vitkit predict` writes."""
         model = self._model(options)
         top = min(whole_number(options, "top", 1, _TOP), len(model.classifier.classes))
         columns = Columns(top, part_of_one(options, "reject"), model.classifier.task == "multi")
@@ -167,7 +179,7 @@ class Service:
         return {**_named(model), "predictions": self._counted(model, rows)}
 
     async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> Embedded:
-        """Return the features of each picture."""
+        """Compute the features of pictures."""
         model = self._whole(options)
         wanted = options.get("what", "head")
         what = next((known for known in model.embedding if known == wanted), None)
@@ -183,7 +195,7 @@ class Service:
         return Embedded(about, self._counted(model, rows), partial(self._features.give_back, numbers))
 
     async def explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
-        """Return the regions of one picture that speak for a class, as numbers."""
+        """Explain which regions of one picture speak for a class; return the maps as numbers."""
         model, explanation = await self._explain(uploads, options)
         return {
             **_named(model),
@@ -198,7 +210,7 @@ class Service:
         }
 
     async def draw(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> bytes:
-        """Return the regions of one picture that speak for a class, as a PNG file."""
+        """Explain which regions of one picture speak for a class; return the map over the picture as a PNG file."""
         from vitkit.explanation.draw import picture_to_png
 
         _, explanation = await self._explain(uploads, options)
@@ -206,7 +218,7 @@ class Service:
         return await asyncio.to_thread(lambda: picture_to_png(explanation.overlay(method)))
 
     def begin_to_close(self) -> None:
-        """Take no more requests. Accepted ones are answered, except explanations, which are abandoned."""
+        """Accept no more requests. Accepted ones are answered, except explanations, which are cancelled."""
         self.is_closing = True
         self.explainers.cancel()
         for model in self.shelf.models:
@@ -264,26 +276,31 @@ class Service:
     def _whole(self, options: Mapping[str, str]) -> ServedModel:
         model = self._model(options)
         if not model.is_whole:
-            raise BadRequestError(400, f"{model.name} is an exported file, which gives predictions alone")
+            raise BadRequestError(400, f"{model.name} is an exported file, which can only predict")
         return model
 
 
 class _Budget:
-    """A limit on the values that answers hold in memory.
+    """A limit on the number of values in all answers that are in memory.
 
     Args:
-        most: the limit for one answer; all answers together may have a few times as many.
-        what: a word for the values.
+        most: the maximum for one answer; all answers together may have four times as many.
+        what: the word for the values in error messages.
     """
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._taken = most, what, 0
 
     def take(self, pictures: int, numbers_each: int, otherwise: str) -> int:
-        """Reserve the values of an answer and return their number, for `give_back`.
+        """Reserve the values of an answer and return their number, which `give_back` releases.
+
+        Args:
+            pictures: number of pictures in the request.
+            numbers_each: number of values per picture.
+            otherwise: advice for the error message.
 
         Raises:
-            BadRequestError: there are too many for one answer, or at present.
+            BadRequestError: the answer is too large, or too many answers are in memory at present.
         """
         count = pictures * numbers_each
         if count > self._most:
@@ -341,7 +358,7 @@ class _Metrics:
         )  # fmt: skip
 
     def observe(self, work: Work, images: int, seconds: float) -> None:
-        """Count a batch."""
+        """Record a batch: its size and duration."""
         self._batches.labels(work.name).observe(images)
         self._batch_seconds.labels(work.name).observe(seconds)
 
@@ -350,11 +367,11 @@ class _Metrics:
         self.requests.labels("refused", str(status)).inc()
 
     def watch(self, waiting: Callable[[], int], working: Callable[[], int]) -> None:
-        """Show how many images are waiting and being answered, measured when the metrics are read."""
+        """Register the numbers of waiting and working images, which are measured whenever the metrics are read."""
         registry = self._registry
         Gauge("vitkit_images_waiting", "Images that wait for a batch.", registry=registry).set_function(waiting)
         Gauge("vitkit_images_working", "Images that are being answered.", registry=registry).set_function(working)
 
     def text(self) -> bytes:
-        """Return all metrics in the format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -1,8 +1,8 @@
 """The machine that vitkit runs on: files, devices, folders for caches and state, processes and signals.
 
-Open `files.py` first: files are written completely or not at all, and locked while one process works on them.
-`stopping` handles signals and starts processes, `workers` are processes that answer questions, `environment` finds
-devices and folders, `run_files` names the files of a run.
+Open `files.py` first: files are written completely or not at all, and are locked while a process works on them.
+`stopping` handles signals and starts processes, `workers` runs worker processes, `environment` finds devices and
+folders, and `run_files` names the files of a run.
 """
 
 from __future__ import annotations

@@ -10,17 +10,20 @@ from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 
-_PROCESSOR = Path("/proc/cpuinfo")  # of Linux: tells without PyTorch what PyTorch would
+_PROCESSOR = Path("/proc/cpuinfo")  # on Linux, lists the processor's instruction sets without importing PyTorch
 
 
 def cache_folder() -> Path:
-    """Return VITKIT_CACHE, or vitkit's folder in the user's cache: for files that can be made or fetched again."""
+    """Return the folder for files that can be created or downloaded again.
+
+    This is VITKIT_CACHE, or `vitkit` in the user's cache folder.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("VITKIT_CACHE") or Path(base) / "vitkit")
 
 
 def state_folder() -> Path:
-    """Return VITKIT_STATE, or vitkit's folder in the user's state: for work that was begun and is not finished.
+    """Return the folder for unfinished work: VITKIT_STATE, or `vitkit` in the user's state folder.
 
     Raises:
         VitkitError: the folder is not private; see `private`.
@@ -30,10 +33,12 @@ def state_folder() -> Path:
 
 
 def private(folder: Path) -> Path:
-    """Return a folder that no other user can write to, and make it if it is missing: its content may be acted upon.
+    """Create a folder if it does not exist, and return it if no other user can write to it.
+
+    This is for files whose content vitkit executes or trusts.
 
     Raises:
-        VitkitError: it belongs to another user, others may write to it, or it cannot be made.
+        VitkitError: the folder belongs to another user, other users may write to it, or it cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -41,7 +46,9 @@ def private(folder: Path) -> Path:
     except OSError as error:
         raise VitkitError(f"cannot make {folder}: {error.strerror}; VITKIT_STATE may name another folder") from error
     if hasattr(os, "getuid") and (seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise VitkitError(f"{folder} is another user's, or others may write in it: make it yours alone (chmod 700)")
+        raise VitkitError(
+            f"{folder} belongs to another user, or other users may write to it: make it private (chmod 700)"
+        )
     return folder
 
 
@@ -57,7 +64,7 @@ DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
 
 def choose_device(device: str = "auto") -> str:
-    """Return `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
+    """Return `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, otherwise the CPU.
 
     Raises:
         VitkitError: this machine has no such device.
@@ -66,7 +73,7 @@ def choose_device(device: str = "auto") -> str:
     if device == "auto":
         return "cuda" if "cuda" in available else "cpu"
     if device not in available:
-        raise VitkitError(f"--device {device}: there is none here; found: {', '.join(available)}")
+        raise VitkitError(f"--device {device}: this machine has none; available: {', '.join(available)}")
     return device
 
 
@@ -79,10 +86,10 @@ def available_devices() -> tuple[str, ...]:
 
 
 def best_precision(device: str = "auto") -> str:
-    """Return `bfloat16` if the hardware multiplies such numbers, else `float32`.
+    """Return `bfloat16` if the hardware has instructions to multiply such numbers, otherwise `float32`.
 
     Args:
-        device: the device that computes, as torch calls it; `auto` is what `choose_device` takes.
+        device: the name of a torch device; `auto` is the device that `choose_device` returns.
     """
     import torch
 
@@ -93,7 +100,7 @@ def best_precision(device: str = "auto") -> str:
 
 
 def processor_precision() -> str:
-    """Return `bfloat16` if the processor multiplies such numbers, else `float32`."""
+    """Return `bfloat16` if the processor has instructions to multiply such numbers, otherwise `float32`."""
     capabilities = _capabilities()
     has_bfloat16 = any(name in capabilities for name in ("amx_bf16", "avx512_bf16"))
     return "bfloat16" if has_bfloat16 else "float32"

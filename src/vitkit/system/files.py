@@ -1,7 +1,7 @@
-"""Write files so that a crash, a full disk or a second process never leaves half of one under its final name.
+"""Write files so that a crash, a full disk or a second process never leaves an incomplete file under its final name.
 
-`replacing` is the basis: it writes to a temporary file and renames it. `exclusive` locks a file or folder for one
-process. `append_bytes` extends a file completely or not at all. Readers refuse pipes and devices.
+`replacing` is the basis: it yields a temporary file and renames it at the end. `exclusive` locks a file or folder for
+one process. `append_bytes` extends a file completely or not at all. Pipes and devices are refused when reading.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names
 
 
 def regular(name: str, flags: int) -> int:
-    """Open a regular file: an `opener` for `open` that refuses pipes and devices, which may block for ever.
+    """Open a regular file; for use as the `opener` of `open`.
+
+    Pipes and devices are refused, since reading them may block forever.
 
     Raises:
-        OSError: it is not a regular file, or cannot be opened.
+        OSError: the file is a pipe, a device or a folder, or cannot be opened.
     """
     try:
         descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -56,18 +58,18 @@ def read_bytes(path: str | Path) -> bytes:
     """Read the content of a regular file.
 
     Raises:
-        OSError: it is not a regular file (`regular`), or cannot be read.
+        OSError: the file is not regular (see `regular`), or cannot be read.
     """
     with open(path, "rb", opener=regular) as file:  # a Path takes no opener
         return file.read()
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Read a regular file as UTF-8 text with `\\n` as line ends.
+    """Read a regular file as UTF-8 text, with `\\n` as line ends.
 
     Raises:
-        OSError: it is not a regular file (`regular`), or cannot be read.
-        UnicodeDecodeError: it is not UTF-8, and `errors` is `strict`.
+        OSError: the file is not regular (see `regular`), or cannot be read.
+        UnicodeDecodeError: the file is not UTF-8, and `errors` is `strict`.
     """
     with open(path, encoding="utf-8", errors=errors, opener=regular) as file:
         return file.read()
@@ -88,9 +90,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def fitting(name: str, ending: str) -> str:
-    """Return a file name with an ending within the 255 bytes that file systems allow, cutting a name that is too long.
+    """Return `name + ending`, shortening the name if necessary to the 255 bytes that file systems allow.
 
-    Names that differ stay different: a digest of the whole name replaces the part that was cut.
+    The cut part is replaced by a digest of the whole name, so that different names stay different.
     """
     room = _LONGEST - len(os.fsencode(ending))
     stored = os.fsencode(name)
@@ -101,7 +103,10 @@ def fitting(name: str, ending: str) -> str:
 
 
 def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the temporary files in a folder, of running or killed processes, each with the name that it was for."""
+    """Yield the temporary files of `replacing` in a folder, each with the name that it was meant for.
+
+    They belong to processes that are still running or were killed.
+    """
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (match := _UNFINISHED.fullmatch(path.name)) is not None:
             yield match[1], path
@@ -109,17 +114,18 @@ def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
 
 @contextmanager
 def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[None]:
-    """Lock a file or folder for this process. The lock ends with the process, however the process ends.
+    """Lock a file or folder for this process, for the length of a `with` block.
 
-    Temporary files that a killed process left for this name are removed.
+    The lock ends with the process, even if the process is killed. Temporary files that a killed process left for this
+    path are deleted.
 
     Args:
         path: the file or folder.
-        place: the path of the lock; the default is beside `path`.
+        place: the path of the lock file; the default is beside `path`.
         wait: seconds to wait for another process or thread.
 
     Raises:
-        VitkitError: another process holds the lock, which the message names; or the lock is a link.
+        VitkitError: another process holds the lock (the message names it), or the lock file is a symbolic link.
     """
     from filelock import FileLock, Timeout
 
@@ -148,7 +154,7 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
 
 @contextmanager
 def exclusive_in(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process. It is made if it is missing, and removed again if it stays empty.
+    """Lock a folder for this process; create it if it does not exist, and delete it again if it stays empty.
 
     Raises:
         VitkitError: another process holds the lock.
@@ -167,11 +173,12 @@ def exclusive_in(folder: Path) -> Iterator[None]:
 def is_held(path: Path, place: Path | None = None) -> bool:
     """Return whether a process has locked a file or folder with `exclusive` or `exclusive_in`.
 
-    A process that is just starting is not disturbed: the lock is tried only if its recorded holder may be gone.
+    The lock itself is tried only if the process that it names seems to have ended, so that a starting process is not
+    disturbed.
 
     Args:
         path: the file or folder.
-        place: the path of the lock; the default is inside a folder and beside a file.
+        place: the path of the lock file; the default is inside a folder and beside a file.
     """
     if place is None:
         place = path / _LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
@@ -188,7 +195,7 @@ def is_held(path: Path, place: Path | None = None) -> bool:
 
 
 def holder(folder: Path) -> int | None:
-    """Return the id of the process that has locked a folder; None if there is none, or it runs on another machine."""
+    """Return the id of the process that has locked a folder; None if it is not locked, or locked by another machine."""
     with suppress(OSError):
         match = _HOLDER.match(read_text(folder / _LOCK))
         if match is not None and match[2] == socket.gethostname() and is_held(folder):
@@ -214,7 +221,7 @@ def is_empty(folder: Path) -> bool:
 
 
 def _tidy(path: Path) -> None:
-    """Remove the temporary files of killed processes for this name. The caller holds the lock."""
+    """Delete the temporary files that killed processes left for this path. The caller holds the lock."""
     for name, left in unfinished(path.parent):
         if name == path.name:
             with suppress(OSError):
@@ -234,13 +241,13 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Append to a file that the caller has locked, completely or not at all, however large the file is.
+    """Append to a file completely or not at all; the caller has locked it.
 
-    A note beside the file records the addition until it is on disk, so that `read_appended` skips what a crash left of
-    it and the next call removes it.
+    A journal beside the file holds the new data until they are on disk. After a crash, `read_appended` ignores the
+    incomplete data, and the next call removes them.
 
     Raises:
-        OSError: it cannot be written; the file is unchanged.
+        OSError: the data cannot be written; the file is unchanged.
     """
     mend_append(path)
     size, note = path.stat().st_size if path.exists() else 0, _note_of(path)
@@ -263,10 +270,10 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 
 def read_appended(path: Path) -> bytes:
-    """Read a file that others may append to meanwhile (`append_bytes`), without half-written additions.
+    """Read a file to which another process may be appending (`append_bytes`), without incomplete data at its end.
 
     Raises:
-        OSError: it cannot be read, or is a pipe or a device.
+        OSError: the file cannot be read, or is a pipe or a device.
     """
     while True:
         before = _stamp(path)
@@ -286,9 +293,9 @@ def cut_off(path: Path, size: int) -> None:
 
 
 def mend_append(path: Path) -> None:
-    """Remove what a crash left of an addition to a file that the caller has locked.
+    """Remove incomplete data that a crash left at the end of a file; the caller has locked it.
 
-    A file that was edited by hand since then stays as it is.
+    A file that was edited by hand after the crash is left unchanged.
     """
     adding = _noted(path)
     if adding is not None and path.exists() and _is_half(read_bytes(path), *adding):
@@ -302,7 +309,10 @@ def _note_of(path: Path) -> Path:
 
 
 def _noted(path: Path) -> tuple[int, bytes] | None:
-    """Return the size of a file before the current addition, and the addition; None if nothing is being added."""
+    """Read the journal of `append_bytes`: the size of the file before the addition, and the added data.
+
+    Returns None if nothing is being added.
+    """
     try:
         size, is_whole, data = read_bytes(_note_of(path)).partition(b"\n")
         return (int(size), data) if is_whole else None
@@ -311,7 +321,13 @@ def _noted(path: Path) -> tuple[int, bytes] | None:
 
 
 def _is_half(content: bytes, size: int, data: bytes) -> bool:
-    """Return whether a file ends in a part of the addition and in nothing else."""
+    """Return whether a file ends in an incomplete copy of the added data.
+
+    Args:
+        content: the content of the file.
+        size: the size of the file before the addition.
+        data: the added data.
+    """
     tail = content[size:]
     return 0 < len(tail) < len(data) and data.startswith(tail)
 
@@ -350,10 +366,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON that every reader accepts: NaN and infinity, which JSON lacks, become null.
+    """Return strict JSON: NaN and infinity, which JSON lacks, become null.
 
-    Text is written as it is, unless it contains control characters or bytes of a file name that are not UTF-8, which
-    are written as escapes.
+    Characters beyond ASCII are not escaped, unless the text contains control characters or bytes of a file name that
+    are not UTF-8.
     """
     value = _finite(value)
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
@@ -367,7 +383,7 @@ def from_json(text: str | bytes) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: it is not JSON, or is nested too deeply.
+        ValueError: the text is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -376,11 +392,11 @@ def from_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file.
+    """Read a JSON file that contains an object.
 
     Raises:
-        VitkitError: the file is damaged or holds something else; the message names it.
-        OSError: it cannot be read.
+        VitkitError: the file is not JSON or not an object; the message names the file.
+        OSError: the file cannot be read.
     """
     try:
         value = from_json(read_text(path))

@@ -7,10 +7,10 @@ from typing import Any
 
 
 def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package (PEP 562).
+    """Return a function for a package's `__getattr__` (PEP 562), which imports names when they are first used.
 
     Args:
-        package: its `__name__`.
+        package: the package's `__name__`.
         homes: the module of each name, relative to the package.
     """
 
@@ -25,10 +25,10 @@ def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def public(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """Return the `__all__` and the `__getattr__` of a package.
+    """Return the `__all__` and the `__getattr__` of a package whose names are imported when they are first used.
 
     Args:
-        package: its `__name__`.
+        package: the package's `__name__`.
         modules: the public names of each module, separated by spaces.
     """
     homes = {name: module for module, names in modules.items() for name in names.split()}

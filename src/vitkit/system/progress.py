@@ -1,7 +1,7 @@
-"""The callbacks through which long work reports lines and progress.
+"""Callbacks through which long work reports lines and progress.
 
-Public functions take `progress` as a keyword. `check_arguments` puts it in force for the length of the call, and the
-functions within report to it through `progress`, so that none of them has to hand it on.
+Public functions take `progress` as a keyword argument. `check_arguments` makes it the current receiver for the length
+of the call. Functions below report to it through `progress`, so that they do not have to pass it on.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _RECEIVER: ContextVar[Progress] = ContextVar("receiver", default=silent)
 
 
 def progress(what: str, done: int, total: int | None) -> None:
-    """Report progress to the receiver in force, which ignores it by default.
+    """Report progress to the current receiver; by default, it is ignored.
 
     Args:
         what: a description of the work, such as "reading images".
-        done: how much of it is done.
-        total: how much there is to do; None or 0 if unknown.
+        done: amount of work that is done.
+        total: total amount of work; None or 0 if unknown.
     """
     _RECEIVER.get()(what, done, total)
 
 
 def receiver() -> Progress:
-    """Return the receiver in force, for work that other threads do: they do not know of it."""
+    """Return the current receiver, for work in other threads, which do not inherit it."""
     return _RECEIVER.get()
 
 
 @contextmanager
 def reporting_to(target: Progress) -> Iterator[None]:
-    """Send the progress of a `with` block to a receiver, in this thread."""
+    """Make `target` the receiver of progress in a `with` block, for this thread."""
     before = _RECEIVER.set(target)
     try:
         yield
@@ -53,7 +53,7 @@ def reporting_to(target: Progress) -> Iterator[None]:
 
 @contextmanager
 def reporting_within(label: str) -> Iterator[None]:
-    """Put a label such as "run 2 of 6" before what a `with` block reports."""
+    """Prefix the progress that a `with` block reports with a label such as "run 2 of 6"."""
     outer = receiver()
     with reporting_to(lambda what, done, total: outer(f"{label}: {what}", done, total)):
         yield

@@ -1,4 +1,4 @@
-"""Read protocol buffers from their bytes without a schema: a series of fields, each with a number and a value."""
+"""Read the fields of protocol buffer messages without a schema; each field has a number and a value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
-    """Yield the number and the value of each field: a slice of the message if it has a length, None otherwise.
+    """Yield the number and the value of each field of a message.
+
+    The value is a slice of the message if the field stores its length (bytes, text, messages), and None for numbers.
 
     Raises:
-        VitkitError: the bytes are no such message, or are cut off.
+        VitkitError: the bytes are not a protocol buffer, or are truncated.
     """
     position = 0
     while position < len(message):
@@ -38,7 +40,7 @@ def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    """Return a number stored in groups of seven bits, and the position after it."""
+    """Decode a variable-length integer; return it and the position after it."""
     value = 0
     for shift in range(0, 64, 7):
         if position >= len(message):

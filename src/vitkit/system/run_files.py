@@ -1,4 +1,4 @@
-"""The names of the files in a run's folder other than those of its model folder (`model_folder`)."""
+"""The names of the files in a run's folder, except for those of its model folder (`model_folder`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Signals that stop a program in good order, and the processes of vitkit.
+"""Stop programs cleanly on signals, and start and recognise processes.
 
-`stoppable` surrounds a whole program: a signal stops it, a line says so, and it exits with 128 + the signal's number.
-`Deferral` lets work continue to a point from which it can resume. A signal that is ignored when the program starts, as
-under `nohup`, stays ignored. `python` starts processes; `is_same` recognises one by more than its number, which systems
-reuse.
+`stoppable` surrounds a whole program: a signal stops it, a line is printed, and it exits with 128 + the signal's
+number. `Deferral` lets work continue to a point from which it can be resumed. A signal that is ignored when the program
+starts, as under `nohup`, stays ignored. `python` returns the command that starts a process. `is_same` recognises a
+process by its start time as well as its id, since systems reuse ids.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Surround a program. A signal raises `Interrupted` wherever the program is, and ends it.
+    """Surround a program: a signal raises `Interrupted` at any point of the block and ends the program.
 
     Raises:
-        SystemExit: with 128 + the signal's number, after a line on stderr.
+        SystemExit: a signal arrived; the exit code is 128 + its number. A line is printed to stderr first.
     """
     handlers = _SignalHandlers()
     handlers.listen()
@@ -54,7 +54,7 @@ def stoppable() -> Iterator[None]:
 
 
 class _SignalHandlers:
-    """Answers signals by raising `Interrupted` in the main thread."""
+    """Signal handlers that raise `Interrupted` in the main thread."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -65,7 +65,10 @@ class _SignalHandlers:
         sys.unraisablehook = self._answer_unraisable
 
     def leave(self) -> None:
-        """Restore the handlers. Only the interpreter's exit remains, which a signal may cut short silently."""
+        """Restore the previous handlers.
+
+        Only the exit of the interpreter follows, which a signal may interrupt without a message.
+        """
         sys.unraisablehook = self._unraisable
         for number, before in self._listening.items():
             signal.signal(number, signal.SIG_DFL if before is signal.default_int_handler else before)
@@ -79,7 +82,7 @@ class _SignalHandlers:
         raise Interrupted(number)
 
     def _answer_unraisable(self, unraisable: Any) -> None:
-        """Send a signal again if its exception was raised while an object was deleted, where Python drops it."""
+        """Send a signal again if its exception was raised in a destructor, where Python discards exceptions."""
         if isinstance(unraisable.exc_value, Interrupted):
             _send_again(unraisable.exc_value.signal_number)
         else:
@@ -87,12 +90,13 @@ class _SignalHandlers:
 
 
 class Deferral:
-    """Records a signal for work that can only stop at certain points. A second signal raises `Interrupted` at once.
+    """Record a signal during work that can be stopped only at certain points.
 
-    A recorded signal raises `Interrupted` at the end of the block, however it ends.
+    A second signal raises `Interrupted` at once. A recorded signal raises `Interrupted` at the end of the `with` block,
+    also if the block raises another error.
 
     Attributes:
-        received: the number of the signal, or None.
+        received: the number of the recorded signal, or None.
     """
 
     def __init__(self) -> None:
@@ -144,7 +148,7 @@ def _send_again(number: int) -> None:
 
 
 def _let_go(number: int) -> None:
-    """Redirect the output of a terminal that has hung up, so that the program can still end in good order."""
+    """Redirect a closed terminal's streams to the null device after SIGHUP, so that the program can end cleanly."""
     if number != getattr(signal, "SIGHUP", None):
         return
     with suppress(OSError):
@@ -154,7 +158,10 @@ def _let_go(number: int) -> None:
 
 
 def _leave_to_parent() -> None:
-    """Reset the handlers in a forked helper: Ctrl-C reaches it too, but its parent decides what happens to the work."""
+    """Reset the handlers in a forked process.
+
+    Ctrl-C reaches the forked process as well, but its parent decides what happens to the work.
+    """
     for number in _SIGNALS:
         if isinstance(getattr(signal.getsignal(number), "__self__", None), (_SignalHandlers, Deferral)):
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
@@ -171,20 +178,23 @@ _RUN = (
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of vitkit in an interpreter that imports nothing from the current folder.
+    """Return the command that runs a module of vitkit in an interpreter that does not import from the current folder.
 
     `python -m` and `python -c` import from the current folder first. That is often a folder of photographs, and a
-    `queue.py` in it would replace the one of the standard library.
+    `queue.py` in it would replace the standard library's.
 
     Args:
-        module: its full name; `vitkit` is the command line.
+        module: the full name of the module; `vitkit` is the command line.
         arguments: the arguments of the program.
     """
     return [sys.executable, "-P", "-c", _RUN.format(path=_safe_path(), module=module), *arguments]
 
 
 def _safe_path() -> list[str]:
-    """Return the import path of this process without the current folder, except as the last place to find vitkit."""
+    """Return this process's import path without the current folder.
+
+    If vitkit itself is in the current folder, that folder comes last.
+    """
     here = os.path.realpath(os.curdir)
     named = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and entry]  # noqa: PTH100
     path = [entry for entry in named if os.path.realpath(entry) != here]
@@ -193,9 +203,9 @@ def _safe_path() -> list[str]:
 
 
 def is_same(process: int, birth: str) -> bool:
-    """Return whether the process that began then (`birth_of`) still has this number and belongs to this user.
+    """Return whether a process with this id and start time (`birth_of`) still runs and belongs to this user.
 
-    False if the system does not report when a process began: a number alone may be any process's.
+    Returns False if the system does not report start times, since another process may have the same id.
     """
     if process <= 1 or not birth or birth_of(process) != birth:
         return False
@@ -205,9 +215,9 @@ def is_same(process: int, birth: str) -> bool:
 
 
 def birth_of(process: int) -> str:
-    """Return when a process began, as the system reports it; a later one with the same number began at another time.
+    """Return when a process started, as the system reports it; with its id, this identifies the process.
 
-    Empty if there is no such process, if it has ended but keeps its number, or if the system does not report it.
+    Returns an empty string if there is no such process, if it has ended, or if the system does not report start times.
     """
     if (_PROC / "self" / "stat").is_file():
         with suppress(OSError, IndexError):

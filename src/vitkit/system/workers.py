@@ -1,7 +1,8 @@
-"""Processes that answer questions, one after another, over a pipe.
+"""Worker processes that answer questions over a pipe, one at a time.
 
-A worker is a separate program, not a fork: a process with threads cannot be forked safely, and a user's script cannot
-be imported twice. It ends when the pipe does, however the process that started it ends, so that none stays behind.
+A worker is a new program, not a fork: a process with threads cannot be forked safely, and importing a user's script a
+second time would run it again. A worker ends when its pipe is closed, so that none is left even if the process that
+started it is killed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _END = object()
 
 
 class Worker:
-    """A process that runs a module of vitkit, which calls `answer_questions`.
+    """A process that runs a module of vitkit which calls `answer_questions`.
 
     Args:
         module: the full name of the module.
-        environment: variables that differ from those of this process.
-        is_quiet: whether to discard what it prints to stderr.
-        is_detached: whether Ctrl-C in a terminal reaches this process only.
+        environment: environment variables to set in addition to those of this process.
+        is_quiet: whether to discard what the worker prints to stderr.
+        is_detached: whether to protect the worker from Ctrl-C in the terminal of this process.
     """
 
     def __init__(
@@ -50,12 +51,12 @@ class Worker:
         )
 
     def ask(self, question: Any) -> Any:
-        """Return the answer to a question. Both are any objects that `pickle` can store.
+        """Send a question and return the answer; both may be any objects that can be pickled.
 
         Raises:
-            EOFError: the process has ended.
-            OSError: likewise.
-            pickle.PickleError: it ended in the midst of the answer, or the question cannot be stored.
+            EOFError: the worker has ended.
+            OSError: the worker has ended.
+            pickle.PickleError: the worker ended while it sent the answer, or the question cannot be pickled.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         pickle.dump(question, self._process.stdin)
@@ -63,23 +64,23 @@ class Worker:
         return pickle.load(self._process.stdout)  # noqa: S301  # from our process
 
     def close(self) -> None:
-        """End the pipe. The process finishes in good order and ends; `wait` waits for that."""
+        """Close the pipe. The worker finishes its current answer and ends; `wait` waits for that."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
 
     def wait(self) -> None:
-        """Wait until the process has ended."""
+        """Wait until the worker has ended."""
         with self._process:
             self._process.wait()
 
 
 def answer_questions(answer: Callable[[Any], Any], *, stops_at_end: bool = False) -> None:
-    """Answer the questions of the process that started this one, until the pipe ends.
+    """Answer the questions of the process that started this one, until the pipe is closed.
 
     Args:
         answer: takes a question and returns the answer.
-        stops_at_end: whether SIGTERM stops the answer that is being computed when the pipe ends.
+        stops_at_end: whether to stop the current answer by SIGTERM when the pipe is closed.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer

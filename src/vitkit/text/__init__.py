@@ -1,7 +1,7 @@
-"""Text for people and their tools: sentences, cells of tables, values of fields, names of classes, HTML pages.
+"""Text for people and their tools: sentences, table cells, field values, class names and HTML pages.
 
 Open `cells.py` first: text in terminals, CSV files and sentences. `fields` and `arguments` check values by their type
-annotations, `names` compares the names of classes, and `html` writes self-contained pages.
+annotations, `names` compares class names, and `html` writes self-contained pages.
 """
 
 from __future__ import annotations

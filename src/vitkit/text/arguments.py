@@ -1,8 +1,8 @@
-"""Check the arguments of public functions against their annotations, and refuse other types in one line.
+"""Check the arguments of public functions against their annotations, and refuse wrong types with a one-line message.
 
-Without this, `load("")` reads the current folder, `explain(5)` opens a file descriptor, and text for a number ends in a
-traceback. Annotations are read as text, since some name types that take seconds to import; an annotation with a type
-that is not known here is not checked.
+Without this, `load("")` would read the current folder, `explain(5)` would open a file descriptor, and text instead of a
+number would end in a traceback. Annotations are read as text, since importing some of the types takes seconds; an
+annotation with a type that is not known here is not checked.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _PHRASES = {
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function to refuse arguments of other types or ranges than its annotations, and empty paths.
+    """Decorate a function so that it refuses empty paths and arguments whose type or range violates its annotations.
 
-    Whole numbers are accepted as floats, and numpy's numbers as Python's. An argument `progress` receives the progress
-    that is reported during the call.
+    Whole numbers are accepted as floats, and numpy's numbers as Python's. An argument `progress` becomes the receiver
+    of all progress that is reported during the call.
     """
     signature = inspect.signature(function)
     kinds: dict[str, tuple[str, ...]] = {}
@@ -73,7 +73,9 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the type in `Annotated[type, marks]` as text, and the marks; for other annotations, no marks.
+    """Split `Annotated[type, *marks]`, given as text, into the type as text and the list of marks.
+
+    Any other annotation is returned unchanged, with an empty list.
 
     Args:
         annotation: the annotation of a parameter, as text.
@@ -101,11 +103,11 @@ def path_text(path: object, what: str) -> str:
     """Return a path as text.
 
     Args:
-        path: the path of a caller.
-        what: a name for it in messages.
+        path: the path that a caller passed.
+        what: the name of the path in error messages.
 
     Raises:
-        VitkitError: it is no path, is empty, or contains a null byte.
+        VitkitError: `path` is not a path, is empty, or contains a null byte.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise VitkitError(f"{what} must be a path, not {type_of(path)}")
@@ -118,7 +120,7 @@ def path_text(path: object, what: str) -> str:
 
 
 def type_of(value: object) -> str:
-    """Return the type of a value for a message, or the value itself if it is short."""
+    """Return the name of a value's type for a message, or the value itself if it is short."""
     if isinstance(value, str):
         return f"{value!r:.40}"
     kind = value if isinstance(value, type) else type(value)
@@ -128,7 +130,7 @@ def type_of(value: object) -> str:
 
 
 def _kinds(annotation: object, known: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return the kinds that a parameter accepts; None if one of them is not known here."""
+    """Return the kinds of values that an annotation allows, such as `int`; None if one of them is not known here."""
     if not isinstance(annotation, str):
         return None
     kinds: list[str] = []
@@ -169,7 +171,7 @@ def _is_a(kind: str, value: object) -> bool:
 
 
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
-    """Return whether a value is of a kind, and the value converted to it."""
+    """Return whether a value is of a kind, and the value, converted if it is."""
     is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
     if kind == "path":
         is_path = isinstance(value, (str, os.PathLike))

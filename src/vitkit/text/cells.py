@@ -21,10 +21,10 @@ _ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2}))")
 
 
 def harmless(text: str) -> str:
-    """Return the text of a cell. `restored` reverses this.
+    """Return the text of a cell that spreadsheets and terminals do not interpret. `restored` reverses this.
 
-    A quote precedes text that begins like a formula. `'\\` precedes text with control characters, which become `\\x1b`
-    and the like, and in which a backslash is doubled.
+    Text that begins like a formula gets a leading quote. Text with control characters gets a leading `'\\`; in it,
+    control characters are written as `\\x1b` and so on, and backslashes are doubled.
     """
     if _CONTROL.search(text):
         return "'\\" + _CONTROL.sub(_escape, text.replace("\\", "\\\\"))
@@ -32,7 +32,7 @@ def harmless(text: str) -> str:
 
 
 def restored(cell: str) -> str:
-    """Return the text that `harmless` was called with; other text is returned unchanged."""
+    """Return the text that was passed to `harmless`; text that is not marked is returned unchanged."""
     if not cell.startswith("'"):
         return cell
     if cell.startswith("'\\") and _ESCAPE.search(cell):  # without one `harmless` would not have marked it so

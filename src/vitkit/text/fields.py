@@ -21,7 +21,7 @@ _LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # NaN and integers beyond floats are no
 
 @dataclass(frozen=True)
 class Between:
-    """Marks a field or a parameter whose value, unless it is None, lies from low to high."""
+    """Mark a field or parameter of `Annotated` type: unless it is None, its value must lie between low and high."""
 
     low: float
     high: float = math.inf
@@ -33,20 +33,23 @@ def is_number(value: Any) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: on one line, and shortened."""
+    """Return a value as text for a message, on one line and shortened to 80 characters."""
     return " ".join(repr(value).split())[:80]
 
 
 def as_typed(name: str, hint: Any, value: Any) -> Any:
-    """Convert a value to a field's type: whole numbers to floats, lists to tuples, paths to text, and nothing else.
+    """Convert a value to a field's type, or refuse it.
+
+    Whole numbers are converted to floats, lists to tuples and paths to text; nothing else is converted.
 
     Args:
         name: the field's name, for messages.
-        hint: its type: int, float, bool, str, a Literal of texts, a tuple of these, or one of them or None.
+        hint: the field's type: int, float, bool, str, a Literal of texts, a tuple of these, or a union of one of them
+            with None.
         value: a value from TOML, JSON, a flag or a caller.
 
     Raises:
-        VitkitError: it has another type.
+        VitkitError: the value has another type.
     """
     is_optional = type(None) in get_args(hint)
     if value is None and is_optional:
@@ -73,15 +76,17 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
 
 
 def from_text(name: str, hint: Any, text: str) -> Any:
-    """Convert text, such as a flag's, to a field's type: `3,4,9` is a tuple, and `none` is None for optional fields.
+    """Convert text, such as the value of a flag, to a field's type.
+
+    `3,4,9` is a tuple, and `none` is None if the field is optional.
 
     Args:
         name: the field's name, for messages.
-        hint: its type, as for `as_typed`.
+        hint: the field's type, as for `as_typed`.
         text: the text as it was typed.
 
     Raises:
-        VitkitError: it is no such value.
+        VitkitError: the text cannot be converted to this type.
     """
     kind = hint
     if type(None) in get_args(hint):
@@ -113,11 +118,11 @@ def _expected(kind: Any) -> str:
 
 
 def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
-    """Convert each field of a frozen dataclass to its type; for `__post_init__`.
+    """Convert each field of a frozen dataclass to its annotated type; for use in `__post_init__`.
 
     Args:
         instance: the dataclass instance.
-        exclude: the fields to leave as they are.
+        exclude: names of fields that are not converted.
 
     Raises:
         VitkitError: a value has another type; the message names the field.
@@ -128,10 +133,10 @@ def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
 
 
 def check_ranges(instance: Any) -> None:
-    """Refuse a value outside its field's `Between`.
+    """Check that each field of a dataclass instance lies within its `Between`.
 
     Raises:
-        VitkitError: there is such a value; the message names the field.
+        VitkitError: a value lies outside; the message names the field.
     """
     for name, within in _ranges(instance.__class__).items():
         value = getattr(instance, name)

@@ -1,4 +1,4 @@
-"""Write self-contained HTML pages: each is one file that opens offline, years later, on any machine.
+"""Write self-contained HTML pages: a page is one file that opens offline, on any machine, for years.
 
 `write_page` writes a page from pieces of HTML, which the other functions make.
 """
@@ -64,7 +64,7 @@ pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
 
 @dataclass(frozen=True)
 class Live:
-    """The interactive part of a page, which can also be read without it.
+    """The interactive part of a page; without JavaScript, the page can still be read.
 
     Attributes:
         styles: CSS in addition to that of all pages.
@@ -78,9 +78,15 @@ class Live:
 
 
 def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = None) -> None:
-    """Write a page completely or not at all; `body` is a list of pieces of HTML.
+    """Write an HTML page, completely or not at all.
 
-    Its Content-Security-Policy forbids all requests and all scripts except the page's own.
+    The page's Content-Security-Policy forbids all requests and all scripts except its own.
+
+    Args:
+        path: the file to write.
+        title: the title of the page, as plain text.
+        body: pieces of HTML.
+        live: the interactive part; None if there is none.
     """
     styles = _STYLE + ("" if live is None else live.styles)
     allowed = f"default-src 'none'; img-src data:; style-src '{_hash(styles)}'; base-uri 'none'; form-action 'none'"
@@ -100,7 +106,10 @@ def _hash(text: str) -> str:
 
 
 def _scripts(live: Live) -> list[str]:
-    """Return the data, in which no name can end the element, and the script, which contains no names."""
+    """Return the elements with the data and the script of an interactive page.
+
+    Characters with a meaning in HTML are escaped in the data, so that no name in it can end the element.
+    """
     data = json.dumps(live.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character, escaped in (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026")):
         data = data.replace(character, escaped)
@@ -113,17 +122,17 @@ def _scripts(live: Live) -> list[str]:
 
 
 def finding(text: str) -> str:
-    """Return a highlighted sentence."""
+    """Return a highlighted paragraph with a sentence of plain text."""
     return f'<p class="finding">{escape(text)}</p>'
 
 
 def decimals(value: float | None) -> str:
-    """Return three decimals, or a dash if there is no value."""
+    """Format a number with three decimals; a dash if it is None."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Return a table of cells that are already HTML. If it has a header, all columns but the first are numbers."""
+    """Return an HTML table of cells that are HTML. If it has a header, all columns but the first are numbers."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         kinds = ["", *[' class="number"' if header else ""] * (len(cells) - 1)]
@@ -136,7 +145,7 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
 
 
 def wide(table: str) -> str:
-    """Return a container for a table with many columns, which can be scrolled sideways, with the keyboard too."""
+    """Wrap a table with many columns in a container that scrolls sideways, with the keyboard too."""
     return f'<div class="wide" role="region" tabindex="0" aria-label="Table">{table}</div>'
 
 

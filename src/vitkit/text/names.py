@@ -1,7 +1,7 @@
-"""Compare the names of classes as people see them.
+"""Compare class names as people see them.
 
-Web pages, files and some keyboards bring along zero-width spaces, soft hyphens, byte order marks and fillers. Two names
-that differ only in such invisible characters look the same to every reader.
+Names that are copied from web pages or files may contain zero-width spaces, soft hyphens, byte order marks or fillers.
+Two names that differ only in such invisible characters look the same to every reader.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def bare(name: str) -> str:
 
 
 def look(name: str) -> str:
-    """Return what two names that look the same have in common: composed letters, single spaces, nothing invisible."""
+    """Return a canonical form that is the same for names that look the same: NFC, single spaces, nothing invisible."""
     return " ".join(unicodedata.normalize("NFC", bare(name)).split())
 
 
 def unseen_in(name: str) -> str | None:
-    """Return the first invisible character of a name, as in `U+200B ZERO WIDTH SPACE`, or None."""
+    """Return a description of the first invisible character of a name, such as `U+200B ZERO WIDTH SPACE`, or None."""
     kept = {match.start() for match in _SHAPING.finditer(name)}
     for place, character in enumerate(name):
         if _CONTROL.match(character) or (_UNSEEN.match(character) and place not in kept):
@@ -43,14 +43,14 @@ def unseen_in(name: str) -> str | None:
 
 
 def _code_point(character: str) -> str:
-    """Return `U+200B ZERO WIDTH SPACE`, or a description of a byte that is not UTF-8."""
+    """Describe a character, as in `U+200B ZERO WIDTH SPACE`, or a byte of a file name that is not UTF-8."""
     if "\udc80" <= character <= "\udcff":
         return f"the byte 0x{ord(character) - 0xDC00:02X}, which is not UTF-8"
     return f"U+{ord(character):04X} {unicodedata.name(character, '(a control character)')}"
 
 
 def alike(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """Return two names that differ but look the same, and a code point in which they differ; None if there are none."""
+    """Return the first two names that differ but look the same, with a character in which they differ, or None."""
     first: dict[str, str] = {}
     for name in names:
         other = first.setdefault(look(name), name)
@@ -61,17 +61,17 @@ def alike(names: Iterable[str]) -> tuple[str, str, str] | None:
 
 
 def _visibility(character: str) -> int:
-    """Rank a character: invisible, a space, a combining mark, or a letter."""
+    """Return how visible a character is: 0 invisible, 1 a space, 2 a combining mark, 3 any other."""
     if _UNSEEN.match(character):
         return 0
     return 1 if character.isspace() else 2 if unicodedata.combining(character) else 3
 
 
 def check_names(classes: Iterable[object]) -> None:
-    """Refuse names that are not text, that no file can hold, or that are invisible.
+    """Refuse class names that are not text, that cannot be stored in a file, or that have no visible character.
 
     Raises:
-        VitkitError: there is such a name.
+        VitkitError: a name is invalid; the message shows it.
     """
     for name in classes:
         try:

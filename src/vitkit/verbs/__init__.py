@@ -1,8 +1,8 @@
-"""The verbs of vitkit, one function each: they are `vitkit.train`, `vitkit.evaluate` and so on, and the commands.
+"""The verbs of vitkit, one module each; a verb is both a function such as `vitkit.train` and a command.
 
-Open `train.py` or `predict.py` first. A function checks its arguments, opens a model (`inputs.py`), calls the rooms
-that do the work, and returns a `Result` (`result.py`) that the command line prints. Commands are made from the
-signatures and docstrings in `cli/`.
+Open `train.py` or `predict.py` first. The function of a verb checks its arguments, opens a model (`inputs.py`), calls
+the packages that do the work, and returns a `Result` (`result.py`), which the command line prints. `cli` makes commands
+from the signatures and docstrings.
 """
 
 from __future__ import annotations

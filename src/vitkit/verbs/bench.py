@@ -97,7 +97,7 @@ class Benchmark(Result):
 
     @property
     def legend(self) -> list[str]:
-        """The meanings of the columns, the speeds of the ceilings, and the files that were written."""
+        """The meanings of the columns, the ceilings in GFLOP/s, and the files that were written."""
         ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in self.results)
         rates = [
             f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products"
@@ -199,7 +199,7 @@ def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
 
 @contextmanager
 def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Lock the folder for this process, and refuse it if it contains a table; it may contain other files."""
+    """Lock the output folder for this process, and refuse it if it contains a table; other files do not matter."""
     if out is None:
         yield
         return
@@ -243,7 +243,7 @@ def _open(
     batch: int,
     device: str,
 ) -> Opened:
-    """Open the requested backends, after eager float32, which the others are compared with."""
+    """Open eager float32, which the others are compared with, and then the requested backends."""
     from vitkit.inference.backends.registry import BACKENDS
     from vitkit.profiling.speed import Opened, open_backends
 
@@ -309,10 +309,13 @@ _BAR, _HEAD = 0.24, 0.9  # inches
 
 
 def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Draw a panel of horizontal bars for each title, from rows of `vitkit.profiling.speed.row`.
+    """Draw bar charts of images per second, one panel for each title.
 
-    Bars of vitkit are blue and those of others orange; float32 is hatched. A line through the end of each bar spans the
-    quartiles. Grey bars are the ceilings of the precisions.
+    Bars of vitkit are blue and others orange; float32 is hatched. The line at the end of a bar spans the quartiles.
+    Grey bars are the ceilings of the precisions.
+
+    Args:
+        panels: rows as returned by `vitkit.profiling.speed.row`, by the title of the panel.
     """
     from matplotlib.figure import Figure
 

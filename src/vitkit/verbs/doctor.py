@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Fit = Literal["crop", "pad", "squash"]
 _BAR = 40  # characters of the longest bar
-_CROP = 0.875  # part of the short side
+_CROP = 0.875  # fraction of the shorter side
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,7 +164,7 @@ _LISTED = 20  # suspects in the printed table
 
 @dataclass(frozen=True, repr=False)
 class SuspectedLabels(Result):
-    """Suspected label errors of a run that nobody has decided yet.
+    """Suspected label errors of a run on which nobody has decided yet.
 
     Attributes:
         file: the list, label_errors.csv.
@@ -172,11 +172,12 @@ class SuspectedLabels(Result):
         data: the data that the run was trained on.
         images: the number of the run's images.
         suspects: the undecided rows of the list, the most suspicious first.
-        decided: the number of other rows, which have a row in the label file or a corrected label in the list.
+        decided: the number of the other rows: those whose image has a row in the label file or whose label in the list
+            was corrected.
         held_out: the number of suspects in the split that the run was tested on.
-        notes: rows of the label file that match no image, and the number of test labels that models proposed.
+        notes: lines about rows of the label file that match no image, and about test labels that models proposed.
         out: the page with pictures, if one was written.
-        changed: a description of images whose content has changed since, or an empty text.
+        changed: a description of the images whose content has changed since; empty if there are none.
     """
 
     file: Path
@@ -246,7 +247,7 @@ class SuspectedLabels(Result):
 
     @property
     def consequence(self) -> str:
-        """A sentence on the test figure after a suggestion is followed."""
+        """A sentence on how following a suggestion affects the test figure."""
         images = plural(self.held_out, "of these images is", "of these images are")
         return (
             f"{images} held out: if one gets the suggested class or is left out, a model has proposed that, so the "
@@ -275,7 +276,9 @@ def _review_labels(
     run = file.parent
     split = next((folder / SPLIT for folder in (run, *folds_in(run)) if (folder / SPLIT).is_file()), None)
     if split is None:
-        raise VitkitError(f"{file} is not in the folder of its run, which says where the pictures are: name it there")
+        raise VitkitError(
+            f"{file} is not in the folder of its run, which records where the pictures are: name it there"
+        )
     table = split_from_file(split)
     finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_proposed(run)]
     if labels is not None:
@@ -325,7 +328,10 @@ def _proposed(run: Path) -> Iterator[str]:
 
 
 def _is_decided(suspect: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:
-    """Return whether an image has a row in the label file, or another label in the list than in the run."""
+    """Return whether somebody has decided on a suspect.
+
+    This is the case if its image has a row in the label file, or if the label in the list is not that of the run.
+    """
     return any(i in decided or table.name_of(i) != suspect.label for i in images)
 
 

@@ -181,11 +181,11 @@ def embed(
 
 
 class _FeatureCollector:
-    """Collects the features of images in one array, which is allocated with the first of them.
+    """Collect the features of images in one array, which is allocated when the first image's features are added.
 
     Attributes:
         paths: the images that could be read.
-        errors: the paths of the other images, and the reasons.
+        errors: path and reason of each image that could not be read.
     """
 
     def __init__(self, images: int) -> None:
@@ -214,7 +214,7 @@ class _FeatureCollector:
 
 def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -> None:
     if near is not None and what == "patches":
-        raise VitkitError("--near compares one vector an image: --what head, class or mean, not patches")
+        raise VitkitError("--near compares one vector per image: use --what head, class or mean, not patches")
     if near is not None and not near.is_file():
         raise VitkitError(f"--near {near}: no such file")
     if out is not None:

@@ -386,7 +386,7 @@ def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, ro
 
 
 def _check_order(classifier: Classifier, run_table: ImageTable) -> None:
-    """Refuse a model whose classes have another order than in its training.
+    """Refuse a model whose classes are in another order than in the run's split.json.
 
     Raises:
         VitkitError: the order differs, because model.json or split.json was edited.
@@ -435,7 +435,7 @@ _SHOWN = 10  # names of absent classes
 
 
 def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
-    """Return sentences that a reader of the figures should know, for example about classes without images."""
+    """Return sentences that readers of the figures should know, for example about classes without images."""
     from vitkit.evaluation.figures import counted_part, describe
     from vitkit.evaluation.headline import describe_proposals
 
@@ -458,7 +458,7 @@ def _absent(outcome: Evaluation) -> list[str]:
 
 
 def _operating_lines(numbers: dict[str, Any]) -> list[str]:
-    """Return the accuracies for classes as frequent as in training and for equally frequent ones, if they differ."""
+    """Return a line for each class prior with its accuracies; empty if they hardly differ."""
     from vitkit.evaluation.figures import SHARES
 
     points = numbers.get("operating_points", {})

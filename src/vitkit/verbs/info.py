@@ -138,7 +138,7 @@ def info(
         from vitkit.model.build import config_of
 
         if preprocess is not None:
-            raise VitkitError(f"{name} is a name alone, without weights: --preprocess is for a checkpoint")
+            raise VitkitError(f"{name} is the name of a model without weights: --preprocess requires a checkpoint")
         return Info(name, describe(config_of(name, **options)), None, shapes)
     plan = _inspect(name, allow_partial=allow_partial, **options)
     return Info(name, describe(plan.config), _origin(plan), shapes)

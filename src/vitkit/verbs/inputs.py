@@ -83,7 +83,7 @@ def _with_preprocess(classifier: Classifier, preprocess: PreprocessLike | None, 
     requested = preprocess_of(preprocess, classifier.preprocess)
     if requested == classifier.preprocess:
         return classifier
-    note(f"images are preprocessed otherwise than the model specifies: {describe(classifier.preprocess.to_dict())}")
+    note(f"images are not preprocessed as the model specifies, which is: {describe(classifier.preprocess.to_dict())}")
     other = copy.copy(classifier)
     other.preprocess = requested
     return other
@@ -146,32 +146,35 @@ def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
 
 
 def path_of(path: str | Path | None) -> Path | None:
-    """Return a path that a caller passed, or None.
+    """Return a path that a caller passed, as a `Path`; None stays None.
 
     Raises:
-        VitkitError: it is not a path, or is empty.
+        VitkitError: `path` is not a path, or is empty.
     """
     return None if path is None else Path(path_text(path, "a file or folder"))
 
 
 def check_data(data: str | Path) -> None:
-    """Refuse missing data before torch and the training are imported, which takes seconds.
+    """Refuse missing data before torch is imported, which takes seconds.
 
     Processes of a launcher skip this check, so that their first process later reports the error for all of them.
 
     Raises:
-        VitkitError: there is no such folder, file or named data set.
+        VitkitError: the folder, file or named data set does not exist.
     """
     if not {"LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys():  # set by torchrun and srun
         find_source(data)
 
 
 def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
-    """Return the image files that files, folders and patterns name, and whether all of them could be searched.
+    """Find the image files that files, folders and patterns name.
 
     Args:
         sources: files, folders and patterns.
-        note: called with a line about what could not be searched.
+        note: called with a line about each place that could not be searched.
+
+    Returns:
+        The paths, and whether every place could be searched.
     """
     from vitkit.data.walk import Overlooked, find_images
 
@@ -183,7 +186,7 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
 
 
 def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:
-    """Return the labels of a label file by picture, without the pictures that it excludes.
+    """Read a label file; return the label of each picture by path, without pictures that the file excludes.
 
     Args:
         paths: the paths of the pictures; a picture without a row has an empty label.
@@ -226,7 +229,7 @@ def source_folders(sources: Iterable[str]) -> list[str]:
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
-    """Refuse an output file with another suffix, in a missing folder, or in a source folder.
+    """Refuse an output file that has another suffix, or lies in a missing folder or in a source folder.
 
     Raises:
         VitkitError: the file cannot be written there.
@@ -296,17 +299,17 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
 
 
 def check_choice(flag: str, value: object, literal: Any) -> None:
-    """Refuse a value that is not among those of a Literal.
+    """Refuse a value that is not among the values of a Literal.
 
     Raises:
-        VitkitError: it is another value.
+        VitkitError: the value is another one.
     """
     if value not in get_args(literal):
         raise VitkitError(f"{flag} {value!r} is none of {', '.join(get_args(literal))}")
 
 
 def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """Split choices that are separated by commas, or check a list of them; each is returned once.
+    """Return the choices in a list or in text separated by commas, without repetitions.
 
     Raises:
         VitkitError: a choice is unknown or `auto`, or there is none.

@@ -177,9 +177,9 @@ def _sizes(name: str) -> dict[str, Any]:
 
 
 def count_parameters(config: ViTConfig) -> int:
-    """Count the parameters of a model that has a name, without building it.
+    """Count the parameters of a named model without building it.
 
-    The names stand for the paper's models, DeiT's and hybrids, which have biases, LayerNorms and learned positions.
+    Named models are those of the paper, DeiT's and the hybrids; all have biases, LayerNorms and learned positions.
     """
     c, D = config, config.hidden_size
     channels, stem = (c.in_channels, 0) if c.stem is None else _stem_parameters(c.in_channels, c.stem)
@@ -196,7 +196,7 @@ def count_parameters(config: ViTConfig) -> int:
 
 
 def _stem_parameters(channels: int, stages: Sequence[int]) -> tuple[int, int]:
-    """Return the channels of a ResNet stem's output and the number of its parameters (`model.hybrids.ResNetStem`)."""
+    """Return the number of output channels and of parameters of a ResNet stem (`model.hybrids.ResNetStem`)."""
     total, channels = 49 * channels * 64 + 2 * 64, 64
     for stage, units in enumerate(stages):
         width = 64 * 2**stage

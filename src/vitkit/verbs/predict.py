@@ -253,7 +253,7 @@ def _answer(
     tally: Tally,
     images: int,
 ) -> list[Row]:
-    """Draw, write and count each prediction, and return the rows unless they are written."""
+    """Draw, count and write each prediction; without `write`, collect the rows and return them."""
     kept = []
     for prediction in predictions:
         row = columns.row(prediction)
@@ -339,9 +339,9 @@ _COMPARED = 8  # rows that are compared, and classes of each
 def _is_same_model(classifier: Classifier, file: Path, form: RowFormat) -> bool:
     """Return whether the rows of a file were written by this classifier.
 
-    The first readable image is classified again. If label and confidence agree, that decides. Otherwise another backend
-    or precision may have computed the rows, so several of them are compared: their mean difference may be up to twice
-    the change that rounding to bfloat16 causes in this model.
+    The first readable image is classified again; if label and confidence agree, the answer is yes. Otherwise another
+    backend or precision may have computed the rows, so several of them are compared: their mean difference may be up to
+    twice the change that rounding to bfloat16 causes in this model.
     """
     rows: list[tuple[str, float]] = []
     exact: list[Prediction] = []

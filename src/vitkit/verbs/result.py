@@ -12,9 +12,9 @@ from vitkit.system.progress import Say
 
 
 class Result:
-    """The result of a verb. Subclasses are frozen dataclasses with `repr=False`.
+    """The base class of the results of verbs. Subclasses are frozen dataclasses with `repr=False`.
 
-    A command prints `lines`, or with `--json` `to_dict`. The first line is also the `repr`.
+    A command prints `lines`, or with `--json` the value of `to_dict`. The first line is also part of the `repr`.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Result:
         try:
             import pandas
         except ImportError as error:
-            raise VitkitError("to_pandas needs pandas: pip install pandas; rows() needs nothing") from error
+            raise VitkitError("to_pandas requires pandas (pip install pandas); rows() works without it") from error
         return pandas.DataFrame(rows)
 
     def to_latex(self, caption: str | None = None, label: str | None = None) -> str:
@@ -79,7 +79,7 @@ _LATEX = {
 
 
 def latex_text(text: str) -> str:
-    """Return text in which LaTeX takes every character as it is."""
+    """Return text with the special characters of LaTeX escaped."""
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
 
@@ -111,7 +111,7 @@ def _latex_cell(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Notes:
-    """Pass each note on to `say`, and collect it in `lines`."""
+    """Collect notes in `lines`, and pass each on to `say`."""
 
     say: Say
     lines: list[str] = field(default_factory=list)

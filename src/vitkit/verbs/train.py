@@ -101,7 +101,7 @@ class TrainingRun(Result):
         return value_of(self.headline)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what metrics.csv has of each epoch. A cross-validation has the epochs of every fold, numbered."""
+        """Return the rows of metrics.csv, one for each epoch. For a cross-validation, they have a column `fold`."""
         from vitkit.system.run_files import METRICS
         from vitkit.training.run_folder import read_metrics
 
@@ -166,8 +166,7 @@ def train(
 
         import vitkit
 
-        run = vitkit.train("digits", epochs=2, max_images=300)
-        print(run.accuracy, run.classifier.classes, run.report)
+        run = vitkit.train("digits", epochs=2, max_images=300) print(run.accuracy, run.classifier.classes, run.report)
 
     On the command line: `vitkit train digits`.
 
@@ -190,9 +189,9 @@ def train(
             called with the state of the training: epoch, step, metrics, model, should_stop
             (`training.checkpoint.TrainingState`).
         loggers: objects with a method log_metrics(metrics, step), as Lightning's, in addition to `logger`.
-        loss: a function of logits (B, K) and labels (B,), or targets (B, K) of mixed images and of images with several
-            classes, that returns the mean loss, in place of cross-entropy.
-        augment: a function from a PIL training image to another, called before vitkit's random changes.
+        loss: a function that returns the mean loss and replaces cross-entropy. It takes logits (B, K) and labels (B,);
+            for mixed images and images with several classes, it takes targets (B, K) instead of labels.
+        augment: a function that takes a PIL training image and returns another, called before vitkit's augmentation.
         make_optimizer: a function from the groups of parameters to a `torch.optim.Optimizer`, such as
             `torch.optim.RAdam`. The recipe's schedule sets its learning rates.
         say: called with each line of the run's log.
@@ -253,7 +252,7 @@ def train(
 def _without_objects(
     fields: dict[str, Any], make_optimizer: Callable[[list[dict[str, Any]]], Any] | None
 ) -> tuple[dict[str, Any], Callable[[list[dict[str, Any]]], Any] | None]:
-    """Replace a module by the name under which it is registered, and take a function for the optimiser out."""
+    """Replace objects in the fields by names: register a module as a model, and return the optimiser's function."""
     model, optimizer = fields.get("model"), fields.get("optimizer")
     if callable(model):
         name = getattr(model, "__name__", type(model).__name__)
@@ -269,7 +268,15 @@ def _without_objects(
 
 
 def _without_vit_fields(resolved: dict[str, Any], named: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Leave out fields of a published recipe that the caller's model lacks; return the others, and a line for each."""
+    """Remove the fields of a published recipe that the caller's model does not have.
+
+    Args:
+        resolved: all fields.
+        named: the fields that the caller has set.
+
+    Returns:
+        The remaining fields, and a line about each removed one.
+    """
     from vitkit.training.architecture import without_fields_of_vits
 
     of_recipe = {name: value for name, value in resolved.items() if name == "model" or name not in named}

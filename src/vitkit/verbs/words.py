@@ -1,7 +1,7 @@
 """Classes by name, for models of images and text: read the names, and open a classifier for them.
 
-`open_named` opens a classifier for any images, and `open_for_labels` one for labelled images, whose classes the names
-must be. `named_classes` reads names from text or from a file.
+`open_named` opens a classifier for any images. `open_for_labels` opens one for labelled images, whose classes must be
+the ones that are named. `named_classes` reads names from text or from a file.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def open_images_and_words(
     """Open a model of images and text, and note each assumption about it.
 
     Raises:
-        VitkitError: it cannot be loaded, or has no text encoder.
+        VitkitError: the model cannot be loaded, or has no text encoder.
     """
     from vitkit.language.zero_shot import read_images_and_words
 
@@ -164,7 +164,7 @@ def _read_list(path: Path) -> str:
 
 
 def _names_in_text(text: str, what: str) -> list[str]:
-    """Return names that are separated by commas, semicolons or line ends; names that contain commas are quoted."""
+    """Split names at commas, semicolons or line ends. Names that contain commas are quoted."""
     lines = [line.translate(_WIDE) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"
     try:

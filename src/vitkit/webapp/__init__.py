@@ -1,23 +1,23 @@
-"""vitkit studio: the whole way from photographs to a classifier, in a browser, on this machine.
+"""vitkit studio: everything from photographs to a classifier, in a browser, on this machine.
 
 `studio.py` opens a workspace (`workspace.py`), makes the application (`app.py`) and serves it. The page is
-`static/index.html`; `static/shell.js` asks `/api/studio` which tabs there are and shows one at a time. There is no
-build step: what the browser runs are the files in `static/`, and nothing comes from the network.
+`static/index.html`; `static/shell.js` asks `/api/studio` for the list of tabs and shows one at a time. There is no
+build step: the browser runs the files in `static/`, and nothing is loaded from the network.
 
 To add a tab:
 
-1. A row in `tabs.TABS`: its name, its title and what it is for, in one line.
-2. `NAME.py` with `router(workspace: Workspace) -> APIRouter`; its paths begin with `/api/NAME`. Handlers that
-   compute or read files are plain `def` functions, which run in threads. What a user can fix raises `VitkitError`, and
-   reaches the page as a line.
-3. `static/NAME.js` with `export async function show(main, studio)`, which fills the element `main` and may give back a
-   function that is called when the tab is left. `studio` is what `/api/studio` answered, with `where`, what follows
-   the tab's name in the address (`#train/again:RUN`), and `goto(tab, where)`. `static/api.js` fetches and posts,
-   `static/dom.js` makes elements: text from people and files becomes text nodes, never HTML. A style sheet of its own,
-   `static/NAME.css`, is loaded with it where there is one.
+1. A row in `app.TABS`: its name, its title and its purpose in one line.
+2. `NAME.py` with `router(workspace: Workspace) -> APIRouter`, whose paths begin with `/api/NAME`. Handlers that
+   compute or read files are plain `def` functions, which run in threads. Errors that users can fix raise
+   `VitkitError`; the page shows them as a line.
+3. `static/NAME.js` with `export async function show(main, studio)`, which fills the element `main`. It may return a
+   function that is called when the user leaves the tab. `studio` is the answer of `/api/studio`, with two additions:
+   `where` is the part of the address that follows the tab's name (`#train/again:RUN`), and `goto(tab, where)` changes
+   the tab. `static/api.js` fetches and posts. `static/dom.js` makes elements; text from people and files becomes text
+   nodes, never HTML. If there is a style sheet `static/NAME.css`, it is loaded with the tab.
 
-The rules: photographs are read and never written; the browser names photographs by their numbers and runs by their
-names, never by paths; state that matters is on disk before a request is answered.
+Three rules apply. Photographs are read and never written. The browser refers to photographs by number and to runs by
+name, never by path. State that matters is on disk before a request is answered.
 """
 
 from __future__ import annotations

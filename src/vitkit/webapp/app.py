@@ -1,4 +1,4 @@
-"""The web application of the studio: the page, its files, the tabs, and the routes of each tab.
+"""The web application of the studio: the page, its files, and the routes of each tab.
 
 `create_app` makes it for a workspace; `webapp.studio` serves it.
 """
@@ -35,8 +35,8 @@ class Tab:
 
     Attributes:
         name: the name in URLs and file names.
-        title: on the tab.
-        about: what it is for, in one line.
+        title: the title on the tab.
+        about: its purpose, in one line.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Tab:
     about: str
 
     def router(self, workspace: Workspace) -> APIRouter:
-        """Build the routes of the tab."""
+        """Return the routes of the tab."""
         make: Callable[[Workspace], APIRouter] = import_module(f"vitkit.webapp.{self.name}").router
         return make(workspace)
 
@@ -64,21 +64,21 @@ TABS: tuple[Tab, ...] = (
 
 
 STATIC = Path(__file__).parent / "static"
-_CONTENT = (  # nothing from elsewhere, and no script but the studio's own files, whatever a name may hold
+_CONTENT = (  # Content-Security-Policy: only files of the studio, and no script in the text of a page
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 
 
 class Json(JSONResponse):
-    """A JSON response that every client can read, whatever bytes file names contain (`system.files.to_json`)."""
+    """A JSON response that every client can read, even if file names are not UTF-8 (`system.files.to_json`)."""
 
     def render(self, content: Any) -> bytes:
         return to_json(content).encode()
 
 
 class _Files(StaticFiles):
-    """Static files that the browser revalidates at every request."""
+    """Static files that the browser checks for changes at every request."""
 
     def file_response(self, *arguments: Any, **named: Any) -> Response:
         response = super().file_response(*arguments, **named)

@@ -1,4 +1,4 @@
-"""The Data tab: photographs and their classes, the doctor's findings, label errors, and similar photographs."""
+"""The Data tab: photographs and their classes, findings of the doctor, suspected label errors, similar photographs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from vitkit.webapp.workspace import Workspace
 
 
 def diagnose(state: State) -> dict[str, Any]:
-    """Run the doctor on the photographs with their current labels; photographs that were left out are ignored.
+    """Run the doctor on the photographs with their current labels, without photographs that were left out.
 
     Raises:
-        VitkitError: none of them can be read.
+        VitkitError: none of the photographs can be read.
     """
     table = state.table
     kept = [i for i, label in enumerate(state.labels) if label != EXCLUDED]
@@ -62,9 +62,9 @@ def _by_number(diagnosis: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
 
 
 def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
-    """Return the suspected label errors of the newest run that searched for them, each with its suggestion.
+    """Return the suspected label errors of the newest run that searched for them, by number of the photograph.
 
-    One that holds another picture than the run knew is none of them.
+    Photographs whose content has changed since that run are left out.
     """
     name, doubts = doubts_of(workspace, table)
     number = {path: i for i, path in enumerate(table.paths)} if doubts else {}
@@ -78,7 +78,7 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
 
 
 def doubts_of(workspace: Workspace, table: ImageTable) -> tuple[str, Mapping[str, tuple[str, str]]]:
-    """Return the newest run that searched for label errors, and the label and suggestion of each suspect."""
+    """Return the newest run that searched for label errors, and the label and suggestion of each suspect by path."""
     for name, _ in _runs_of(workspace, table):
         file = workspace.runs / name / LABEL_ERRORS
         if file.exists():
@@ -120,9 +120,9 @@ def _table_of(split: Path, changed: str) -> ImageTable:  # noqa: ARG001
 
 
 def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, ImageTable]]:
-    """Yield the runs of these photographs, newest first, each with its own table of them.
+    """Yield the runs that were trained on these photographs, newest first, with their tables.
 
-    Runs of other photographs may lie in the same folder, and know others by the same paths.
+    Runs on other photographs may be in the same folder, and may use the same paths.
     """
     for name in workspace.run_names():
         try:
@@ -160,13 +160,13 @@ class Named(BaseModel):
 
 
 class NextQuery(BaseModel):
-    """The number of photographs requested."""
+    """A request for photographs to label next."""
 
     count: int = Field(default=24, ge=1, le=1000)
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """Build the routes of the tab."""
+    """Return the routes of the tab."""
     routes, photographs = APIRouter(prefix="/api/data"), Photographs(workspace)
     photographs.begin()
 
@@ -283,7 +283,7 @@ def _add_pictures(routes: APIRouter, photographs: Photographs) -> None:
 
 
 def _unreadable(error: UnreadableImageError) -> Response:
-    """Answer that there is no picture, without an error status, so that the browser's console stays clean."""
+    """Return a placeholder picture without an error status, so that the browser's console stays clean."""
     drawn = (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64"><rect width="64" height="64" fill="#9994"/>'
         '<path d="M20 20l24 24M44 20L20 44" stroke="#c44" stroke-width="4"/></svg>'

@@ -1,12 +1,12 @@
-"""The queue of the trainings that were started on the page. It is kept in files, and its processes outlive the server.
+"""The queue of trainings that were started on the page. It is kept in files, and its processes outlive the server.
 
-Each job is a file, `jobs/NUMBER.json`, and the run folder that its process writes. The runner
-(`python -m vitkit.webapp.jobs RUNS`) is a process, too: it works on one job after the other, and ends when the queue is
-empty. The server keeps nothing of this in memory: the page, the server and the runner may each end at any time, and
-their successors read the state from the folder.
+Each job is a file, `jobs/NUMBER.json`, and the run folder that its process writes. The runner (`python -m
+vitkit.webapp.jobs RUNS`) is a process, too: it runs one job after the other, and ends when the queue is empty. The
+server keeps none of this in memory. The page, the server and the runner may each end at any time, and a new one reads
+the state from the folder.
 
-The studio's folder belongs to the user (`workspace.state_of_runs`) and lies outside the runs. A queue that was copied
-along with somebody else's runs is never started, resumed or stopped.
+The folder of the queue belongs to the user (`workspace.state_of_runs`) and lies outside the runs. Therefore a queue
+that was copied along with somebody else's runs is never started, resumed or stopped.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class Job:
     """A training in the queue.
 
     Attributes:
-        number: the position in the order of the requests.
+        number: a number that increases with each request.
         run: the name of the run folder that it writes.
         arguments: the command line after `vitkit`.
         folder: the working directory of the process.
-        request: the page's request, for display.
+        request: the content of the page's request, for display.
         queued: the time of the request in seconds since 1970.
         started: the time when the process started; 0 before.
         ended: the time when the process ended; 0 before.
-        process: the process's number.
-        birth: the time when the process began according to the system (`system.stopping`); empty if it does not say.
-        code: the exit code of the process; None while it runs, or if no runner was there when it ended.
+        process: the process id.
+        birth: the start time of the process as the system reports it (`system.stopping.birth_of`); empty if unknown.
+        code: the exit code of the process; None while it runs, or if no runner existed when it ended.
     """
 
     number: int
@@ -93,7 +93,7 @@ class Jobs:
         return sorted(filter(None, self._read().values()), key=lambda job: job.number)
 
     def _read(self) -> dict[Path, Job | None]:
-        """Read every file; the value is None if the file is not a job."""
+        """Read every file of the queue; the value is None if a file is not a valid job."""
         jobs: dict[Path, Job | None] = {}
         for file in sorted(self.folder.glob("*.json")):
             with suppress(FileNotFoundError):  # it was just removed from the queue
@@ -101,24 +101,24 @@ class Jobs:
         return jobs
 
     def notes(self) -> list[str]:
-        """List what a user should know about the queue, one line each."""
+        """Return what a user should know about the queue, one line each."""
         lines = [
-            f"{file} is no record of a training: it is left as it is, and can be deleted"
+            f"{file} is no valid record of a training: it is ignored and can be deleted"
             for file, job in self._read().items()
             if job is None
         ]
         old = self.runs / _OLD_FOLDER
         if others := len(list((old / "jobs").glob("*.json"))):
             what = plural(others, "training", "trainings")
-            lines.append(f"{old} holds {what} of another studio's queue: none is begun or stopped here")
+            lines.append(f"{old} holds {what} of another studio's queue, which this studio neither starts nor stops")
         return lines
 
     def last(self) -> dict[str, Job]:
-        """Map each run to the last job that writes or wrote it, in the order of the requests."""
+        """Return the last job of each run, by the name of the run."""
         return {job.run: job for job in self.all()}
 
     def add(self, run: str, arguments: Sequence[str], request: dict[str, Any]) -> Job:
-        """Append a job to the queue, and make sure that a runner works on it."""
+        """Append a job to the queue, and start a runner unless one is working."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive(self.folder, self.state_folder / "jobs.lock", wait=5.0):
             numbers = [int(file.stem) for file in self.folder.glob("*.json") if file.stem.isdecimal()]
@@ -139,7 +139,7 @@ class Jobs:
         return self.folder / f"{job.number:06}.log"
 
     def reserve(self, name: str) -> str:
-        """Create a run folder under a new name, which no run and no job has, and return the name.
+        """Create an empty run folder with a new name, which no run and no job has, and return the name.
 
         Concurrent requests, other studios and the command line each get a different name.
         """
@@ -154,7 +154,7 @@ class Jobs:
         raise AssertionError("numbers have no end")
 
     def give_back(self, run: str) -> None:
-        """Release the name of a run that never started."""
+        """Delete the empty folder of a run that never started, so that its name is free again."""
         with suppress(OSError):  # the folder of a run that started is not empty
             (self.runs / run).rmdir()
 
@@ -162,7 +162,7 @@ class Jobs:
 
     @property
     def is_worked_on(self) -> bool:
-        """Return whether a runner works on the queue."""
+        """Whether a runner is working on the queue."""
         return is_held(self.state_folder, self.state_folder / _LOCK)
 
     def state(self, run: str, job: Job | None) -> State:
@@ -177,7 +177,10 @@ class Jobs:
         return "stopped" if self.can_resume(run) or (folder / DESCRIPTION).is_file() else "failed"
 
     def is_starting(self, job: Job) -> bool:
-        """Return whether the job's process exists but has not locked its folder yet, or has just released it."""
+        """Return whether the job's process exists without a lock on its run folder.
+
+        It has not locked the folder yet, or has just released it.
+        """
         if not job.started or job.ended or not job.process:
             return False
         if not self.is_worked_on and time.time() - job.started >= _STARTING:
@@ -189,7 +192,7 @@ class Jobs:
         return (self.runs / run / LAST).is_file() and (self.runs / run / RECIPE).is_file()
 
     def why_failed(self, job: Job) -> str:
-        """Return the last error that a job's process printed, or else its last line; empty if it printed nothing."""
+        """Return the last error that a job's process printed; if it printed none, its last line."""
         try:
             lines = read_text(self.log(job), "replace").splitlines()
         except OSError as error:
@@ -200,12 +203,12 @@ class Jobs:
     # --- Actions -----------------------------------------------------------------------------------------
 
     def see_to_queue(self) -> None:
-        """Start a runner if a job waits and none works on the queue."""
+        """Start a runner if a job is waiting and no runner is working."""
         if not all(job.started for job in self.all()) and not self.is_worked_on:
             self._start_runner()
 
     def _start_runner(self) -> None:
-        """Start a process that works on the queue. It ends if another one does already."""
+        """Start a runner process. It ends at once if another one is working."""
         with open(self.state_folder / "runner.log", "ab", opener=regular) as log:
             runner = subprocess.Popen(  # noqa: S603  # this program
                 python("vitkit.webapp.jobs", str(self.runs)),
@@ -217,19 +220,19 @@ class Jobs:
         threading.Thread(target=runner.wait, daemon=True).start()  # so that no zombie process remains
 
     def can_stop(self, job: Job | None) -> bool:
-        """Return whether a job waits, or runs in a process that this queue started."""
+        """Return whether a job is waiting, or is running in a process that this queue started."""
         return job is not None and (not job.started or (not job.ended and is_same(job.process, job.birth)))
 
     def stop(self, run: str) -> None:
-        """Signal the process of a run to stop and save a checkpoint, or remove the run from the queue before it starts.
+        """Ask the process of a run to stop and save a checkpoint, or remove a waiting job from the queue.
 
         Raises:
             VitkitError: the run is not running, or this queue did not start it.
         """
         job = self.last().get(run)
         if job is None or not self.can_stop(job):
-            where = "was not begun by this studio: stop it where it was begun" if is_held(self.runs / run) else ""
-            raise VitkitError(f"{run} {where or 'does not run'}")
+            where = "was not started by this studio: stop it where it was started" if is_held(self.runs / run) else ""
+            raise VitkitError(f"{run} {where or 'is not running'}")
         if not job.started:
             (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
             self.give_back(run)
@@ -238,14 +241,14 @@ class Jobs:
             os.kill(job.process, signal.SIGTERM)
 
     def forget(self, run: str) -> None:
-        """Remove a failed run that left nothing behind from the list.
+        """Remove a failed run without any results from the list.
 
         Raises:
-            VitkitError: the run left something behind, or waits in the queue.
+            VitkitError: the run has not failed, or its folder contains a recipe.
         """
         job = self.last().get(run)
         if job is None or self.state(run, job) != "failed" or (self.runs / run / RECIPE).is_file():
-            raise VitkitError(f"{run} cannot be taken from the list: it is in {self.runs}")
+            raise VitkitError(f"{run} cannot be removed from the list: it is in {self.runs}")
         for failed in self.all():
             if failed.run == run:
                 (self.folder / f"{failed.number:06}.json").unlink(missing_ok=True)
@@ -254,7 +257,7 @@ class Jobs:
 
 
 def work(runs: Path) -> None:
-    """Run one job after the other until the queue is empty. Return at once if another process does that."""
+    """Run one job after the other until the queue is empty. Return at once if another process does so already."""
     jobs = Jobs(runs)
     try:
         with exclusive(jobs.state_folder, jobs.state_folder / _LOCK, wait=_PATIENCE):
@@ -266,7 +269,7 @@ def work(runs: Path) -> None:
 
 
 def _wait_for_others(jobs: Jobs) -> None:
-    """Wait for a training that goes on after its runner was killed."""
+    """Wait for trainings that are still running although their runner was killed."""
     for job in jobs.all():
         if job.started and not job.ended:
             while is_held(jobs.runs / job.run) or jobs.is_starting(job):
@@ -281,12 +284,12 @@ def command(job: Job) -> list[str]:
         VitkitError: the job is not a training as the studio starts them.
     """
     if not _is_training(job):
-        raise VitkitError(f"{shlex.join(job.arguments)!r:.200} is not what the studio asks for: it is not run")
+        raise VitkitError(f"{shlex.join(job.arguments)!r:.200} is not a training of the studio: it is not run")
     return python("vitkit", *job.arguments)
 
 
 def _is_training(job: Job) -> bool:
-    """Return whether the arguments train in the job's run folder and contain only flags of the Train tab."""
+    """Return whether the arguments are a training in the job's run folder, with flags of the Train tab only."""
     verb, *rest = job.arguments or ("",)
     sources = rest[:1] if rest and not rest[0].startswith("-") else []
     flags, values = rest[len(sources) :: 2], rest[len(sources) + 1 :: 2]

@@ -1,7 +1,7 @@
-"""What a model sees in the photographs: which are alike, and which to label next.
+"""The features of photographs: find similar photographs, and choose which to label next.
 
-Features are computed by `vitkit embed` in a process of its own. `Background` runs work that takes longer than a page
-can wait, one piece at a time, and knows its progress. `evaluation.label_choice` chooses the photographs to label next.
+Features are computed by `vitkit embed` in a separate process. `Background` runs work that takes too long for a request,
+one task at a time, and knows its progress. `evaluation.label_choice` chooses the photographs to label next.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Background(Generic[T]):
         self._key: object = None
 
     def start(self, key: object, work: Callable[[], T]) -> None:
-        """Begin, unless it runs already.
+        """Start a task, unless one is running.
 
         Args:
-            key: what it is that is worked on; what `result` gives back belongs to it.
-            work: reports how far it is to `vitkit.system.progress.progress`.
+            key: what the task is about; `result` returns the result only for an equal key.
+            work: the task, which reports to `vitkit.system.progress.progress`.
         """
         with self._lock:
             if self.is_running:
@@ -61,15 +61,15 @@ class Background(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Return whether a task is running."""
+        """Whether a task is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def result(self, key: object) -> T | None:
-        """Return the result if it was computed for the same subject."""
+        """Return the result of the last task if it was started with this key; otherwise None."""
         return self._result if self._key == key else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Report the progress, and the reason for a failure."""
+        """Return the progress of the task, and the error if it failed."""
         what, done, total = self._progress
         return {"running": self.is_running, "what": what, "done": done, "total": total, "error": self._error}
 
@@ -93,14 +93,14 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float32]
 
 NOTHING_TO_SEE_WITH = (
-    "no model is here to see with, and downloading is switched off: start the studio with --weights FILE, or train one "
-    "first"
+    "there is no model to compute features, and downloads are switched off: start the studio with --weights FILE, or "
+    "train one first"
 )
 _PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")
 
 
 class Likeness:
-    """The features of the photographs, computed in another process, cached, and read when they are needed."""
+    """The features of the photographs: computed in another process, cached on disk, and loaded when needed."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -108,14 +108,14 @@ class Likeness:
         self._kept: tuple[Path, tuple[int, ...], Floats] | None = None
 
     def eyes(self) -> Offer | None:
-        """Return the model that computes features: the one with cached features, else the best one available."""
+        """Return the model that computes features: the best one that needs no download; None if there is none."""
         return best_eyes(self.workspace)
 
     def start(self, table: ImageTable) -> None:
-        """Begin to look at the photographs, unless that is done or under way.
+        """Start to compute the features, unless they exist or are being computed.
 
         Raises:
-            VitkitError: there is nothing to look with.
+            VitkitError: no model is available.
         """
         eyes = self.eyes()
         if eyes is None:
@@ -150,16 +150,16 @@ class Likeness:
         return self._kept[1], self._kept[2]
 
     def alike(self, table: ImageTable, number: int) -> list[int]:
-        """Return all readable photographs, the most similar to this one first.
+        """Return the indices of all readable photographs, the most similar to this one first.
 
         Raises:
-            VitkitError: the photographs were not looked at yet, or this one cannot be read.
+            VitkitError: the features are not computed yet, or this photograph cannot be read.
         """
         import numpy as np
 
         features = self.features(table)
         if features is None:
-            raise VitkitError("the photographs were not looked at yet")
+            raise VitkitError("the features of the photographs are not computed yet")
         numbers, vectors = features
         if number not in numbers:
             raise VitkitError("this photograph cannot be read")
@@ -167,7 +167,7 @@ class Likeness:
         return [numbers[i] for i in np.argsort(-similarity, kind="stable")]
 
     def to_dict(self, table: ImageTable) -> dict[str, Any]:
-        """Report the model in use, whether its features are complete, and the progress."""
+        """Return the model in use, whether its features are complete, and the progress."""
         eyes = self.eyes()
         status = self.work.to_dict()
         if eyes is None:
@@ -175,7 +175,10 @@ class Likeness:
         return {**status, "ready": self._place(table, eyes).is_file(), "eyes": eyes.title, "needs": ""}
 
     def _place(self, table: ImageTable, eyes: Offer) -> Path:
-        """Return the path of the features, which depends on the model, the photographs and their modification times."""
+        """Return the path of the cached features.
+
+        It depends on the model, on the photographs, and on the modification times of all of them.
+        """
         digest = hashlib.sha256(f"{table.root}\0{eyes.source}\0{stamp_of(Path(eyes.source))}".encode())
         for i, path in enumerate(table.paths):
             digest.update(f"{path}\0{stamp_of(table.file(i))}\n".encode("utf-8", "surrogateescape"))
@@ -190,10 +193,10 @@ class Likeness:
 
 
 def run_vitkit(arguments: list[str]) -> None:
-    """Run a vitkit command in another process, which ends when this thread does.
+    """Run a vitkit command in another process, which is stopped if this function is interrupted.
 
     Raises:
-        VitkitError: it failed; the message is its own.
+        VitkitError: the command failed; the message is that of the command.
     """
     process = subprocess.Popen(  # noqa: S603  # vitkit's own command, and what was offered
         python("vitkit", *arguments),
@@ -226,15 +229,15 @@ def next_labels(
     """Return the indices of the unlabelled photographs whose labels would teach the model most, best first.
 
     Args:
-        state: the state of the photographs.
-        seen: the numbers of those that could be read, and the features of each (n, D).
-        count: how many are wanted.
+        state: the photographs with their current labels.
+        seen: the indices of the readable photographs, and their features (n, D); None if not computed yet.
+        count: the number of photographs to return.
 
     Raises:
-        VitkitError: the photographs were not looked at yet, or all have a class.
+        VitkitError: the features are not computed yet, or all photographs have a class.
     """
     if seen is None:
-        raise VitkitError("the photographs were not looked at yet")
+        raise VitkitError("the features of the photographs are not computed yet")
     from vitkit.evaluation.label_choice import choose_next
 
     numbers, features = seen

@@ -1,4 +1,4 @@
-"""The Look tab: what a model predicts for any picture, where it looks, and which photographs are similar."""
+"""The Look tab: a model's prediction for any picture, and the regions it is based on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _LEVELS = 255
 
 
 class Models:
-    """The models of runs, opened on demand; the most recent ones are kept, and one computes at a time."""
+    """The models of runs, which are opened on demand.
+
+    The most recently used ones stay open, and only one computes at a time.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._lock = workspace, threading.Lock()
@@ -45,7 +48,7 @@ class Models:
         return [name for name in self._workspace.run_names() if (folder / name / DESCRIPTION).is_file()]
 
     def see(self, run: str, content: bytes) -> dict[str, Any]:
-        """Return the prediction for a picture, the picture as displayed, and the available explanations."""
+        """Return the prediction for a picture, the picture for display, and the methods that can explain it."""
         with self._lock:
             classifier = self._open(run)
             with picture_of("the picture", None, content) as picture:
@@ -60,7 +63,7 @@ class Models:
         return {**answer, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
 
     def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
-        """Return where in a picture a class comes from: a grid of values from 0 to 255 and the region it covers."""
+        """Return the regions of a picture that speak for a class: a grid of values from 0 to 255, and its area."""
         if method not in _WITH_METHODS:
             raise VitkitError(f"{method!r} is none of {', '.join(_WITH_METHODS)}")
         with self._lock:
@@ -74,7 +77,7 @@ class Models:
         }
 
     def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
-        """Return what a patch attends to in every layer and head, as grids scaled to 0..255 each."""
+        """Return the attention of a patch to all others, in every layer and head, as grids of values from 0 to 255."""
         from vitkit.explanation.attention import attending, patch_attention
         from vitkit.model.build import vit_of
 
@@ -91,7 +94,7 @@ class Models:
 
         folder = self._workspace.run_folder(run)
         if not (folder / DESCRIPTION).is_file():
-            raise VitkitError(f"{run} has no model yet: it comes with the first pass over the photographs")
+            raise VitkitError(f"{run} has no model yet: the first one is saved after the first epoch")
         key = (run, (folder / DESCRIPTION).stat().st_mtime_ns)
         if key not in self._kept:
             self._kept[key] = load(folder)
@@ -102,7 +105,7 @@ class Models:
 
 
 def _pixels(classifier: Classifier, content: bytes) -> tuple[Any, Any]:
-    """Preprocess the picture for the model: (1, C, height, width), for torch and as a numpy array."""
+    """Preprocess a picture for the model; return (1, C, height, width) as a tensor and as a numpy array."""
     import torch
 
     with picture_of("the picture", classifier.preprocess.short_side, content) as picture:
@@ -119,7 +122,10 @@ def _row(classifier: Classifier, content: bytes) -> npt.NDArray[np.float32] | st
 
 
 def _able(classifier: Classifier) -> dict[str, Any]:
-    """Return the explanation methods with a description of their maps, and the patches if attention is available."""
+    """Return the available explanation methods with a description of their maps, and the grid of patches.
+
+    The grid is None if the model has no attention that can be shown.
+    """
     from vitkit.explanation.attention import attending
     from vitkit.explanation.explanation import can_explain
     from vitkit.explanation.methods import methods_for
@@ -140,7 +146,7 @@ def _able(classifier: Classifier) -> dict[str, Any]:
 
 
 def _levels(values: npt.NDArray[np.float32]) -> list[list[int]]:
-    """(h, w) -> whole numbers from 0 to 255; the largest is 255, and what is below 0 is 0."""
+    """Scale values (h, w) to whole numbers from 0 to 255; negative values become 0."""
     import numpy as np
 
     positive = np.maximum(values, 0)
@@ -150,13 +156,13 @@ def _levels(values: npt.NDArray[np.float32]) -> list[list[int]]:
 
 
 def _parts(box: tuple[float, float, float, float], size: tuple[int, int]) -> list[float]:
-    """Left, top, right and bottom as parts of the picture's width and height."""
+    """Return left, top, right and bottom of a box as fractions of the picture's width and height."""
     width, height = size
     return [box[0] / width, box[1] / height, box[2] / width, box[3] / height]
 
 
 def _shown(picture: Image.Image) -> str:
-    """Return the picture for a page, as a data URL."""
+    """Return a picture for the page, as a data URL."""
     small = picture.copy()
     small.thumbnail((_SIDE, _SIDE))
     data = io.BytesIO()
@@ -165,7 +171,7 @@ def _shown(picture: Image.Image) -> str:
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """Build the routes of the tab. Each request carries its picture; none is stored."""
+    """Return the routes of the tab. Each request contains its picture; none is stored."""
     routes, models = APIRouter(prefix="/api/look"), Models(workspace)
 
     @routes.get("/models")

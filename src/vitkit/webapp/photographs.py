@@ -1,7 +1,7 @@
 """The photographs of a workspace, their labels and their thumbnails.
 
-Every edit is in the label file before the request is answered. A thumbnail is made once and kept in vitkit's cache; a
-photograph that changes gets a new one.
+Every edit is in the label file before the request is answered. Thumbnails are kept in vitkit's cache; a photograph that
+changes gets a new one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vitkit.webapp.workspace import Workspace
 
 
 def stamp_of(file: Place) -> str:
-    """Size, time and place on disk; empty where it cannot be seen."""
+    """Return size, modification time and location of a file as text, to notice changes; empty if it does not exist."""
     return " ".join(map(str, version_of(file) or ()))
 
 
@@ -52,13 +52,13 @@ class GoneError(VitkitError):
 
 @dataclass(frozen=True)
 class State:
-    """The photographs at one moment.
+    """The photographs and their labels at one moment.
 
     Attributes:
-        version: the version of the list; numbers mean the same photograph as long as it is the same.
-        table: what there is on disk.
-        labels: the labels of each: a class, `UNLABELLED`, or `EXCLUDED`.
-        unmatched: what of the label file matches no photograph, in words.
+        version: the version of the list; as long as it is the same, a number refers to the same photograph.
+        table: the photographs on disk.
+        labels: the label of each photograph: a class, `UNLABELLED`, or `EXCLUDED`.
+        unmatched: lines about rows of the label file that match no photograph.
     """
 
     version: str
@@ -79,7 +79,7 @@ class Photographs:
         self._state: tuple[LabelFile, State] | None = None
 
     def begin(self) -> None:
-        """Read the list before somebody asks; what is wrong with it is told who asks."""
+        """Start to read the list in the background. Errors are reported to the first request."""
 
         def read() -> None:
             with contextlib.suppress(VitkitError, OSError):
@@ -88,7 +88,10 @@ class Photographs:
         threading.Thread(target=read, daemon=True).start()
 
     def read(self, *, anew: bool = False) -> State:
-        """Return the current photographs; the folder is listed again if `anew`, labels whenever their file changed.
+        """Return the current photographs and labels.
+
+        Args:
+            anew: whether to list the folder again; the label file is read again whenever it has changed.
 
         Raises:
             VitkitError: there are no photographs, or the label file is damaged.
@@ -111,7 +114,7 @@ class Photographs:
         """Return the file of a photograph.
 
         Raises:
-            VitkitError: the list has changed meanwhile, or is not as long.
+            VitkitError: the list has changed since that version, or is shorter.
         """
         table = self._table if version == self._version else None  # without the lock: nothing is waited for
         if table is None:
@@ -121,18 +124,18 @@ class Photographs:
         return table.file(number)
 
     def label(self, version: str, numbers: Sequence[int], label: str, doubts: Doubts = ("", {})) -> State:
-        """Give photographs a class; `EXCLUDED` leaves them out, `UNLABELLED` takes their class away.
+        """Give photographs a class. `EXCLUDED` leaves them out, and `UNLABELLED` removes their class.
 
         Args:
-            version: the version of the list that the numbers are of.
+            version: the version of the list that `numbers` refer to.
             numbers: the numbers of the photographs.
             label: the class.
-            doubts: the run whose doubts are shown beside the photographs, and the label and the suggestion of each: who
-                sees a suggestion and follows it has not labelled the photograph alone.
+            doubts: the run whose suspected label errors are shown with the photographs, and the label and suggestion of
+                each. If the user follows a suggestion that was shown, the run counts as having proposed the label.
 
         Raises:
-            VitkitError: the list has changed meanwhile, or no class can be called so.
-            GoneError: a photograph is no longer there.
+            VitkitError: the list has changed since that version, or the name is not valid for a class.
+            GoneError: a photograph no longer exists.
         """
         with self._lock:
             state = self._current(version, numbers)
@@ -165,30 +168,30 @@ class Photographs:
             self._keep_empty([*self._empty(), name])
 
     def remove_class(self, name: str) -> None:
-        """Forget a class that no photograph has."""
+        """Remove a class that no photograph has."""
         with self._lock:
             if name in self.read().labels:
                 raise VitkitError(f"photographs have the class {name!r}: give them another, or merge the class")
             self._keep_empty([kept for kept in self._empty() if kept != name])
 
     def undo(self) -> State:
-        """Take the last step back: all that was said at one moment."""
+        """Undo the last step, that is, all labels that were set at the same moment."""
         with self._lock:
             self.workspace.said.undo()
             return self.read()
 
     def redo(self) -> State:
-        """Do again what was undone last in this session, where nothing newer was said.
+        """Redo the step that was undone last in this session, except for photographs with newer labels.
 
         Raises:
-            VitkitError: something newer was said of all of it.
+            VitkitError: all of its photographs have newer labels.
         """
         with self._lock:
             self.workspace.said.redo()
             return self.read()
 
     def classes(self, state: State) -> list[dict[str, Any]]:
-        """Return the number of photographs of each class, including the unlabelled; sorted by name."""
+        """Return each class with its number of photographs, including empty classes, sorted by name."""
         counts = Counter(
             name
             for label in state.labels
@@ -242,10 +245,10 @@ def _edit(state: State, number: int, label: str, doubts: Doubts) -> Edit:
 
 
 def check_there(files: Sequence[Place]) -> None:
-    """Hold that photographs are there, so that what is said of them is not lost on nothing.
+    """Check that photographs exist, so that no label is written for a missing one.
 
     Raises:
-        GoneError: one is not.
+        GoneError: a photograph does not exist.
     """
     gone = [file for file in files if not is_there(file)]
     if gone:
@@ -254,23 +257,28 @@ def check_there(files: Sequence[Place]) -> None:
 
 
 def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
-    """Return the name of a class, or the label of a photograph, in the form in which it is stored.
+    """Return the name of a class in the form in which it is stored.
 
     Raises:
-        VitkitError: it cannot.
+        VitkitError: the name is empty, too long, or has characters that are not allowed.
     """
     name = bare(name).strip()
     if not name or len(name) > _LONGEST or any(not character.isprintable() for character in name):
-        raise VitkitError(f"a class needs a name of 1 to {_LONGEST} characters, without line ends and the like")
+        raise VitkitError(f"the name of a class must have 1 to {_LONGEST} printable characters")
     if name.lower() == UNLABELLED:
-        raise VitkitError(f"{name!r} says that a photograph has no class: choose another name")
+        raise VitkitError(f"{name!r} is reserved for photographs without a class: choose another name")
     if task.refuses(name):
-        raise VitkitError(f"a class's name has no {JOINT!r}, which joins several: choose another name")
+        raise VitkitError(
+            f"the name of a class must not contain {JOINT!r}, which separates classes: choose another name"
+        )
     return name
 
 
 def _version_of(table: ImageTable) -> str:
-    """Another for another folder, list or file: browsers keep pictures by it, and must never show another one's."""
+    """Return a hash of the folder, the list and the files; it changes whenever one of them does.
+
+    Browsers cache pictures by it, and must never show the picture of another file.
+    """
     digest = hashlib.sha256(os.fsencode(table.root))
     for i, path in enumerate(table.paths):
         digest.update(os.fsencode(f"\0{path}\0{stamp_of(table.file(i))}"))
@@ -278,7 +286,7 @@ def _version_of(table: ImageTable) -> str:
 
 
 def read_photographs(workspace: Workspace) -> ImageTable:
-    """Read the photographs as a training with a label file reads them (`data.corrections`)."""
+    """Read the photographs in the same way as a training with a label file does (`data.corrections`)."""
     folder = workspace.photographs
     return read_unlabelled(folder) if has_no_folders(folder) else read_table(folder)
 
@@ -296,10 +304,10 @@ class Thumbnails:
         self._turn = asyncio.Semaphore(2 * cores())
 
     async def get(self, file: Place, is_left: Callable[[], Awaitable[bool]]) -> bytes | None:
-        """JPEG of a file; None where nobody waits for it any more, as of one that was scrolled past.
+        """Return the thumbnail of a file as JPEG; None if `is_left` reports that nobody waits for it any more.
 
         Raises:
-            UnreadableImageError: there is no picture in it.
+            UnreadableImageError: the file does not contain a picture.
         """
         async with self._turn:
             if await is_left():
@@ -310,17 +318,17 @@ class Thumbnails:
         """Return the picture at screen size; it is not cached.
 
         Raises:
-            UnreadableImageError: there is no picture in it.
+            UnreadableImageError: the file does not contain a picture.
         """
         async with self._turn:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _shrunk, file, _LARGE)
 
 
 def thumbnail(file: Place) -> bytes:
-    """Return the thumbnail from the cache, or make it and cache it if the cache is writable.
+    """Return the thumbnail from the cache; if it is not there, make it and try to cache it.
 
     Raises:
-        UnreadableImageError: there is no picture in the file.
+        UnreadableImageError: the file does not contain a picture.
     """
     kept = _place(file)
     if kept is not None:
@@ -335,7 +343,10 @@ def thumbnail(file: Place) -> bytes:
 
 
 def _place(file: Place) -> Path | None:
-    """Another one whenever the file is another, or another is put in its place; None: there is no such file."""
+    """Return the path of a file's thumbnail in the cache; None if the file does not exist.
+
+    The path changes whenever the file does.
+    """
     stamp = stamp_of(file)
     if not stamp:
         return None

@@ -1,4 +1,4 @@
-"""The Results tab: runs side by side, the views of a run's report, and its label errors."""
+"""The Results tab: a list of runs, the views of a run's report, and its suspected label errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vitkit.webapp.photographs import Thumbnails, check_there, checked_name, sta
 from vitkit.webapp.workspace import Workspace
 
 What = Literal["keep", "relabel", "exclude"]
-MOST = 300  # doubtful labels on a page
+MOST = 300  # maximum number of suspected label errors on a page
 _BESIDE = ("balanced_accuracy", "loss")  # figures beside the headline
 
 
@@ -44,7 +44,7 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def figures_in(folder: Path) -> dict[str, Any]:
-    """Return a run's headline with its interval and caveats, and further figures; empty before there are any."""
+    """Return a run's headline with its interval and caveats, and further figures; empty if the run has none yet."""
     file = next((file for name in (EVALUATION, FOLDS) if (file := folder / name).is_file()), None)
     if file is None:
         return {}
@@ -71,10 +71,10 @@ def figures_in(folder: Path) -> dict[str, Any]:
 
 
 def data_of(folder: Path) -> dict[str, Any]:
-    """Return what the views show of a run.
+    """Return the data of the views of a run's report.
 
     Raises:
-        VitkitError: it has no report with data.
+        VitkitError: the run has no report with data.
     """
     page = folder / REPORT
     return _read(page, page.stat().st_mtime_ns if page.is_file() else 0)
@@ -87,12 +87,12 @@ def _read(page: Path, changed: int) -> dict[str, Any]:  # noqa: ARG001  # a new 
 
 @dataclass(frozen=True)
 class _RunPhotographs:
-    """The locations of a run's photographs.
+    """The photographs of a run.
 
     Attributes:
         root: their folder.
-        places: the file of each, by its path below that.
-        contents: the digest that each had when the run began, by the same path.
+        places: the file of each photograph, by its path below the root.
+        contents: the digest of each photograph's content when the run began, by the same path.
         task: whether a photograph may have several classes.
     """
 
@@ -103,10 +103,10 @@ class _RunPhotographs:
 
 
 def file_of(folder: Path, path: str) -> Place:
-    """Return the file of the photograph that the run lists under this path.
+    """Return the file of a photograph that the run lists under this path.
 
     Raises:
-        VitkitError: it knows none, or the file is gone or holds another picture now.
+        VitkitError: the run lists no such path, or the file was deleted or changed since.
     """
     files = _files(folder)
     place = files.places.get(path)
@@ -138,10 +138,10 @@ def _read_files(split: Path, changed: int) -> _RunPhotographs:  # noqa: ARG001
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
-    """Compare two runs on the held-out images they share: how often they agree, and which one is right.
+    """Compare two runs on the held-out images they share: how often each is right, and how often only one of them is.
 
-    An image is the same where its path and its content are: runs of other photographs may know others by the same path.
-    Those that the weights of one of them had seen are left out.
+    Images are the same if both path and content are equal, since runs on other photographs may use the same paths.
+    Images that the weights of either run had seen are left out.
     """
     right = [_right(data_of(run), _contents(run), _seen(run)) for run in (first, second)]
     shared = right[0].keys() & right[1].keys()
@@ -155,14 +155,20 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """Return what identifies each image of a run, by path: the beginning of its digest, else its location."""
+    """Return an identifier of each image of a run, by path: the beginning of its digest, or otherwise its location."""
     files = _files(folder)
     known = {proposal.path: proposal.digest for proposal in read_proposals(folder) if proposal.digest}
     return {path: str(file) for path, file in files.places.items()} | known | read_contents(folder / SPLIT)
 
 
 def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> dict[tuple[str, str], bool]:
-    """Return whether each image is classified correctly, by path and content; classes are compared by name."""
+    """Return whether each image is classified correctly, by path and content. Classes are compared by name.
+
+    Args:
+        data: the data of the run's report.
+        contents: an identifier of each image, by path.
+        seen: paths of images to leave out.
+    """
     images = data["images"]
     names = images["classes"]
 
@@ -174,7 +180,7 @@ def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> di
 
 
 def _seen(folder: Path) -> set[str]:
-    """Return the paths of images that the weights had seen, which older reports list among the others."""
+    """Return the paths of images that the weights had seen; reports of earlier versions list them among the others."""
     with suppress(OSError, VitkitError):
         return set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
     return set()
@@ -184,7 +190,7 @@ def _seen(folder: Path) -> set[str]:
 
 
 def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Return a run's suspected label errors, strongest first, with the decisions made since."""
+    """Return a run's suspected label errors, the strongest suspicion first, with the decisions made since."""
     suspects = _suspects(folder)
     said = {item.path: item.label for item in workspace.said.read().edits}
     rows = [
@@ -199,24 +205,24 @@ def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
 def decide(
     workspace: Workspace, folder: Path, version: str, numbers: Sequence[int], what: What, label: str = ""
 ) -> None:
-    """Write into the label file that labels are right, are another, or that the photographs are to be left out.
+    """Write decisions about suspected label errors into the label file.
 
     Args:
-        workspace: the workspace whose label file it is.
+        workspace: the workspace with the label file.
         folder: the folder of the run.
-        version: the version of the run's list of suspects; numbers refer to this version.
+        version: the version of the run's list of suspects that `numbers` refer to.
         numbers: positions in the list.
-        what: `keep`, `relabel` or `exclude`.
-        label: for `relabel`: the class; empty: the one that is suggested.
+        what: `keep` if the labels are right, `relabel` to change them, or `exclude` to leave the photographs out.
+        label: the new class for `relabel`; empty for the suggested one.
 
     Raises:
-        VitkitError: the list has changed, no class can be called so, or the run is of other photographs.
+        VitkitError: the list has changed, the name is not valid for a class, or the run has other photographs.
     """
     if reason := _why_not(workspace, folder):
         raise VitkitError(reason)
     suspects = _suspects(folder)
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(suspects) for i in numbers):
-        raise VitkitError("the list of doubtful labels has changed: look at it anew")
+        raise VitkitError("the list of suspected label errors has changed: load it again")
     known = {item.path: item.label for item in workspace.said.read().edits}
     chosen, edits, task = [suspects[i] for i in dict.fromkeys(numbers)], [], _files(folder).task
     check_there([workspace.photographs / item.path for item in chosen])
@@ -231,10 +237,10 @@ def decide(
 
 
 def suspect_path(folder: Path, number: int) -> str:
-    """Return the path of the photograph of a suspected label error.
+    """Return the path of the photograph at a position in a run's list of suspects.
 
     Raises:
-        VitkitError: the list is not as long.
+        VitkitError: the list is shorter.
     """
     suspects = _suspects(folder)
     if not 0 <= number < len(suspects):
@@ -254,20 +260,20 @@ def _state(suspect: Suspect, said: str | None) -> str:
 
 
 def _why_not(workspace: Workspace, folder: Path) -> str:
-    """Return why the labels of this run cannot be edited here; empty if they can."""
+    """Return the reason why the labels of this run cannot be edited in this studio; empty if they can."""
     if _files(folder).root.resolve() == workspace.photographs.resolve():
         return ""
     return f"{folder.name} was trained on other photographs than those of this studio: its labels are not changed here"
 
 
 class Decision(BaseModel):
-    """A decision about suspected label errors.
+    """A decision about suspected label errors; see `decide`.
 
     Attributes:
         version: the version of the list.
         numbers: positions in the list.
-        what: the label is right, is another, or the photograph is to be left out.
-        label: the other class; empty: the suggested one.
+        what: `keep`, `relabel` or `exclude`.
+        label: the new class for `relabel`; empty for the suggested one.
     """
 
     version: str = Field(max_length=100)
@@ -277,7 +283,7 @@ class Decision(BaseModel):
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """Build the routes of the tab."""
+    """Return the routes of the tab."""
     routes, thumbnails = APIRouter(prefix="/api/results"), Thumbnails()
 
     @routes.get("/runs")

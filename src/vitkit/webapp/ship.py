@@ -1,6 +1,4 @@
-"""The Ship tab: the card of a run's model, its exported files with the result of their check, and the command to serve
-it.
-"""
+"""The Ship tab: the card of a run's model, its exported files, and the command to serve it."""
 
 from __future__ import annotations
 
@@ -43,10 +41,13 @@ def shippable(workspace: Workspace) -> list[str]:
 
 
 def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
-    """Write a run's model for a runtime, compared with the model; what the comparison found, in lines.
+    """Export a run's model to a format, and compare the file with the model.
+
+    Returns:
+        The format and the result of the comparison, for the page.
 
     Raises:
-        VitkitError: there is no such run or format, or the file does not answer as the model does: nothing is left.
+        VitkitError: the run or the format does not exist, or the file predicts differently; then no file is left.
     """
     from vitkit.verbs.export import export
 
@@ -83,10 +84,10 @@ def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
 
 
 def export_file(workspace: Workspace, name: str) -> Path:
-    """Return an exported file by its name.
+    """Return the path of an exported file, by its name.
 
     Raises:
-        VitkitError: no run has one of this name.
+        VitkitError: no run has an exported file with this name.
     """
     for run in shippable(workspace):
         if any(name == file["name"] for form in exported(workspace, run) for file in form["files"]):
@@ -95,12 +96,12 @@ def export_file(workspace: Workspace, name: str) -> Path:
 
 
 def serve_command(workspace: Workspace, run: str) -> str:
-    """Return the command that serves this run's model to other programs."""
+    """Return the command line that serves this run's model."""
     return shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
 
 
 def model_card(workspace: Workspace, run: str) -> str:
-    """Write a model card in Markdown: the model, its training data and its accuracy, without local paths."""
+    """Return a model card in Markdown: the model, its training data and its accuracy, without local paths."""
     from vitkit.weights import inspect
 
     folder = _folder(workspace, run)
@@ -208,7 +209,7 @@ class Wanted(BaseModel):
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """Build the routes of the tab."""
+    """Return the routes of the tab."""
     routes = APIRouter(prefix="/api/ship")
     work: Background[dict[str, Any]] = Background()
     last: list[tuple[str, str]] = []  # what the last export was of

@@ -20,8 +20,8 @@ from vitkit.text.fields import Between
 if TYPE_CHECKING:
     from vitkit.webapp.workspace import Workspace
 
-PORT = 8420  # and the next free one where it is taken
-_TRIED = 20  # ports
+PORT = 8420  # the default; if it is taken, the next free one is used
+_TRIED = 20  # number of ports to try
 _NEEDED = ("fastapi", "uvicorn", "multipart")
 
 
@@ -39,25 +39,25 @@ def studio(
 ) -> None:
     """Label, train, look and ship in a browser, on this machine. Needs: pip install 'vitkit[studio]'.
 
-    Photographs are only read, labels are kept at once, and trainings go on when the page or the studio is closed.
+    Photographs are only read, labels are saved at once, and trainings continue when the page or the studio is closed.
 
-    `vitkit.studio("photos")` comes back when it is stopped (Ctrl-C).
+    `vitkit.studio("photos")` returns when it is stopped (Ctrl-C).
 
     On the command line: `vitkit studio PHOTOS`.
 
     Args:
-        source: folder or archive of photographs, labelled or not, or a run; by default the newest run in `runs`.
-        runs: the folder of run folders; by default that of the run, else runs.
-        labels: the label file; by default labels/NAME.csv, after the folder of photographs.
-        weights: a file of weights, or a model, to begin trainings from, beside the known ones; there may be several.
-        host: the address to listen on. Any address but this machine's own (127.0.0.1) requires the link's token.
-        port: the port; the default is 8420, or the next free one.
+        source: a folder or archive of photographs, labelled or not, or a run; by default the newest run in `runs`.
+        runs: the folder that contains run folders; by default the parent of the run, or the folder runs.
+        labels: the label file; by default labels/NAME.csv, named after the folder of photographs.
+        weights: a further model or file of weights to start trainings from; there may be several.
+        host: the address to listen on. With any other address than 127.0.0.1, requests need the token in the link.
+        port: the port; by default 8420, or the next free one.
         show: open the page in the browser.
-        say: takes each line of what there is to tell.
+        say: called with each line about the studio.
 
     Raises:
-        VitkitError: what the studio needs is not installed, there is no such folder, its own places would lie among the
-            photographs, or the port is taken.
+        VitkitError: the packages of the studio are not installed, the folder does not exist, the folder of runs or the
+            label file would lie among the photographs, or the port is taken.
     """
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise VitkitError("the studio needs a web server: pip install 'vitkit[studio]'")
@@ -87,10 +87,10 @@ def _called(host: str) -> str:
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket at the port, or at the first free one if none was requested.
+    """Return a listening socket at the port; if `port` is None, at the first free one.
 
     Raises:
-        VitkitError: there is no such address here, or the port is taken.
+        VitkitError: this machine does not have the address, or the port is taken.
     """
     try:
         family = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM)[0][0]

@@ -43,8 +43,8 @@ class Offer:
     """A model to start a training from.
 
     Attributes:
-        source: a value of `--weights`.
-        title: for people.
+        source: the value for `--weights`.
+        title: the name shown to users.
         kind: `run`, `file`, `published` or `none`.
         is_here: whether it needs no download.
     """
@@ -55,35 +55,41 @@ class Offer:
     is_here: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain JSON types."""
         return {"source": self.source, "title": self.title, "kind": self.kind, "here": self.is_here}
 
 
 def offers(workspace: Workspace) -> list[Offer]:
-    """Return the models a training can start from, local ones first; only these if downloads are forbidden."""
+    """Return the models that a training can start from, those on this machine first.
+
+    If downloads are forbidden, only these are returned.
+    """
     return [*_files(workspace), *_runs(workspace), *_published()]
 
 
 def offered(workspace: Workspace, source: str) -> Offer:
-    """Return the offer that the page names.
+    """Return the offer with this source.
 
     Raises:
-        VitkitError: it was not offered: the page names no files of its own.
+        VitkitError: the source is not among the offers; the page cannot name other files.
     """
     for offer in offers(workspace):
         if offer.source == source:
             return offer
-    raise VitkitError(f"{source!r} is not among the models that can be had here")
+    raise VitkitError(f"{source!r} is not among the available models")
 
 
 def best_eyes(workspace: Workspace) -> Offer | None:
-    """Return the offer with the best features: one trained on a large data set rather than on this small one."""
+    """Return the local offer with the best features; None if there is none.
+
+    Weights trained on a large data set come before those of runs on these photographs.
+    """
     here = [offer for offer in offers(workspace) if offer.is_here]
     return next((offer for kind in ("file", "published", "run") for offer in here if offer.kind == kind), None)
 
 
 def _files(workspace: Workspace) -> list[Offer]:
-    """Return the files that were named and those in the folder where the studio was started."""
+    """Return the files of weights that the user named, and those in the current folder."""
     named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
     known = {str(Path(item.source).resolve()) for item in named}
     lying = sorted(item for item in Path.cwd().iterdir() if item.suffix in _SUFFIXES and item.is_file())
@@ -120,10 +126,10 @@ class TrainingRequest(BaseModel):
     """A request for a training.
 
     Attributes:
-        weights: one of the offers, or `none`.
-        method: what of the model learns.
-        time: a budget as in 10m; empty: none.
-        split_from: the run whose split is kept; empty: none.
+        weights: the source of one of the offers, or `none`.
+        method: the training method.
+        time: a time budget such as 10m; empty for none.
+        split_from: the run whose split is kept; empty for none.
     """
 
     weights: str = Field(max_length=4000)
@@ -133,7 +139,7 @@ class TrainingRequest(BaseModel):
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """Build the routes of the tab, and resume the queue that the last studio left."""
+    """Return the routes of the tab, and start a runner for jobs that an earlier studio left in the queue."""
     routes, jobs = APIRouter(prefix="/api/train"), Jobs(workspace.runs)
     jobs.see_to_queue()
 
@@ -191,7 +197,7 @@ def router(workspace: Workspace) -> APIRouter:
         folder, before = workspace.run_folder(name), jobs.last().get(name)
         state = jobs.state(name, before)
         if state != "stopped" or not jobs.can_resume(name):
-            raise VitkitError(f"{name} is {state}: only a training that was stopped goes on")
+            raise VitkitError(f"{name} is {state}: only a stopped training can be continued")
         jobs.add(name, ("train", "--resume", str(folder)), {} if before is None else before.request)
         return {"run": name}
 
@@ -199,10 +205,10 @@ def router(workspace: Workspace) -> APIRouter:
 
 
 def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str], list[str]]:
-    """Return the arguments of `vitkit` for a request, which names no files itself, and the labels without a match.
+    """Return the arguments of `vitkit` for a request, and a line about labels that match no photograph.
 
     Raises:
-        VitkitError: there is nothing to learn from, or something that was not offered is asked for.
+        VitkitError: there are too few labels, or the request names something that was not offered.
     """
     labels = Followed(read_photographs(workspace))
     labels.take(workspace.said.read())
@@ -225,12 +231,12 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
 
 
 def _safe(name: str) -> str:
-    """Make a run's name from a folder's name; only letters, digits and characters that are safe in a URL remain."""
+    """Turn a folder's name into a run's name with characters that are safe in URLs."""
     return re.sub(r"[^\w.-]+", "_", name).strip("._")[:60] or "run"
 
 
 def _names(workspace: Workspace, more: Iterable[str]) -> list[str]:
-    """Return the names of the runs, queued ones first, then existing ones from new to old."""
+    """Return the names of the runs: jobs without a run folder first, then runs, the newest first."""
     there = workspace.run_names()
     return [name for name in reversed(list(more)) if name not in there] + there
 

@@ -32,7 +32,7 @@ class _Step:
 
     Attributes:
         rows: the rows that were removed.
-        last: for each picture in them, the row that was in effect after the removal.
+        last: for each picture in `rows`, its last remaining row; None if it has none.
     """
 
     rows: tuple[Edit, ...]
@@ -60,7 +60,7 @@ class Labels:
         self._news: list[str] = []
 
     def read(self) -> LabelFile:
-        """Return the current content. Only new rows are read from disk.
+        """Return the current content; only rows that were added since the last call are read from disk.
 
         Raises:
             VitkitError: the file is damaged, or it existed before and is gone.
@@ -79,7 +79,7 @@ class Labels:
             return self._known
 
     def add(self, edits: Sequence[Edit]) -> None:
-        """Append rows. Steps that were undone before cannot be redone after that."""
+        """Append rows. Steps that were undone before can no longer be redone."""
         with self._lock:
             self.read()
             if edits:
@@ -91,17 +91,17 @@ class Labels:
 
     @property
     def can_undo(self) -> bool:
-        """Return whether there is a row that undo would remove."""
+        """Whether there is a row that undo would remove."""
         known = self._known
         return known is not None and any(edit not in self._foreign for edit in reversed(known.edits))
 
     @property
     def can_redo(self) -> bool:
-        """Return whether something was undone since the last edit."""
+        """Whether a step was undone since the last edit."""
         return bool(self._undone)
 
     def undo(self) -> None:
-        """Remove the rows of the last step. Rows that others have added since the studio started stay."""
+        """Remove the rows of the last step, except for rows that others have added since the studio started."""
         with self._lock:
             before = self.read()
             known = set(before.edits)
@@ -153,7 +153,7 @@ class Labels:
         return os.path.normpath(self._root / edit.path.strip())
 
     def _last(self, file: LabelFile, rows: Sequence[Edit]) -> dict[str, Edit | None]:
-        """Return the last row of each picture that `rows` name; None if it has none."""
+        """Return the last row of each picture that occurs in `rows`; None if it has no row in the file."""
         last: dict[str, Edit | None] = dict.fromkeys(map(self._key, rows))
         names = {edit.path for edit in rows} | {str(key) for key in last}
         for edit in file.edits:
@@ -162,7 +162,7 @@ class Labels:
         return last
 
     def _take(self, file: LabelFile) -> None:
-        """Take over new content, and restore rows of this studio that somebody has overwritten."""
+        """Accept new content of the file, and restore rows of this studio that somebody has overwritten."""
         before, self._known = self._known, file
         if before is None:
             return
@@ -190,7 +190,9 @@ class Labels:
             )
 
     def _check_there(self) -> None:
-        """Remember that the label file exists, and refuse to go on without it, as if no photograph had a label.
+        """Record that the label file exists, and refuse to continue if it existed before and is gone.
+
+        Without this check, all photographs would appear unlabelled.
 
         Raises:
             VitkitError: the file is gone.
@@ -206,7 +208,7 @@ class Labels:
                 write_json(self._seen, [*seen, path])
         elif path in seen:
             raise VitkitError(
-                f"the label file {path} is gone: bring it back, or delete {self._seen} to begin without any label"
+                f"the label file {path} is gone: restore it, or delete {self._seen} to start without labels"
             )
 
 
@@ -236,17 +238,17 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """Return the name of the folder of photographs."""
+        """The name of the folder of photographs."""
         return self.photographs.name or str(self.photographs)
 
     @cached_property
     def said(self) -> Labels:
-        """Return the path of the label file."""
+        """The label file."""
         return Labels(self.labels, self.photographs, self.state_folder / "label-files.json")
 
     @property
     def state_folder(self) -> Path:
-        """Return the folder for the queue and other state of the studio. Runs do not depend on it."""
+        """The folder for the queue and other state of the studio. Runs do not depend on it."""
         return state_of_runs(self.runs)
 
     def run_folder(self, name: str) -> Path:
@@ -278,10 +280,12 @@ class Workspace:
 
 
 def state_of_runs(runs: Path) -> Path:
-    """Return this user's state folder for a folder of runs. It lies elsewhere, as runs may be somebody else's.
+    """Return this user's state folder for a folder of runs.
+
+    It lies outside of the folder of runs, which may belong to somebody else.
 
     Raises:
-        VitkitError: other users may write to that folder.
+        VitkitError: other users may write to the state folder.
     """
     place = os.path.realpath(runs)
     digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
@@ -304,7 +308,7 @@ def open_workspace(
         weights: local files or models to start from, in addition to those of the runs.
 
     Raises:
-        VitkitError: there is no such folder, or runs or labels would lie among the photographs.
+        VitkitError: the folder does not exist, or runs or labels would lie among the photographs.
     """
     folder = Path("runs" if runs is None else runs)
     if source is None:
@@ -337,10 +341,10 @@ def _photographs_of(run: Path) -> Path:
     """Return the folder of photographs that a run was trained on.
 
     Raises:
-        VitkitError: it is gone, or the run was not trained on a folder.
+        VitkitError: the folder is gone, or the run was not trained on a folder.
     """
     if not (run / SPLIT).is_file():
-        raise VitkitError(f"{run} does not say what it was trained on: it has no {SPLIT}; name the photographs")
+        raise VitkitError(f"{run} does not record what it was trained on: it has no {SPLIT}; name the photographs")
     root = split_from_file(run / SPLIT).root
     if not root.is_absolute():
         root = run / root

@@ -171,7 +171,7 @@ class TrainPage {
       run.why && el("p", { class: "bad wrap" }, run.why),
       run.state === "running" && el("p", { class: "soft wrap", role: "status" }, now),
       run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Passes that are done" }),
-      run.state === "running" && !run.can_stop && el("p", { class: "small soft" }, "This studio has not begun it: stop it where it was begun."),
+      run.state === "running" && !run.can_stop && el("p", { class: "small soft" }, "This studio has not started it: stop it where it was started."),
       run.state === "queued" && el("p", { class: "soft" }, "Waits for the trainings before it."),
     ];
   }
