@@ -90,7 +90,7 @@ class _MemberIndex:
         elif member is None:
             self.folders.add(key)
         elif key in self.members:
-            raise VitkitError(f"{archive} holds two files of the name {key!r}: make it again with one of them")
+            raise VitkitError(f"{archive} contains two files named {key!r}: create it again with only one of them")
         else:
             self.members[key] = member
         if len(self.members) + len(self.folders) + len(self.unsafe) > _MOST_MEMBERS:
@@ -149,7 +149,7 @@ class Archive:
             if member.method is not None:
                 signature, name, extra = _LOCAL_HEADER.unpack(_whole(file.read(_LOCAL_HEADER.size), _LOCAL_HEADER.size))
                 if signature != b"PK\3\4":
-                    raise UnreadableImageError("damaged (the archive has no member where its list says)")
+                    raise UnreadableImageError("damaged (the archive has no member at the listed position)")
                 file.seek(name + extra, 1)
             data = _whole(file.read(member.packed), member.packed)
         if member.method == _DEFLATED:
@@ -158,7 +158,7 @@ class Archive:
             except zlib.error as error:
                 raise UnreadableImageError(f"damaged ({error})") from error
         if len(data) != member.size or (member.check is not None and zlib.crc32(data) != member.check):
-            raise UnreadableImageError("damaged (it is not what the archive says of it)")
+            raise UnreadableImageError("damaged (its size or checksum is not the listed one)")
         return io.BytesIO(data)
 
     def _stamp(self) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ def _whole(data: bytes, size: int) -> bytes:
 def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
     if path.suffix.lower() in _COMPRESSED:
         raise VitkitError(
-            f"{path} is compressed as a whole, so that each picture would cost the reading of all before it: "
+            f"{path} is compressed as a whole, so reading a picture would require reading all before it: "
             "unpack it, or make a .zip or a plain .tar of it"
         )
     return _index_of_zip(path) if path.suffix.lower() == ".zip" else _index_of_tar(path)
@@ -208,7 +208,7 @@ def _index_of_zip(path: Path) -> _MemberIndex:
                 )
                 index.add(path, name, None if is_folder or name.endswith("/") else member)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
-        raise VitkitError(f"{path} is no .zip, or it is damaged or not whole: {error}") from error
+        raise VitkitError(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
     return index
 
 
@@ -224,7 +224,9 @@ def _check_list(path: Path) -> None:
         tail = file.read()
         place = tail.rfind(b"PK\5\6")
         if place < 0 or len(tail) - place < 22:
-            raise VitkitError(f"{path} is no .zip, or it is damaged or not whole: it does not end as one")
+            raise VitkitError(
+                f"{path} is not a .zip, or it is damaged or incomplete: it has no list of members at its end"
+            )
         size = _END.unpack(tail[place : place + 22])[1]
         if place >= _LOCATOR_64.size:
             signature, offset = _LOCATOR_64.unpack(tail[place - _LOCATOR_64.size : place])
@@ -249,11 +251,11 @@ def _index_of_tar(path: Path) -> _MemberIndex:
                 elif not info.isreg() or info.issparse():
                     index.ignored["link in the archive" if info.issym() or info.islnk() else "no regular file"] += 1
                 elif info.offset_data + info.size > size:
-                    raise VitkitError(f"{path} is not whole: it ends within {info.name!r}")
+                    raise VitkitError(f"{path} is incomplete: it ends within {info.name!r}")
                 else:
                     index.add(path, info.name, _Member(info.offset_data, info.size, info.size))
     except (tarfile.TarError, ValueError, EOFError) as error:
-        raise VitkitError(f"{path} is no plain .tar, or it is damaged or not whole: {error}") from error
+        raise VitkitError(f"{path} is not a plain .tar, or it is damaged or incomplete: {error}") from error
     return index
 
 
@@ -288,7 +290,7 @@ class _Tree:
             self._files[above].append(name)
         for key in self.index.members:
             if key in self._folders:
-                raise VitkitError(f"{path} holds a file and a folder of the name {key!r}: make it again with one")
+                raise VitkitError(f"{path} contains a file and a folder named {key!r}: create it again with one")
 
     def _add_folder(self, key: str) -> None:
         while key not in self._folders:

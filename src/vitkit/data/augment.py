@@ -81,9 +81,9 @@ class Augment:
         return math.ceil(max(preprocess.size) / math.sqrt(self.crop_scale[0] * 3 / 4))
 
     def decoded_side(self, preprocess: Preprocess) -> int:
-        """Return the value of `short_side` for `decode` that suffices for both evaluation and the random crops.
+        """Return the short side in pixels to request from `decode`, for evaluation as well as random crops.
 
-        `decode` returns at least twice as many pixels per side.
+        For large JPEGs, `decode` returns at least twice as many pixels per side.
         """
         return max(preprocess.short_side, math.ceil((self.short_side(preprocess) or 0) / 2))
 
@@ -144,8 +144,8 @@ class Mixing:
             images: (B, C, height, width).
             targets: (B, K) probabilities of the classes.
             seed: the seed of all random numbers.
-            before: a function from a share of a batch to the images (or targets) that precede each of its rows in the
-                whole batch; None if `images` is the whole batch.
+            before: a function of a process's share of a batch. It returns, for each row of the share, the row that
+                precedes it in the whole batch. None if `images` is the whole batch.
         """
         before = before or partial(torch.roll, shifts=1, dims=0)
         random = np.random.default_rng(seed)

@@ -91,8 +91,8 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     )
     if labels.has_suspects and not added and after == before:
         raise VitkitError(
-            f"{labels.name} lists labels that look wrong, and changes none: write what is right into its column label "
-            f"(empty: leave the picture out), or see them first: vitkit doctor {labels.name}"
+            f"{labels.name} lists suspected label errors, and changes none: write the right labels into column label "
+            f"(empty: leave the picture out), or look at them first: vitkit doctor {labels.name}"
         )
     changed = _built(table, after, added, task)
     changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))

@@ -123,7 +123,7 @@ def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iter
             inner = part.split(delimiter)
             is_row = len(inner) >= len(columns) and Path(inner[place].strip(' "')).suffix.lower() in SUFFIXES
             if is_short or is_row:
-                raise VitkitError(f"{name}, line {line}: a quote is not closed, and takes the rows below into its cell")
+                raise VitkitError(f"{name}, line {line}: a quote is not closed, so its cell contains the rows below")
 
 
 def _check_untitled(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:

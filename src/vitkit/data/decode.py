@@ -166,7 +166,7 @@ def warn_of_doubt(path: str | Place, picture: Picture) -> None:
         is_new = folder not in _WARNED_FOLDERS
         _WARNED_FOLDERS.add(folder)
     if is_new:
-        text = f"note: {path} is read darker or lighter than meant, perhaps, and others beside it: {picture.doubt}"
+        text = f"note: {path} is possibly read too dark or too light, and others in its folder, too: {picture.doubt}"
         logging.getLogger(__name__).warning("%s", visible(text))
 
 
@@ -648,9 +648,9 @@ class MemoryBudget:
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves bytes of the budget, waiting if necessary, until the block ends.
+        """Yield a function that reserves bytes of the budget and waits until enough are free.
 
-        The function raises OverBudgetError if it is called with more bytes than the limit (`limit`).
+        The end of the block releases the bytes. The function raises OverBudgetError for more bytes than `limit` allows.
         """
         taken = 0
 

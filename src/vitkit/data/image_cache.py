@@ -98,7 +98,7 @@ class MemoryCache:
 
 
 class DiskCache:
-    """A cache of files that later runs use too. The key is the content of the photograph and the rule.
+    """A cache of files that later runs use too. A file is found by the photograph's content and by `rule`.
 
     Args:
         rule: a description of how a picture is reduced before it is stored.
@@ -185,7 +185,9 @@ def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> 
 
 
 def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | None:
-    """Open a cache with a tenth more space than estimated; return None if `cache` is none or memory is refused.
+    """Open the cache that `choose_cache` selected, with a tenth more space than estimated.
+
+    Return None if `cache` is none, or if the system refuses the memory.
 
     Args:
         cache: ram, disk or none (`choose_cache`).

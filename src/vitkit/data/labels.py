@@ -97,7 +97,7 @@ class LabelFile:
 
     Attributes:
         name: what the user calls the file.
-        edits: the rows in order; the last row of a path is valid.
+        edits: the rows in order; for each path, the last row counts.
         lines: the number of the line in which each row begins.
         has_suspects: the file is a run's list of suspected label errors, whose labels are the current ones until
             somebody edits them.
@@ -240,7 +240,7 @@ def _content_for_writing(path: Path) -> bytes | None:
 def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = None) -> LabelFile:
     before = LabelFile(str(path)) if content is None else _read(str(path), content, known)
     if before.has_suspects:
-        raise VitkitError(f"{path} is a list of doubtful labels, to which nothing is added: name a label file")
+        raise VitkitError(f"{path} is a list of suspected label errors, to which no rows are added: name a label file")
     return before
 
 
@@ -279,7 +279,7 @@ def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
     try:
         kept = _parse(str(path), _HEADER + text)
     except VitkitError as error:
-        raise VitkitError(f"{error}; a file's or class's name is such that it cannot be kept: rename it") from error
+        raise VitkitError(f"{error}; the name of a file or class cannot be stored: rename it") from error
     for edit, known_edit in itertools.zip_longest(edits, kept.edits):
         if edit != known_edit:
             raise VitkitError(f"{path}: {edit} would be read as {known_edit}; rename the file or the class")

@@ -179,9 +179,9 @@ def is_pair(splits: Sequence[SplitFolder]) -> bool:
 
 
 def undouble(folder: Folder) -> Folder:
-    """Return the folder within folders that contain nothing but a folder named like the same split.
+    """Descend into subfolders that repeat the split in the folder's name, as archives leave them (seg_train/seg_train).
 
-    Archives leave such nesting (seg_train/seg_train). Without it, return `folder`.
+    Each of these folders contains nothing but the next one. Without such nesting, return `folder`.
     """
     inner = folder
     while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
@@ -415,7 +415,9 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -
                 one, other = f"{below(top, first.inner)}{by_case[_alike(new)]}", f"{below(top, split.inner)}{new}"
                 if one.split("/")[-1].casefold() != new.casefold():  # they may look the same
                     one, other = ascii(one), ascii(other)
-                raise VitkitError(f"{name}: {one} and {other} would be two classes; rename one")
+                raise VitkitError(
+                    f"{name}: {one} and {other} differ only in spelling, but would be two classes; rename one"
+                )
         if not known & theirs:
             raise VitkitError(
                 f"{name}: no folder of {below(top, split.inner)} ({listed(sorted(theirs))}) is a class of "

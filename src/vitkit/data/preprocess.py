@@ -74,7 +74,7 @@ class Preprocess:
         if not len(self.mean) == len(self.std) in (1, 3) or not all(value >= _LEAST_STD for value in self.std):
             raise VitkitError(f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0")
         if max(map(abs, self.mean + self.std)) >= _LARGEST:
-            raise VitkitError(f"mean {self.mean} and std {self.std} are of pixels from 0 to 1")
+            raise VitkitError(f"mean {self.mean} and std {self.std} must be for pixels scaled to 0 ... 1")
 
     def __call__(self, image: Image.Image) -> npt.NDArray[np.float32]:
         """Convert an RGB picture of any size to (C, height, width) float32."""

@@ -190,7 +190,9 @@ class PictureRecord:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
-                    raise VitkitError(f"the picture record of {source} is by a later vitkit: upgrade vitkit to read it")
+                    raise VitkitError(
+                        f"the picture record of {source} is by a later version of vitkit: upgrade vitkit to read it"
+                    )
                 n = file["codes"].shape[-1]  # 0 without thumbnails
                 has_keypoints = "words" in file  # records of earlier versions have none
                 record = cls(
@@ -230,7 +232,7 @@ class PictureRecord:
         if wrong or len(self.codes) not in (0, n):
             raise ValueError(f"its parts do not fit together: {', '.join(wrong) or len(self.codes)}")
         if n and (self.roles.max() >= len(ROLES) or self.labels.max() >= len(self.names) or self.labels.min() < 0):
-            raise ValueError("it numbers roles or labels that there are not")
+            raise ValueError("it refers to roles or labels that do not exist")
         types = [
             (self.counts.dtype, "u1"),
             (self.words.dtype, "<u8"),
@@ -238,9 +240,9 @@ class PictureRecord:
             (self.aspects.dtype, "<f4"),
         ]
         if any(have != want for have, want in types) or self.counts.max(initial=0) > MOST:
-            raise ValueError("its keypoints are none")
+            raise ValueError("its keypoints are damaged")
         if not (np.isfinite(self.aspects) & (self.aspects >= 0)).all():
-            raise ValueError("it says of pictures that they are of no width or height")
+            raise ValueError("it has pictures without width or height")
 
 
 def _check_size(data: bytes) -> None:
@@ -456,9 +458,9 @@ def highest(*roles: str | None) -> str | None:
 def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
     """Assign each image the split in which the weights have used it, and find images with conflicting splits.
 
-    An identical file keeps its role as its split. A new image follows its copies and its group. An identical file with
-    another label follows its group, but never moves from train or val to a split that is less used: that could be a
-    leak.
+    A file that the record knows with the same label gets its role as its split. A new image gets the split of its known
+    copies and of its group. A file that the record knows with another label follows its group, but is not moved from
+    train or val to a split in which results would be too good.
 
     Args:
         overlap: what is known about the images.
@@ -500,7 +502,7 @@ def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]
 
 
 def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
-    """Return, by group, the roles of the copies of its images that have this standing (`_standing`)."""
+    """Return, for each group, the roles of the known copies of its images; only images with this standing count."""
     touched: dict[int, set[str]] = {}
     for i, group in enumerate(groups):
         if _standing(overlap, i) == standing:

@@ -136,7 +136,7 @@ def read_table(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
         if layout == "auto":  # the layout of a named data set is known
             layout = "splits" if DATASETS[str(data)].splits else "classes"
     if layout != "auto" and not kind.has_layout:
-        raise VitkitError(f"--layout {layout} is about folders, and {data} is a {kind.name}; leave it out")
+        raise VitkitError(f"--layout {layout} applies to folders, but {data} is a {kind.name}; leave it out")
     return kind.read(str(data), root, layout)
 
 
@@ -257,7 +257,7 @@ def read_unlabelled(data: str | Path) -> ImageTable:
         root = named.materialise(str(data))
     kind = kind_of(root) if root.exists() else None
     if kind is None or kind.read_unlabelled is None:
-        raise VitkitError(f"no such folder: {data}; pictures without labels are those below a folder")
+        raise VitkitError(f"no such folder: {data}; pictures without labels must lie below a folder")
     return kind.read_unlabelled(str(data), root)
 
 

@@ -179,7 +179,7 @@ class Changes:
             VitkitError: an image has changed or is missing.
         """
         if self:
-            raise VitkitError(f"{self.text}; put back what was there, or {remedy}")
+            raise VitkitError(f"{self.text}; restore the images, or {remedy}")
 
 
 def look_over(

@@ -261,7 +261,7 @@ def _keep(
 
 
 def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | None]) -> list[Counter[int]]:
-    """Count the images by class, and all of them, that train, val and test contain already."""
+    """Count, for each of train, val and test, the images that are in it already: by class, and in total (`ALL`)."""
     have: list[Counter[int]] = [Counter() for _ in SPLITS]
     for i in held:
         have[SPLITS.index(str(splits[i]))].update([*classes_in(table, [i]), ALL])
@@ -278,7 +278,9 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
     counts = [classes_in(table, images) for images in members]
     largest = max(Counter(label for images_of_class in counts for label in images_of_class).values())
     if not 2 <= folds <= largest:
-        raise VitkitError(f"folds must be between 2 and {largest}, the parts that the largest class has; not {folds}")
+        raise VitkitError(
+            f"folds must be between 2 and {largest}, the number of images or groups in the largest class, not {folds}"
+        )
     rng = np.random.default_rng(seed)
     fold_of = [0] * len(table)
     if table.sets:

@@ -188,15 +188,13 @@ class _MultiLabel:
     def check_recipe(self, fields: Mapping[str, Any]) -> None:
         if fields["teacher"] is not None:
             raise VitkitError(
-                "--teacher: a teacher says one class of an image, and these may have several; leave it out"
+                "--teacher: a teacher predicts one class for each image, but these may have several; leave it out"
             )
         if fields["balance"] == "sampler":
-            raise VitkitError(
-                "--balance sampler draws images by their one class, and these may have several; take loss"
-            )
+            raise VitkitError("--balance sampler needs one class for each image, but these may have several; use loss")
         if fields["prior"] == "uniform":
             raise VitkitError(
-                "--prior uniform is of single classes; of several, each is said from a threshold of its own on"
+                "--prior uniform needs one class for each image, but these may have several; leave it out"
             )
 
     def require_single(self, message: str) -> None:

@@ -82,7 +82,7 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
         steps = _Steps()
         transforms = [*_transforms_of(dataset)]
         if not transforms:
-            raise _UnknownError("it has no attribute `transform` that says so")
+            raise _UnknownError("it has no attribute `transform` that describes their preparation")
         for step in transforms:
             _read(step, steps)
         preprocess = _preprocess_of(steps, shape)
@@ -141,15 +141,15 @@ def _read(step: Any, steps: _Steps) -> None:
         _crop(steps, step.size)
     elif _is(step, *_TO_FLOAT):
         if getattr(step, "dtype", torch.float32) is not torch.float32:
-            raise _UnknownError(f"{name} makes {step.dtype}")
+            raise _UnknownError(f"{name} converts pixels to {step.dtype}, not float32")
         steps.is_float = True
     elif _is(step, "ToDtype"):
         if step.dtype is not torch.float32 or not (step.scale or steps.is_float):
-            raise _UnknownError("ToDtype makes no numbers from 0 to 1 of the pixels")
+            raise _UnknownError("ToDtype does not scale the pixels to 0 ... 1")
         steps.is_float = True
     elif _is(step, "Normalize"):
         if steps.mean is not None or not steps.is_float:
-            raise _UnknownError("Normalize is given something else than pixels from 0 to 1")
+            raise _UnknownError("Normalize is applied to something other than pixels from 0 to 1")
         steps.mean, steps.std = _floats(step.mean), _floats(step.std)
     elif _is(step, "Grayscale") and int(step.num_output_channels) == 1:
         return  # included in a preprocessing with one channel
@@ -168,13 +168,13 @@ def _resize(steps: _Steps, size: Any, interpolation: Any, longest: int | None, a
     if steps.resized is not None or steps.mean is not None:
         raise _UnknownError("pictures are resized twice, or after the normalisation")
     if longest is not None:
-        raise _UnknownError("Resize has max_size")
+        raise _UnknownError("Resize with max_size is not supported")
     if steps.is_float and antialias is False:
-        raise _UnknownError("Resize without antialias")
+        raise _UnknownError("Resize without antialias is not supported")
     sides = _sides(size)
     filter_of = str(getattr(interpolation, "value", interpolation))
     if filter_of not in ("nearest", "bilinear", "bicubic", "lanczos"):
-        raise _UnknownError(f"Resize with interpolation {filter_of}")
+        raise _UnknownError(f"Resize with interpolation {filter_of} is not supported")
     steps.resized = (sides[0], sides[1]) if len(sides) == 2 else sides[0]
     steps.size = (sides[0], sides[1]) if len(sides) == 2 else None
     steps.interpolation = filter_of  # type: ignore[assignment]
@@ -182,7 +182,7 @@ def _resize(steps: _Steps, size: Any, interpolation: Any, longest: int | None, a
 
 def _crop(steps: _Steps, size: Any) -> None:
     if steps.resized is None:
-        raise _UnknownError("CenterCrop without Resize before it")
+        raise _UnknownError("CenterCrop without Resize before it is not supported")
     sides = _sides(size)
     steps.size = (sides[0], sides[-1])
 
@@ -209,14 +209,14 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
     mean, std = steps.mean or (0.0,), steps.std or (1.0,)
     mean, std = (numbers * channels if len(numbers) == 1 else numbers for numbers in (mean, std))
     if not len(mean) == len(std) == channels:
-        raise _UnknownError(f"Normalize is of {len(mean)} channels, and the tensors have {channels}")
+        raise _UnknownError(f"Normalize has {len(mean)} channels, but the tensors have {channels}")
     if not steps.is_float:
-        raise _UnknownError("nothing makes numbers from 0 to 1 of the pixels")
+        raise _UnknownError("no transform scales the pixels to 0 ... 1")
     if steps.resized is None:
-        raise _UnknownError("it has no Resize, so what becomes of pictures of other sizes is not known")
+        raise _UnknownError("it has no Resize, so it is unknown how pictures of other sizes are prepared")
     both = (size[0], size[1])
     if steps.size not in (None, both):
-        raise _UnknownError(f"its transforms make {steps.size} pixels, and it gives {both}")
+        raise _UnknownError(f"its transforms give {steps.size} pixels, but its tensors have {both}")
     plain = Preprocess(size=both, fit="squash", interpolation=steps.interpolation, mean=mean, std=std)
     if steps.resized == both:
         return plain
@@ -247,8 +247,8 @@ def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], An
         gap = np.abs(expected - pixels_of_item.numpy()) * np.array(preprocess.std)[:, None, None] * 255
         if gap.mean() > _LEVELS:
             raise _UnknownError(
-                f"it makes of {file.name} other pixels than its transforms say, by {gap.mean():.0f} of 255 levels in "
-                "the mean"
+                f"its tensor of {file.name} differs from what its transforms give, by {gap.mean():.0f} of 255 "
+                "levels in the mean"
             )
 
 
@@ -348,7 +348,8 @@ class _DatasetImages(Images):
         if label != self._labels[index]:
             then = self._labels[index]
             raise VitkitError(
-                f"{self.name}_dataset[{index}] has label {label} now, and had {then}: an index must be one image's"
+                f"{self.name}_dataset[{index}] has label {label} now, and had {then}: an index must "
+                "always return the same image"
             )
         return image, label
 
@@ -470,7 +471,7 @@ class Survey:
             )
         except VitkitError as error:
             unknown = f"{name}_dataset gave tensors, and {error}"
-            note = f"note: the model will answer about no files: {unknown}; say how they are made with preprocess="
+            note = f"note: the model cannot read files: {unknown}; state how files are prepared with preprocess="
             return replace(preprocess, unknown=unknown), [note]
         judged, learned = (read.mean, read.std), read_scale(datasets.train)
         if name == "train" or learned is None or learned == judged:
@@ -607,5 +608,5 @@ def _rgb_of(image: Image.Image) -> Image.Image:
         VitkitError: the pixels have more than 8 bits, so that black and white are unknown.
     """
     if image.mode.startswith(("I", "F")):
-        raise VitkitError(f"a picture of mode {image.mode}, whose numbers may stand for anything: bring it to 8 bits")
+        raise VitkitError(f"a picture of mode {image.mode}, whose range of numbers is unknown: convert it to 8 bits")
     return flattened(ImageOps.exif_transpose(image))

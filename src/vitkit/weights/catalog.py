@@ -531,9 +531,9 @@ _NAMED = {
 
 
 def class_names(count: int) -> tuple[tuple[str, ...], str]:
-    """Return the names of the classes of a head, and an explanation of why these.
+    """Return names for the classes of a head with `count` classes, and a note about where they come from.
 
-    They are ImageNet's names if the head has as many classes, otherwise numbers.
+    A head with as many classes as ImageNet gets ImageNet's names; any other gets numbers.
     """
     if count not in _NAMED:
         return tuple(map(str, range(count))), f"numbers, as the checkpoint names none of its {count} classes"
@@ -725,7 +725,7 @@ def _refuse_unknown_tag(name: str) -> None:
         return
     if tags := tags_of(tagged["model"]):
         raise VitkitError(
-            f"{tagged['model']} has no weights {tagged['tag']!r} here, but {', '.join(tags)}; what is newer than that "
+            f"{tagged['model']} has no weights {tagged['tag']!r} here, but {', '.join(tags)}; newer ones "
             f"may be on the Hugging Face hub: timm/{name}"
         )
     if is_model_name(tagged["model"]):

@@ -92,7 +92,7 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
     is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and fields["pool"] == "gap" and not fields["fc_norm"]
     if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(known.fields):
         # DeiT III and DINOv2 have positions only for patches: without this check they would look mean-pooled.
-        raise VitkitError(f"{known.theirs('cls_token')} is missing; if there is none to be, say pool='gap'")
+        raise VitkitError(f"{known.theirs('cls_token')} is missing; if the model has none, say pool='gap'")
     assumed: dict[str, str] = {}
     if fields["pool_mlp_size"] == fields["mlp_size"]:
         fields["pool_mlp_size"] = None
@@ -262,7 +262,7 @@ _DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transform
 
 
 def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
-    """Return whether a model with timm's or transformers' default number of heads has the same tensors."""
+    """Return whether a model with the default number of heads of timm and transformers has the same tensors."""
     others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
     has_others = any(fields[name] for name in others) or fields["stem"] is not None
     is_plain = not has_others and fields.get("rotary", "none") == "none"
@@ -292,9 +292,9 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
 def _possible_losses(
     shapes: Mapping[str, Shape], fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known
 ) -> dict[str, str]:
-    """Return assumptions, by field, about tensors that a damaged file may have lost.
+    """Return the assumption, by field, that tensors are absent on purpose and were not lost.
 
-    Without them, the file is either a rarer architecture or a damaged common one.
+    Files without these tensors are either of a rarer architecture or a damaged file of a common one.
     """
     assumed: dict[str, str] = {}
     usual = {size.hidden_size: size.layers for size in VARIANTS.values()}
@@ -334,7 +334,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
     if "pos_embed" not in shapes:
         result = written or requested if fields.get("position") == "relative_bias" else requested or written
         if result is None:
-            raise VitkitError("there are no learned positions to tell the grid: give image_size=(height, width)")
+            raise VitkitError("there are no learned positions that determine the grid: give image_size=(height, width)")
         return result
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]

@@ -1,7 +1,8 @@
 """Layouts of published checkpoints: how each stores the tensors that vitkit calls by timm's names.
 
-A `Layout` consists of pieces, each of which converts a tensor in both directions. `account_for` compares a checkpoint
-with a layout tensor by tensor, so that no checkpoint is loaded only partly by mistake.
+"Our" tensors are vitkit's; "their" names are those in the checkpoint. A `Layout` consists of pieces, each of which
+converts a tensor in both directions. `account_for` compares a checkpoint with a layout tensor by tensor, so that no
+checkpoint is loaded only partly by mistake.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class Piece:
     split: Split | None = None
 
     def joined(self, *parts: Tensor) -> Tensor:
-        """Join the stored tensors into ours."""
+        """Make our tensor from the stored ones."""
         return parts[0] if self.join is None else self.join(*parts)
 
     def parts_of(self, ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
-        """Split our tensor into the stored ones."""
+        """Make the stored tensors from ours; None for a tensor that another piece writes."""
         return (ours,) if self.split is None else self.split(ours, config)
 
 
@@ -83,7 +84,10 @@ class Layout:
         return self.pieces[name].theirs if name in self.pieces else (name,)
 
     def shapes(self, tensors: Mapping[str, StoredTensor]) -> dict[str, torch.Size]:
-        """Return the shapes of those of our tensors that a checkpoint contains completely and that are not dropped."""
+        """Return the shapes, by our names, of the tensors that a checkpoint contains completely.
+
+        Dropped tensors are not included.
+        """
         shapes = {}
         for name, piece in self.pieces.items():
             shape = _joined_shape(piece, [tensors.get(theirs) for theirs in piece.theirs])
@@ -222,7 +226,7 @@ def numbered(digits: str) -> int:
         VitkitError: the number exceeds the depth of any model, and building so many blocks would take hours.
     """
     if len(digits) > len(str(MAX_LAYERS)) or int(digits) >= MAX_LAYERS:
-        raise VitkitError(f"a tensor's name has the number {digits:.12}, and no model is as deep as that")
+        raise VitkitError(f"a tensor's name has the number {digits:.12}, which exceeds the depth of any model")
     return int(digits)
 
 

@@ -133,7 +133,10 @@ _MAY_BE_ZEROS = ("bias", "running_mean", "num_batches_tracked")
 
 
 def _has_zeros(name: str, tensor: Tensor) -> bool:
-    """Return whether a tensor is all zeros; for fused q, k and v, whether one of the three is."""
+    """Return whether a tensor contains only zeros.
+
+    A fused tensor of q, k and v counts if one of the three contains only zeros.
+    """
     parts = tensor.chunk(3) if name.endswith("attn.qkv.weight") else (tensor,)
     return tensor.is_floating_point() and not all(part.any() for part in parts)
 
@@ -175,7 +178,7 @@ def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
         raise VitkitError(f"has_logits {has_logits} and representation_size {size} contradict each other: name one")
     if size not in (None, source.representation_size):
         there = "none" if source.representation_size is None else f"one of {source.representation_size} features"
-        raise VitkitError(f"representation_size {size}: the weights have {there}; leave it out, or take has_logits")
+        raise VitkitError(f"representation_size {size}: the weights have {there}; leave it out, or use has_logits")
     return size is not None
 
 
@@ -227,13 +230,13 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
     preprocess = dataclasses.replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
     if (open_text := assumed.pop("preprocess", None)) is not None and leaves_open(settings):
-        assumed["preprocess"] = f"{open_text}; but for {', '.join(settings)}, as was said"
+        assumed["preprocess"] = f"{open_text}; except for {', '.join(settings)}, as requested"
     if "mean" in settings:
         assumed.pop("family", None)  # the families differ only in their preprocessing
     if plan.report.format == "vitkit" and preprocess != plan.preprocess and not plan.preprocess.unknown:
         theirs = describe(plan.preprocess.to_dict())
-        warnings += (f"images are read otherwise than in its training, which had {theirs}: expect other answers",)
-    notes = (*plan.report.notes, f"preprocess, as was said: {describe(preprocess.to_dict())}")
+        warnings += (f"images are prepared otherwise than in its training ({theirs}): expect other predictions",)
+    notes = (*plan.report.notes, f"preprocess, as requested: {describe(preprocess.to_dict())}")
     report = dataclasses.replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
     return dataclasses.replace(plan, preprocess=preprocess, report=report)
 
@@ -393,7 +396,7 @@ class WeightsSource:
         """
         if classes is not None:
             if num_classes not in (None, len(classes)):
-                raise VitkitError(f"{len(classes)} class names for num_classes {num_classes}")
+                raise VitkitError(f"{len(classes)} class names, but num_classes is {num_classes}")
             num_classes = len(classes)
         size = None if image_size is None else as_pair(image_size, "image_size")
         changes: dict[str, Any] = {name: overrides.pop(name) for name in _BY_TARGET if name in overrides}
@@ -460,7 +463,7 @@ def look(source: str | Path, *, use: Use = "answers", network: str | None = None
 def _pixels_of_timm(entry: Entry) -> dict[str, Any]:
     """Return timm's preprocessing for the weights that timm publishes under the same name."""
     if entry.timm is None:
-        raise VitkitError(f"timm has no weights of the name {entry.name}, so it has no pixels for them")
+        raise VitkitError(f"timm has no weights named {entry.name}, and so no preprocessing for them")
     return {name: value for name, value in asdict(entry.timm).items() if name != "size"}
 
 

@@ -202,7 +202,7 @@ def read_model_folder(
 ) -> SourceWeights:
     refused = [name for name in overrides if name not in _FREE]
     if refused:
-        raise VitkitError(f"{folder} says itself what its {refused[0]} is; it cannot be changed on loading")
+        raise VitkitError(f"{folder} determines {refused[0]}, which cannot be changed on loading")
     try:
         config = config_from_dict(description["config"]).replace(**overrides)
         stored = checkpoint.tensors

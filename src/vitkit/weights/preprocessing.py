@@ -86,7 +86,7 @@ def _in_words(text: str, channels: int) -> dict[str, Any]:
         means = {name: tuple(theirs[name])[:channels] for name in ("mean", "std") if name in theirs}
         return {**_USUAL, **theirs, **means}
     if text == "timm":
-        raise VitkitError("preprocess='timm' is for published names, MODEL.TAG: for a file say augreg, deit or dinov2")
+        raise VitkitError("preprocess='timm' is for published names, MODEL.TAG: for a file use augreg, deit or dinov2")
     if "=" not in text:
         raise VitkitError(
             f"preprocess {text!r:.60} is none of {', '.join(pixel_owners())}, timm, no file, and no text such as "
@@ -138,7 +138,7 @@ def _in_file(path: Path) -> Mapping[str, Any]:
         raise VitkitError(f"preprocess: {file} must hold a JSON object, not {type_of(written)}")
     settings = _in_description(written)
     if settings is None:
-        raise VitkitError(f"preprocess: {file} describes a model, and does not say how its images are read")
+        raise VitkitError(f"preprocess: {file} describes a model, but not how its images are prepared")
     return settings
 
 
@@ -181,7 +181,7 @@ def _fields(named: Mapping[str, Any], base: Preprocess) -> dict[str, Any]:
     if "resize" in sides:
         return fields | _fit_of(sides["resize"], fields, base.size, is_both=not is_number(named["resize"]))
     if "crop" in sides:
-        raise VitkitError("preprocess: crop needs resize, too: what the short side is brought to before it")
+        raise VitkitError("preprocess: crop needs resize, too: the length of the short side before the crop")
     return fields
 
 
@@ -198,7 +198,7 @@ def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both:
     fit = described.get("fit", stretched if is_both else "crop")
     if not str(fit).endswith("crop"):
         if resized != size:
-            raise VitkitError(f"preprocess: fit {fit} brings pictures to {_by(size)} pixels: leave out resize")
+            raise VitkitError(f"preprocess: fit {fit} already resizes pictures to {_by(size)} pixels: leave out resize")
         return {"fit": fit}
     return {"fit": fit, "crop_pct": shares[0]}
 

@@ -64,7 +64,7 @@ class Described:
     """The appearance of n pictures: their keypoints and thumbnails.
 
     Attributes:
-        words: the packed descriptors of their keypoints, picture by picture, (keypoints,): `keypoints.find_keypoints`.
+        words: the packed descriptors of all keypoints, one picture after the other, (keypoints,).
         places: x and y of each keypoint, in 4095ths of the picture's width and height, (keypoints, 2).
         ends: indices into `words`: picture i has the keypoints from ends[i] up to ends[i + 1], (n + 1,).
         aspects: width / height, (n,).
@@ -283,10 +283,10 @@ class _Index:
 
 
 class _Search:
-    """A search for pictures with corresponding keypoints, by the hashes of these.
+    """A search for pairs of pictures whose keypoints have equal hashes.
 
-    Of a pair, the picture with less detail is looked up, or the one with the lower tag if both are detailed, so that
-    the result does not depend on which set a picture is in. Two pictures with little detail are not compared.
+    Of each pair, the picture with less detail is looked up, or the one with the lower tag if both are detailed. The
+    result then does not depend on which set a picture is in. Two pictures with little detail are not compared.
 
     Args:
         pictures, others: the sets of pictures, as for `find_altered`.
@@ -514,10 +514,10 @@ def _padded(side: Described, pictures: Ints) -> Ints:
 def _best_movement(
     a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, there: Bools
 ) -> tuple[Bools, Floats, Floats]:
-    """Find the affine map that agrees with most matches, for each pair of pictures.
+    """Find, for each pair of pictures, the affine map that agrees with most matches.
 
-    Return which matches agree with it (n, 48), the map (n, 3, 2), and the median distance of these matches from their
-    mapped positions (n,).
+    Return three arrays: which matches agree with the map (n, 48), the map (n, 3, 2), and the median distance of these
+    matches from their mapped positions (n,).
     """
     n, m = a.shape
     p, q = np.triu_indices(_BASES, 1)

@@ -106,7 +106,7 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     if harmless:
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(group.kind for group in harmless).most_common())
         kept = "" if any(table.splits) else "; copies are kept in one split"
-        yield Finding("note", f"{_pictures(harmless)} there more than once ({kinds}){kept}")
+        yield Finding("note", f"{_pictures(harmless)} in the data more than once ({kinds}){kept}")
 
 
 def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
@@ -174,7 +174,9 @@ def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Findi
     lesson = ", so the model cannot learn them" if "train" in missing else ""
     have = plural(len(counts), "class has", "classes have")
     named = _list([f"{name} ({count})" for name, count in counts])
-    return Finding("warning", f"{have} no image in {' or '.join(missing)}{lesson}; with their images in all: {named}")
+    return Finding(
+        "warning", f"{have} no image in {' or '.join(missing)}{lesson}; the numbers of their images: {named}"
+    )
 
 
 def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
@@ -198,7 +200,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     doubtful = [f"{path} ({fact.doubt})" for path, fact in zip(table.paths, facts, strict=True) if fact.doubt]
     if doubtful:
         were = plural(len(doubtful), "picture is", "pictures are")
-        yield Finding("warning", f"{were} read darker or lighter than meant, perhaps: {_list(doubtful, '; ', 3)}")
+        yield Finding("warning", f"{were} possibly read too dark or too light: {_list(doubtful, '; ', 3)}")
     misnamed = [path for path, fact in zip(table.paths, facts, strict=True) if not _fits_name(path, fact.format)]
     if misnamed:
         were = plural(len(misnamed), "image is", "images are")
