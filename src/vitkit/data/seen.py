@@ -350,9 +350,8 @@ class Overlap:
         kinds: how each image was recognised: `exact`, `near`, `altered` or `mirrored`; None if it was not.
         touched: the roles of all copies of each image in the record; for an identical file, only its own role.
         relabelled: the images whose identical file is in the record with other labels only.
-        looked_for: the least similar kind of copies that could be searched. Altered or even near copies cannot be if
-            the images are too similar to one another, as from a fixed camera, or if the record has no thumbnails or
-            keypoints.
+        looked_for: how far the search went: to `exact`, `near` or `altered` copies. It stops early if the images are
+            too similar to one another, as from a fixed camera, or if the record has no thumbnails or no keypoints.
     """
 
     roles: tuple[str | None, ...]
@@ -492,9 +491,9 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
 
 
 def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]:
-    """Return how an image is known: "fixed" with the same label, "moving" with another label, "new" otherwise.
+    """Return "fixed" for an identical file with the same label, "moving" with another label, else "new".
 
-    Only identical files can be fixed or moving; an image that is merely similar to a known one is new.
+    Images that are merely similar to a known one are new.
     """
     if overlap.kinds[index] != "exact":
         return "new"

@@ -49,9 +49,9 @@ def find_known(
         progress: receives the number of comparisons done and their total.
 
     Returns:
-        Tuples of the index of a new picture, the index of a known one and the kind (near, altered, mirrored); and the
-        least similar kind of copies that could be searched. If a large share of the new pictures are similar to one
-        another, as from a fixed camera, altered or even near copies cannot be distinguished from other pictures.
+        Tuples of the index of a new picture, the index of a known one and the kind (near, altered, mirrored); and how
+        far the search went: to `exact`, `near` or `altered` copies. It stops early if a large share of the new pictures
+        are similar to one another, as from a fixed camera.
     """
     first, second = _halves(progress)
     pairs = find_pairs(new.pixels, known.pixels, _MOST_PAIRS * (len(new) + len(known)), first)
@@ -193,9 +193,9 @@ def find_duplicates(
         compared: the result of `compare` for these images, if it is known.
 
     Returns:
-        Links that connect all copies of a picture, mirrored ones last; and the least similar kind of copies that could
-        be searched. If a large share of the images are similar, as from a fixed camera, altered or even near copies
-        cannot be distinguished from other images.
+        Links that connect all copies of a picture, mirrored ones last; and how far the search went: to `exact`, `near`
+        or `altered` copies. It stops early if a large share of the images are similar to one another, as from a fixed
+        camera.
     """
     first_of: dict[bytes, int] = {}
     exact = []
