@@ -51,7 +51,7 @@ def test_warnings_and_notes_exit_with_0(vitkit: Any, healthy: Path) -> None:
     outcome = vitkit("doctor", healthy)
     assert outcome.code == 0
     assert "warning: 1 of 24 images is unreadable and left out: cat/text.jpg (not an image)" in outcome.out
-    assert "note: 1 picture is there more than once (1 exact); copies are kept in one split" in outcome.out
+    assert "note: 1 picture is in the data more than once (1 exact); copies are kept in one split" in outcome.out
     assert "nothing wrong" not in outcome.out
 
 
@@ -328,4 +328,4 @@ def test_a_list_has_no_folders_to_read_otherwise(vitkit: Any, healthy: Path) -> 
     (healthy.parent / "list.csv").write_text("path,label\nphotos/cat/cat_0.png,cat\nphotos/dog/dog_0.png,dog\n")
     outcome = vitkit("doctor", healthy.parent / "list.csv", "--layout", "splits")
     assert outcome.code == 2
-    assert "--layout splits is about folders" in outcome.err
+    assert "--layout splits applies to folders" in outcome.err

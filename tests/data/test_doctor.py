@@ -217,7 +217,7 @@ def test_copies_of_unsplit_data_are_a_note_that_says_what_is_done(tmp_path: Path
     save(Image.open(tmp_path / "cat" / "1.png").resize((48, 36)), tmp_path / "cat" / "half.png")
     save(Image.open(tmp_path / "cat" / "1.png").resize((64, 48)), tmp_path / "cat" / "part.png")
     diagnosis = examine(read_source(tmp_path))
-    assert "2 pictures are there more than once (1 exact, 1 near); copies are kept in one split" in texts(
+    assert "2 pictures are in the data more than once (1 exact, 1 near); copies are kept in one split" in texts(
         diagnosis, "note"
     )
     table = diagnosis.table

@@ -104,10 +104,10 @@ def test_conflicts_come_first_and_name_two_images_of_different_classes() -> None
 def test_harmless_copies_are_counted_by_kind() -> None:
     own = [copies(0, 1), copies(2, 3, kind="near"), copies(4, 5, kind="near")]
     assert told(findings.of_copies(table_of({"a": 6}), own)) == [
-        "note: 3 pictures are there more than once (2 near, 1 exact); copies are kept in one split"
+        "note: 3 pictures are in the data more than once (2 near, 1 exact); copies are kept in one split"
     ]
     assert told(findings.of_copies(table_of({"a": 6}, ("train",) * 6), own[:1])) == [
-        "note: 1 picture is there more than once (1 exact)"
+        "note: 1 picture is in the data more than once (1 exact)"
     ]
 
 
@@ -167,12 +167,12 @@ def test_many_classes_that_a_split_lacks_are_told_in_a_line_for_each_split() -> 
     splits = (*("train", "test") * 30, "val")
     assert told(findings.of_splits(table_of(counts, splits))) == [
         (
-            "warning: 30 classes have no image in val; with their images in all: "
+            "warning: 30 classes have no image in val; the numbers of their images: "
             "class 0 (2), class 1 (2), class 2 (2), class 3 (2), class 4 (2), and 25 more"
         ),
         (
-            "warning: 1 class has no image in train or test, so the model cannot learn them; with their images in all: "
-            "lone (1)"
+            "warning: 1 class has no image in train or test, so the model cannot learn them; the numbers of their "
+            "images: lone (1)"
         ),
     ]
 

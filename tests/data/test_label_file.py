@@ -94,7 +94,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_doubtful_labels_of_a_run_are_known_as_such(tmp_path: Path) -> None:
     file = written(tmp_path, "path,label,suggested,score\n1.jpg,a,b,0.9\n")
     assert read_labels(file).has_suspects
-    with pytest.raises(VitkitError, match="list of doubtful labels"):
+    with pytest.raises(VitkitError, match="list of suspected label errors"):
         add_edits(file, [Edit("1.jpg", "b")])
     assert file.read_text() == "path,label,suggested,score\n1.jpg,a,b,0.9\n"
 

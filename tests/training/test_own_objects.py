@@ -261,7 +261,7 @@ def test_a_dataset_that_fails_later_is_named(tmp_path: Path, how: str, said: str
 @pytest.mark.parametrize(
     ("image", "said"),
     [
-        (Image.new("I;16", (16, 16)), "mode I;16, whose numbers may stand for anything"),
+        (Image.new("I;16", (16, 16)), "mode I;16, whose range of numbers is unknown"),
         (torch.zeros(3, 16, 16, dtype=torch.uint8), r"torch.uint8 \(3, 16, 16\): give PIL images, or float tensors"),
         (np.zeros((16, 16, 3), dtype=np.uint8), "is ndarray: give PIL images"),
         (torch.full((3, 16, 16), float("nan")), "pixels that are not finite"),

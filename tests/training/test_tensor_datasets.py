@@ -119,7 +119,7 @@ def flipped(image: Image.Image) -> Image.Image:
             "vitkit does not know what the transform Lambda does",
         ),
         ([v1.Resize(18), v1.CenterCrop(16), flipped, *PLAIN], "vitkit does not know what the transform function does"),
-        ([v1.CenterCrop(16), *PLAIN], "CenterCrop without Resize before it"),
+        ([v1.CenterCrop(16), *PLAIN], "CenterCrop without Resize before it is not supported"),
         (PLAIN, "it has no Resize"),
         ([v1.Resize(18), v1.Resize((16, 16)), *PLAIN], "resized twice"),
         ([v1.Resize(18, max_size=20), v1.CenterCrop(16), *PLAIN], "max_size"),
@@ -142,7 +142,7 @@ class Mirrored(ImageFolder):
 
 def test_transforms_are_tried_on_the_files(photos: Path) -> None:
     data = Mirrored(str(photos / "val"), transform=v1.Compose([v1.Resize((16, 16)), *PLAIN]))
-    with pytest.raises(VitkitError, match=r"it makes of val0\.png other pixels than its transforms say"):
+    with pytest.raises(VitkitError, match=r"its tensor of val0\.png differs from what its transforms give"):
         read_preprocess(data, (3, 16, 16), lambda i: data[i][0])
     part = Subset(data, [5, 7])
     with pytest.raises(VitkitError, match=r"of val5\.png"):
@@ -205,7 +205,7 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
     lines: list[str] = []
     steps = (v1.Resize((16, 16)), *PLAIN)
     run = vitkit.train(**hidden(photos, *steps), out=tmp_path / "run", **SMALL, say=lines.append)
-    assert any("the model will answer about no files: val_dataset gave tensors" in line for line in lines)
+    assert any("the model cannot read files: val_dataset gave tensors" in line for line in lines)
     file = photos / "val" / "red" / "val0.png"
     reason = "is not known: val_dataset gave tensors, and it has no attribute `transform`"
     with pytest.raises(VitkitError, match=reason):

@@ -162,7 +162,7 @@ def test_timm_s_pixels_can_be_had() -> None:
         assert (own.fit, own.crop_pct, own.interpolation) == ("crop", theirs.crop_pct, theirs.interpolation)
         assert own.mean == theirs.mean and own.size == theirs.input_size[1:]
     assert inspect(ANSWERS).preprocess.fit == "squash"
-    with pytest.raises(VitkitError, match=r"timm has no weights of the name vit_tiny_patch16_224\.augreg_best_in21k"):
+    with pytest.raises(VitkitError, match=r"timm has no weights named vit_tiny_patch16_224\.augreg_best_in21k"):
         inspect(f"timm:{TRAINING}")
 
 

@@ -151,7 +151,7 @@ def test_a_file_may_say_it_or_the_folder_that_it_is_in(
         ("size=384", "size is 384x384"),
         ("resize=128", "no centre of 224x224 pixels can be cut from a resize to 128x128"),
         ("resize=256,crop_pct=0.9", "two ways of saying the same"),
-        ("resize=256,fit=squash", "fit squash brings pictures to 224x224 pixels: leave out resize"),
+        ("resize=256,fit=squash", "fit squash already resizes pictures to 224x224 pixels: leave out resize"),
         ("resize=256x300", "no centre of"),
         ("resize=big", "one or two numbers of pixels, not 'big'"),
         ("resize=0", "one or two numbers of pixels, not 0"),
@@ -182,7 +182,7 @@ def test_what_is_no_preprocessing_for_the_model_is_refused(said: Any, message: s
         (b"{", "cannot be read as JSON"),
         (b"[1]", "must hold a JSON object"),
         (b"\xff\xfe", "cannot be read as JSON"),
-        (b'{"architectures": ["ViTModel"], "hidden_size": 3}', "does not say how its images are read"),
+        (b'{"architectures": ["ViTModel"], "hidden_size": 3}', "not how its images are prepared"),
         (b'{"sise": 3}', "has no setting 'sise'"),
         (b'{"preprocess": {"size": [384, 384]}}', "size is 384x384"),
     ],
@@ -199,8 +199,8 @@ def test_what_was_said_is_no_assumption_and_the_rest_still_is(trained: Path) -> 
     whole = load(trained, preprocess="resize=16,crop=16,interpolation=bicubic,mean=0.4,std=0.2").report
     assert whole is not None and "preprocess" not in whole.assumed
     assert any(
-        "preprocess, as was said: mean 0.4/0.4/0.4, std 0.2/0.2/0.2, crop, bicubic" in own for own in whole.notes
+        "preprocess, as requested: mean 0.4/0.4/0.4, std 0.2/0.2/0.2, crop, bicubic" in own for own in whole.notes
     )
     part = load(trained, preprocess="mean=0.4").report
     assert part is not None
-    assert part.assumed["preprocess"].endswith("; but for mean, as was said")
+    assert part.assumed["preprocess"].endswith("; except for mean, as requested")

@@ -1,8 +1,9 @@
-"""A .zip or .tar of class folders as a source of images. It is read where it lies: nothing is unpacked to disk.
+"""Read a .zip or .tar of class folders as a source of images, without unpacking it to disk.
 
-The folders in it may be laid out in every way that folders on disk may be (`data.layout`). An archive may come from
-anywhere, so what it says of itself is checked: names that lead out of it and links are left out, names that occur twice
-are refused, and no member is unpacked beyond the size that it declares (docs/decisions/0037-keys-and-bytes.md).
+The folders in it may have every layout that folders on disk may have (`data.layout`). An archive may come from an
+untrusted source, so its list of members is checked: names that lead out of the archive and links are left out, two
+members with the same name are an error, and no member is unpacked beyond its declared size
+(docs/decisions/0037-keys-and-bytes.md).
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _LOCATOR_64 = struct.Struct("<4s4xQ4x")
 
 @dataclass(frozen=True)
 class _Member:
-    """The place of a member in the archive, and how it is compressed.
+    """The position of a member in the archive, and its compression.
 
     Attributes:
         offset: the offset of the member's local header in a zip, and of its bytes in a tar.
-        packed, size: bytes in the archive, and as they were.
-        method: the method of a zip's compression; None in a tar.
-        check: the CRC-32 of the bytes, where the archive has one.
-        is_encrypted: it cannot be read without a password.
+        packed, size: bytes in the archive, and after decompression.
+        method: zip's number of the compression method; None in a tar.
+        check: the CRC-32 of the decompressed bytes; None in a tar, which has no checksums.
+        is_encrypted: the member cannot be read without a password.
     """
 
     offset: int
@@ -63,10 +64,10 @@ class _MemberIndex:
     """The members of an archive.
 
     Attributes:
-        members: the members by key.
-        folders: the folders that are members themselves, so that an empty one is known.
-        ignored: count of members passed over, by reason.
-        unsafe: names that no file below a folder can have.
+        members: the members that are files, by key.
+        folders: the keys of members that are folders, so that empty folders are known too.
+        ignored: the number of ignored members, by reason.
+        unsafe: the names of ignored members that are not valid names of files below a folder, such as `../a.png`.
     """
 
     members: dict[str, _Member] = field(default_factory=dict)
@@ -75,7 +76,10 @@ class _MemberIndex:
     unsafe: list[str] = field(default_factory=list)
 
     def add(self, archive: Path, name: str, member: _Member | None) -> None:
-        """Take in a member; None: it is a folder."""
+        """Add a member of the archive, or a folder if `member` is None.
+
+        Raises VitkitError if the name occurs twice, or if there are too many members.
+        """
         key = name.removeprefix("./").rstrip("/")
         parts = key.split("/")
         if key in ("", ".") and member is None:
@@ -86,7 +90,7 @@ class _MemberIndex:
         elif member is None:
             self.folders.add(key)
         elif key in self.members:
-            raise VitkitError(f"{archive} holds two files of the name {key!r}: make it again with one of them")
+            raise VitkitError(f"{archive} contains two files named {key!r}: create it again with only one of them")
         else:
             self.members[key] = member
         if len(self.members) + len(self.folders) + len(self.unsafe) > _MOST_MEMBERS:
@@ -95,10 +99,10 @@ class _MemberIndex:
 
 @dataclass(frozen=True)
 class Archive:
-    """The images of a .zip or .tar by their names in it.
+    """A .zip or .tar file as a storage of images. Keys are the names of its members.
 
-    Every read opens the file anew, so threads, forked processes and spawned ones may share an archive; its list of
-    members is read once in a process, and again when the file changes.
+    Every read opens the file again, so threads and processes (forked or spawned) may share an archive. The list of
+    members is read once per process, and again if the file changes.
     """
 
     path: Path
@@ -114,13 +118,16 @@ class Archive:
         """Return the members.
 
         Raises:
-            VitkitError: it is no archive, it is damaged, or it is refused.
-            OSError: it cannot be read.
+            VitkitError: the file is not an archive, is damaged, or has members that are not accepted.
+            OSError: the file cannot be read.
         """
         return _index_of(self.path, self._stamp())
 
     def stamp(self, key: str) -> bytes | None:
-        """Return the times and size of the archive with the place and checksum of the member."""
+        """Return bytes that change if the archive or this member in it changes; None if there is no such member.
+
+        They consist of the times and the size of the archive, and of the member's position and checksum.
+        """
         try:
             member = self.index().members.get(key)
         except (OSError, VitkitError):
@@ -142,7 +149,7 @@ class Archive:
             if member.method is not None:
                 signature, name, extra = _LOCAL_HEADER.unpack(_whole(file.read(_LOCAL_HEADER.size), _LOCAL_HEADER.size))
                 if signature != b"PK\3\4":
-                    raise UnreadableImageError("damaged (the archive has no member where its list says)")
+                    raise UnreadableImageError("damaged (the archive has no member at the listed position)")
                 file.seek(name + extra, 1)
             data = _whole(file.read(member.packed), member.packed)
         if member.method == _DEFLATED:
@@ -151,7 +158,7 @@ class Archive:
             except zlib.error as error:
                 raise UnreadableImageError(f"damaged ({error})") from error
         if len(data) != member.size or (member.check is not None and zlib.crc32(data) != member.check):
-            raise UnreadableImageError("damaged (it is not what the archive says of it)")
+            raise UnreadableImageError("damaged (its size or checksum is not the listed one)")
         return io.BytesIO(data)
 
     def _stamp(self) -> tuple[int, ...]:
@@ -172,25 +179,25 @@ def _whole(data: bytes, size: int) -> bytes:
 def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
     if path.suffix.lower() in _COMPRESSED:
         raise VitkitError(
-            f"{path} is compressed as a whole, so that each picture would cost the reading of all before it: "
+            f"{path} is compressed as a whole, so reading a picture would require reading all before it: "
             "unpack it, or make a .zip or a plain .tar of it"
         )
     return _index_of_zip(path) if path.suffix.lower() == ".zip" else _index_of_tar(path)
 
 
 def _index_of_zip(path: Path) -> _MemberIndex:
-    import zipfile  # with all that compresses, for those who have an archive
+    import zipfile  # imported late: it loads all compression modules
 
     _check_list(path)
     index = _MemberIndex()
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
-                kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3: Unix, whose files have a type
+                kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3: Unix, which has types of files
                 if kind == 0o12:
                     index.ignored["link in the archive"] += 1
                     continue
-                name, is_folder = info.filename.replace("\\", "/"), info.is_dir()  # some on Windows write those
+                name, is_folder = info.filename.replace("\\", "/"), info.is_dir()  # as some Windows programs write
                 member = _Member(
                     info.header_offset,
                     info.compress_size,
@@ -201,15 +208,15 @@ def _index_of_zip(path: Path) -> _MemberIndex:
                 )
                 index.add(path, name, None if is_folder or name.endswith("/") else member)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
-        raise VitkitError(f"{path} is no .zip, or it is damaged or not whole: {error}") from error
+        raise VitkitError(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
     return index
 
 
 def _check_list(path: Path) -> None:
-    """Refuse a zip whose list of members would fill the memory, before it is read.
+    """Refuse a zip whose list of members would fill the memory, without reading the list.
 
     Raises:
-        VitkitError: it is so large.
+        VitkitError: the list is too long, or the file does not end as a zip does.
     """
     with path.open("rb") as file:
         end = file.seek(0, 2)
@@ -217,7 +224,9 @@ def _check_list(path: Path) -> None:
         tail = file.read()
         place = tail.rfind(b"PK\5\6")
         if place < 0 or len(tail) - place < 22:
-            raise VitkitError(f"{path} is no .zip, or it is damaged or not whole: it does not end as one")
+            raise VitkitError(
+                f"{path} is not a .zip, or it is damaged or incomplete: it has no list of members at its end"
+            )
         size = _END.unpack(tail[place : place + 22])[1]
         if place >= _LOCATOR_64.size:
             signature, offset = _LOCATOR_64.unpack(tail[place - _LOCATOR_64.size : place])
@@ -236,17 +245,17 @@ def _index_of_tar(path: Path) -> _MemberIndex:
     try:
         with tarfile.open(path, "r:") as archive:
             while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # which it keeps without need
+                archive.members.clear()  # type: ignore[attr-defined]  # a list that only costs memory
                 if info.isdir():
                     index.add(path, info.name, None)
                 elif not info.isreg() or info.issparse():
                     index.ignored["link in the archive" if info.issym() or info.islnk() else "no regular file"] += 1
                 elif info.offset_data + info.size > size:
-                    raise VitkitError(f"{path} is not whole: it ends within {info.name!r}")
+                    raise VitkitError(f"{path} is incomplete: it ends within {info.name!r}")
                 else:
                     index.add(path, info.name, _Member(info.offset_data, info.size, info.size))
     except (tarfile.TarError, ValueError, EOFError) as error:
-        raise VitkitError(f"{path} is no plain .tar, or it is damaged or not whole: {error}") from error
+        raise VitkitError(f"{path} is not a plain .tar, or it is damaged or incomplete: {error}") from error
     return index
 
 
@@ -254,14 +263,14 @@ def _index_of_tar(path: Path) -> _MemberIndex:
 
 
 class _Tree:
-    """The folders in an archive, as if they were on disk.
+    """The folders in an archive, in the form in which `data.layout` reads folders on disk.
 
     Args:
         path: the path of the archive.
-        overlooked: receives what is passed over.
+        overlooked: receives what is ignored.
 
     Raises:
-        VitkitError: a name is both a file's and a folder's, or the archive is refused.
+        VitkitError: a file and a folder have the same name, or the archive is not accepted.
     """
 
     def __init__(self, path: Path, overlooked: Overlooked) -> None:
@@ -281,7 +290,7 @@ class _Tree:
             self._files[above].append(name)
         for key in self.index.members:
             if key in self._folders:
-                raise VitkitError(f"{path} holds a file and a folder of the name {key!r}: make it again with one")
+                raise VitkitError(f"{path} contains a file and a folder named {key!r}: create it again with one")
 
     def _add_folder(self, key: str) -> None:
         while key not in self._folders:
@@ -291,7 +300,7 @@ class _Tree:
             self._folders[above].add(name)
 
     def survey(self, key: str = "") -> Folder:
-        """Return the folders and where they contain images."""
+        """Return a folder with its subfolders, and whether each contains images."""
         folders = []
         for name in sorted(self._folders[key]):
             if is_passed_over(name):
@@ -302,7 +311,7 @@ class _Tree:
         return Folder(self._root / key, has_images, tuple(folders))
 
     def images_below(self, folder: Path) -> list[str]:
-        """Return the images below a folder, as `walk.images_below` does on disk."""
+        """List the images below a folder, relative to it, as `walk.images_below` does on disk."""
         return list(self._images(folder.relative_to(self._root).as_posix().removeprefix("."), ""))
 
     def _images(self, key: str, before: str) -> Iterator[str]:
@@ -320,7 +329,7 @@ class _Tree:
                 yield from self._images(_join(key, name), f"{before}{name}/")
 
     def entries(self, folder: Path) -> list[tuple[str, bool]]:
-        """Return the names in a folder, and whether each is a file."""
+        """List the entries of a folder as pairs of a name and whether it is a file."""
         key = folder.relative_to(self._root).as_posix().removeprefix(".")
         return [(name, True) for name in self._files[key]] + [(name, False) for name in self._folders[key]]
 
@@ -335,7 +344,7 @@ class _Tree:
             self._overlooked.hidden.append(place)
 
     def lines(self) -> tuple[str, ...]:
-        """Describe the members that are passed over."""
+        """Describe what was ignored, one line per reason."""
         lines = self._overlooked.lines(self._root)
         if unsafe := self.index.unsafe:
             members = plural(len(unsafe), "member is", "members are")
@@ -349,7 +358,7 @@ def _join(key: str, name: str) -> str:
 
 
 def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> ImageTable:
-    """Find the images of an archive. Its folders have the same meaning as on disk."""
+    """Return a table of the images in an archive, whose folders are understood as on disk."""
     path = path.resolve()
     overlooked = Overlooked()
     tree = _Tree(path, overlooked)
@@ -365,7 +374,7 @@ def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
     """Return all images of an archive as a table of one class without splits.
 
     Raises:
-        VitkitError: there is none in it.
+        VitkitError: the archive contains no images.
     """
     path = path.resolve()
     overlooked = Overlooked()

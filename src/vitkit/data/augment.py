@@ -1,6 +1,6 @@
-"""Random changes of training pictures: crops, flips, colours, erased rectangles, and mixed images.
+"""Random augmentations of training pictures: crops, flips, colours, erased rectangles, and mixed images.
 
-Random numbers come from torch, so that a sample is a function of its seed.
+All random numbers come from torch's generator, so a sample is a function of its seed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Strengths of the random changes; 0 or None turns one off.
+    """The strengths of the random augmentations; 0, None or False turns one off.
 
     Attributes:
-        crop_scale: least and most of the picture's area that a random crop keeps; None keeps evaluation's fit.
-        hflip: mirror left and right in half the pictures.
-        rotate: degrees, to either side.
-        translate: part of the side, in either direction.
-        zoom: relative change of size, either way.
-        shear: degrees, to either side, along both axes.
-        color_jitter: relative change of brightness, contrast and saturation.
-        rand_augment: magnitude of two operations drawn for each picture, 0 to 10 (arXiv 1909.13719).
-        random_erasing: probability that a rectangle becomes the mean colour, after normalisation (arXiv 1708.04896).
+        crop_scale: smallest and largest share of the picture's area that a random crop keeps; None resizes and crops as
+            in evaluation.
+        hflip: mirror half of the pictures left to right.
+        rotate: largest rotation in degrees, in either direction.
+        translate: largest shift as a share of the side, in either direction.
+        zoom: largest relative change of size, up or down.
+        shear: largest shear in degrees, in either direction and along both axes.
+        color_jitter: largest relative change of brightness, contrast and saturation.
+        rand_augment: magnitude, 0 to 10, of the two operations that are drawn for each picture (arXiv 1909.13719).
+        random_erasing: probability that a rectangle is replaced by the mean colour, after normalisation (arXiv
+            1708.04896).
     """
 
     crop_scale: tuple[float, float] | None = None
@@ -56,7 +58,10 @@ class Augment:
         return v2.Compose([v2.Lambda(partial(self.reduce, preprocess=preprocess)), self.build_random(preprocess)])
 
     def reduce(self, image: Image.Image, preprocess: Preprocess) -> Image.Image:
-        """Reduce a decoded picture, the same way each time, to the size that its crops need."""
+        """Reduce a decoded picture to the size that its random crops need.
+
+        The result does not depend on random numbers, so it can be cached.
+        """
         short_side = self.short_side(preprocess)
         if short_side is None:
             return preprocess.resize(image)
@@ -66,20 +71,24 @@ class Augment:
         return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
 
     def short_side(self, preprocess: Preprocess) -> int | None:
-        """Pixels of the short side that leave the smallest crop at the model's size; None without random crops.
+        """Return the short side in pixels to which pictures are reduced before random crops; None without random crops.
 
-        A crop of part s of the area and proportions up to 4:3 keeps sqrt(s * 3/4) of the short side, or more.
+        The smallest crop then still has the model's size: a crop with share s of the area and an aspect ratio of at
+        most 4:3 keeps at least sqrt(s * 3/4) of the short side.
         """
         if self.crop_scale is None:
             return None
         return math.ceil(max(preprocess.size) / math.sqrt(self.crop_scale[0] * 3 / 4))
 
     def decoded_side(self, preprocess: Preprocess) -> int:
-        """Return the hint for `decode`, with twice as many pixels as evaluation or the crops need."""
+        """Return the short side in pixels to request from `decode`, for evaluation as well as random crops.
+
+        For large JPEGs, `decode` returns at least twice as many pixels per side.
+        """
         return max(preprocess.short_side, math.ceil((self.short_side(preprocess) or 0) / 2))
 
     def build_random(self, preprocess: Preprocess) -> v2.Transform:
-        """Return the transform from what `reduce` returns to a picture of the model's size."""
+        """Return the transform from a reduced picture (`reduce`) to an augmented picture of the model's size."""
         interpolation = InterpolationMode[preprocess.interpolation.upper()]
         steps: list[torch.nn.Module] = []
         if self.crop_scale is not None:
@@ -105,18 +114,19 @@ class Augment:
         return v2.Compose(steps or [v2.Identity()])
 
     def build_pixels(self) -> v2.Transform:
-        """Return the transform of the normalised pixels, (C, height, width)."""
+        """Return the transform that is applied to the normalised pixels (C, height, width)."""
         return v2.RandomErasing(self.random_erasing) if self.random_erasing else v2.Identity()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """How the images of a batch are mixed with one another, and their labels with them.
+    """The parameters of mixing the images of a batch, and their labels, with one another.
 
     Attributes:
-        mixup: alpha of the beta distribution that the first image's share is drawn from (arXiv 1710.09412); 0 is off.
-        cutmix: the same of the area outside a rectangle that the second image is pasted into (arXiv 1905.04899).
-            Where both are on, each batch gets one of them, with even chances.
+        mixup: alpha of the beta distribution from which the first image's share is drawn (arXiv 1710.09412); 0 is off.
+        cutmix: alpha of the beta distribution from which the share of the area is drawn that the first image keeps; the
+            second image is pasted into the remaining rectangle (arXiv 1905.04899); 0 is off. If both are on, each batch
+            uses one of them with equal probability.
     """
 
     mixup: float = 0.0
@@ -133,8 +143,9 @@ class Mixing:
         Args:
             images: (B, C, height, width).
             targets: (B, K) probabilities of the classes.
-            seed: decides all that is drawn.
-            before: a part of a batch to what comes before each of its images; None where the batch is whole.
+            seed: the seed of all random numbers.
+            before: a function of a process's share of a batch. It returns, for each row of the share, the row that
+                precedes it in the whole batch. None if `images` is the whole batch.
         """
         before = before or partial(torch.roll, shifts=1, dims=0)
         random = np.random.default_rng(seed)
@@ -154,7 +165,10 @@ class Mixing:
 
 
 def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slice]:
-    """Return a rectangle of this share of the area and the picture's proportions, cropped at the edges."""
+    """Return rows and columns of a rectangle centred at (y, x), clipped to the picture of h x w pixels.
+
+    Before clipping it has the share `area` of the picture, and the picture's aspect ratio.
+    """
     half = area**0.5 / 2
     dy, dx = int(half * h), int(half * w)
     return slice(max(y - dy, 0), min(y + dy, h)), slice(max(x - dx, 0), min(x + dx, w))
@@ -162,11 +176,11 @@ def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slic
 
 @dataclass(frozen=True, kw_only=True)
 class CustomAugment(Augment):
-    """The caller's change of a picture, and then the random changes.
+    """An augmentation that applies a function of the caller before the random changes.
 
     Attributes:
         change: takes the decoded picture, reduced to about the size that the model sees, and returns another. The
-            random numbers of torch, numpy and Python that it draws depend on the seed of the sample only.
+            random numbers that it draws from torch, numpy and Python depend only on the seed of the sample.
     """
 
     change: Callable[[Image.Image], Image.Image]
@@ -190,7 +204,7 @@ class CustomAugment(Augment):
 
 
 def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
-    """Apply the transform with these seeds, independently of earlier draws and of the process."""
+    """Apply a transform with torch's generator seeded by `seeds`, and restore the generator afterwards."""
     generator = torch.default_generator  # `torch.manual_seed` would format a traceback for CUDA: 1 ms an image
     state = generator.get_state()
     generator.manual_seed(mix_seeds(*seeds))
@@ -201,7 +215,7 @@ def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
 
 
 def mix_seeds(*seeds: int) -> int:
-    """Combine several numbers to one 63-bit seed; any change in any of them changes it (SplitMix64's finaliser)."""
+    """Combine several integers into one 63-bit seed that depends on each of them (SplitMix64's finaliser)."""
     mixed = 0
     for seed in seeds:
         mixed = (mixed ^ seed) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF

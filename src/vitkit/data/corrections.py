@@ -1,6 +1,6 @@
 """Apply a label file to a table of images: change classes, leave images out, and add others.
 
-Only the images that the file names change. All others keep their class and, with `split_from`, their split
+Images that the file does not name keep their class and, with `split_from`, their split
 (docs/decisions/0028-label-files.md).
 """
 
@@ -26,16 +26,17 @@ from vitkit.text.names import bare, look
 def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutName = "auto") -> ImageTable:
     """Read a source as `read_source` does, and apply a label file if there is one.
 
-    Pictures that lie in a folder without class folders, or in a class folder called `unlabelled`, have no class but
-    what the label file gives them; the others of them are left out.
+    Pictures in a folder without class folders, or in a class folder called `unlabelled`, get their class from the label
+    file; those that it does not name are left out.
 
     Args:
-        data: the folder, file or name.
-        labels: the label file.
-        layout: whether the folders of a folder are `classes` or `splits`.
+        data: a folder, a file or the name of a data set.
+        labels: the label file; None to change nothing.
+        layout: whether the folders in the data's folder are `classes` or `splits`; `auto` decides by their names and
+            contents.
 
     Raises:
-        VitkitError: the data or the label file cannot be understood, or fewer than two classes are left.
+        VitkitError: the data or the label file cannot be understood, or fewer than two classes remain.
     """
     if labels is None:
         table = read_table(data, layout)
@@ -48,25 +49,26 @@ def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutNa
 
 
 def labels_of(table: ImageTable) -> list[tuple[str, str]]:
-    """Return path and label of each image, as in a label file."""
+    """Return the path and the label of each image, written as in a label file."""
     return [(path, table.cell_of(i)) for i, path in enumerate(table.paths)]
 
 
 def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> ImageTable:
-    """Apply a label file to a table, and describe in words what that changed.
+    """Apply a label file to a table, and record a description of the changes in the table.
 
     Args:
-        table: images, split or not.
-        labels: their labels.
-        may_add: whether a picture that is in the data's folder, and not in the table, comes into it.
+        table: the images, split or not.
+        labels: the rows of the label file.
+        may_add: whether to add pictures that the label file names and that are in the data's folder but not in the
+            table.
 
     Returns:
-        The rows in their order, without those that are left out; then those that were added. Classes are sorted, and
-        those without a picture are gone. `corrections` and `unmatched` tell of it.
+        The remaining rows in their order, then the added ones. Classes are sorted, and classes without a picture are
+        dropped. `corrections` describes the changes and `unmatched` the rows that changed nothing.
 
     Raises:
-        VitkitError: a label names several classes where pictures have one, nothing is left, or the label file is a list
-            of suspects that nobody has edited.
+        VitkitError: a label names several classes but pictures have one each; nothing remains; or the label file is a
+            list of suspected label errors that nobody has edited.
     """
     before = [table.cell_of(i) for i in range(len(table))]
     after, tally, finder = list(before), _EditTally(), PathFinder(table.root, table.paths)
@@ -82,15 +84,15 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
                 added[path] = label
                 if edit.proposed_by:
                     tally.proposed_of_added.setdefault(path, edit.proposed_by)
-            elif may_add or label != EXCLUDED:  # a run knows no picture that was left out of it
+            elif may_add or label != EXCLUDED:  # a run's table does not contain the pictures that it left out
                 tally.lost[edit.path] = None
     added, homeless = _with_splits(
         table, {path: split_name for path, split_name in added.items() if split_name != EXCLUDED}
     )
     if labels.has_suspects and not added and after == before:
         raise VitkitError(
-            f"{labels.name} lists labels that look wrong, and changes none: write what is right into its column label "
-            f"(empty: leave the picture out), or see them first: vitkit doctor {labels.name}"
+            f"{labels.name} lists suspected label errors, and changes none: write the right labels into column label "
+            f"(empty: leave the picture out), or look at them first: vitkit doctor {labels.name}"
         )
     changed = _built(table, after, added, task)
     changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))
@@ -101,14 +103,14 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
 
 @dataclass
 class _EditTally:
-    """Counts of the effects of a label file.
+    """What the rows of a label file did, collected while they are applied.
 
     Attributes:
-        lost: paths that no picture has.
-        known: by image, its label before the first edit, and all labels it has received.
-        proposed: by image, the label before a model's first proposal, and the proposer.
-        proposed_of_added: who proposed the label of each added picture.
-        last: the last label, by image, that does not leave the image out.
+        lost: the paths that match no picture.
+        known: for each image that the file names, its label before the first edit, and all labels it received.
+        proposed: for each image whose label a model proposed, the label before the first proposal, and the proposer.
+        proposed_of_added: the proposer of the label of each added picture, by path.
+        last: for each image, its last label before it was left out.
     """
 
     lost: dict[str, None] = field(default_factory=dict)
@@ -127,11 +129,14 @@ class _EditTally:
             self.last[image] = now
 
     def stale(self, before: Sequence[str]) -> list[int]:
-        """Return the images whose label in the data is none that the label file mentions."""
+        """Return the images whose label in the data occurs nowhere in the label file.
+
+        Their label in the data was probably changed after the label file was written.
+        """
         return [i for i, names in self.known.items() if not names & {"", UNLABELLED, before[i]}]
 
     def left_out(self, table: ImageTable, after: Sequence[str]) -> list[Row]:
-        """Return the images that are left out, with their last labels."""
+        """Return the rows of the images that are left out, with their last labels."""
         return [(table.paths[i], label, table.splits[i]) for i, label in self.last.items() if after[i] == EXCLUDED]
 
 
@@ -142,7 +147,10 @@ def _proposals(
     added: dict[str, str],
     tally: _EditTally,
 ) -> tuple[Proposal, ...]:
-    """Return the images whose labels follow a model's proposal, with earlier proposals for older labels."""
+    """Return the images whose labels follow a model's proposal, including those of earlier label files.
+
+    Labels from before a class was renamed are given their new names.
+    """
     older = {earlier.path: earlier for earlier in table.proposals}
     before, after = texts
     rename = Renaming.of(
@@ -167,7 +175,7 @@ def _proposals(
 
 
 def _task_with(table: ImageTable, labels: LabelFile) -> Task:
-    """Return the task of the data, or the one that the label file implies if the data has no classes."""
+    """Return the task of the table, or, if the table has no classes yet, the task that the label file implies."""
     if table.classes == (UNLABELLED,) and any(SINGLE_LABEL.refuses(edit.label) for edit in labels.edits):
         return MULTI_LABEL
     return table.task
@@ -176,19 +184,19 @@ def _task_with(table: ImageTable, labels: LabelFile) -> Task:
 def _settled_edits(
     table: ImageTable, labels: LabelFile, finder: PathFinder, spelt: dict[str, str], task: Task
 ) -> Iterator[tuple[Edit, str, Sequence[int]]]:
-    """Return each row of a label file with its final label and the images that it names."""
+    """Yield each row of a label file with its label as the table spells it, and the images that it names."""
     for line, edit in zip(labels.lines, labels.edits, strict=True):
         label = _settled(labels.name, line, edit.label, table, spelt, task)
         yield edit, label, finder.find(edit.path)
 
 
 def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[str, str], task: Task) -> str:
-    """Return a label as the table writes it.
+    """Return a label as the table spells it.
 
-    Accents may be written otherwise than in the table, as folders made on a Mac have them, or a space of no width may
-    have come along from a web page: nobody sees two classes.
+    Names that look the same are the same class: accents may be encoded differently (macOS does so in folder names), and
+    text copied from a web page may contain zero-width spaces.
     """
-    if label in table.classes:  # whatever is in its name
+    if label in table.classes:  # even if the name contains a separator
         return label
     label = bare(label).strip()
     if label == EXCLUDED or label in table.classes:
@@ -202,7 +210,10 @@ def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[st
 
 
 def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Split the added pictures into those with a split and the others, which are in no split's folder."""
+    """Separate the added pictures into those that lie in a split's folder and the paths of the others.
+
+    If the table has no splits, all pictures are in the first group.
+    """
     if not any(table.splits):
         return added, []
     homes = _split_of_folder(table)
@@ -211,7 +222,7 @@ def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, st
 
 
 def _split_of_folder(table: ImageTable) -> dict[str, str]:
-    """Return the split of each folder whose images all belong to one split."""
+    """Return the split of each top-level folder whose images all belong to one split."""
     splits_of: dict[str, set[str | None]] = {}
     for path, split in zip(table.paths, table.splits, strict=True):
         if "/" in path:
@@ -258,7 +269,7 @@ def _in_words(
     tally: _EditTally,
     homeless: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-    """Describe the changes, and the rows that changed nothing."""
+    """Describe the changes, and the rows that changed nothing, as two lists of lines."""
     name, (before, after) = without_place(labels.name), texts
     proposed = len({proposal.path for proposal in changed.proposals} - {proposal.path for proposal in table.proposals})
     by = f" ({proposed} proposed by a model)" if proposed else ""
@@ -314,11 +325,11 @@ def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
 
 
 class Followed:
-    """The labels of a table's images, updated as rows are added to a label file.
+    """The labels of a table's images, kept up to date while rows are added to a label file.
 
     Attributes:
-        labels: the labels of each image, as a label file has it; `EXCLUDED` of those that are left out.
-        lost: paths of the label file that no picture in the data's folder has.
+        labels: the current label of each image, written as in a label file; `EXCLUDED` if the image is left out.
+        lost: the paths in the label file that match no picture in the data's folder.
     """
 
     def __init__(self, table: ImageTable) -> None:
@@ -333,10 +344,10 @@ class Followed:
         self.lost: dict[str, None] = {}
 
     def take(self, file: LabelFile) -> None:
-        """Apply the rows of a file that were added since the last call.
+        """Apply the rows of a label file that were added since the last call.
 
         Raises:
-            VitkitError: a label names several classes where pictures have one.
+            VitkitError: a label names several classes but pictures have one each.
         """
         known = len(self._edits)
         task = _task_with(self._table, replace(file, edits=file.edits[known:]))
@@ -345,7 +356,7 @@ class Followed:
             self._begin()
             known, self._task = 0, task
         added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
-        self._edits = ()  # until all are taken
+        self._edits = ()  # an error in between starts again from the first row
         for edit, label, rows in _settled_edits(self._table, added, self._finder, self._spelt, task):
             for i in rows:
                 self.labels[i] = label

@@ -1,4 +1,4 @@
-"""Rows of a CSV file that people make by hand or in a spreadsheet, each with the number of its line."""
+"""Read the rows of a CSV file that was written by hand or by a spreadsheet, with their line numbers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vitkit.text.cells import JOINT
 
 @dataclass(frozen=True)
 class CsvRows:
-    """What is in a CSV file.
+    """The content of a CSV file.
 
     Attributes:
-        titles: the titles of the columns, as they stand there.
-        columns: what each of them is.
-        delimiter: a comma, a semicolon or a tab, or what the file names by `sep=`.
-        rows: the number of the line that each begins in, and its cells by column; none is empty throughout.
+        titles: the titles of the columns, as in the file.
+        columns: the name by which vitkit knows each column; the title itself if it is not known.
+        delimiter: a comma, a semicolon or a tab, or the character that the file states by `sep=`.
+        rows: for each row that is not empty, the number of its first line, and its cells by column.
     """
 
     titles: tuple[str, ...]
@@ -34,21 +34,22 @@ class CsvRows:
 def read_rows(
     name: str, text: TextIO, known: Mapping[str, str], needed: Sequence[str], may: str, *, joins: Collection[str] = ()
 ) -> CsvRows:
-    """Read the rows of a list; its delimiter is the commonest in the header, or that of a first line `sep=;`.
+    """Read the rows of a CSV file.
 
-    Columns without a title at the end, as spreadsheets leave them, are passed over where all of their cells are empty.
+    The delimiter is the most frequent one in the header, unless the first line states it (`sep=;`). Spreadsheets may
+    leave columns without a title at the end; these are ignored if all of their cells are empty.
 
     Args:
-        name: what the user called it.
+        name: what the user called the file, for messages.
         text: the text of the file.
-        known: what a column is by its title in small letters; others keep their titles.
-        needed: columns that must be there; the first of them holds paths.
-        may: what else may be there, for people.
-        joins: titles, in small letters, of columns whose cells may hold several names, so that a cell too many may be
-            one of them.
+        known: the column that each title, in lower case, stands for; columns with other titles keep them.
+        needed: columns that the file must have; the first of them contains paths.
+        may: which other columns the file may have, as part of an error message.
+        joins: titles, in lower case, of columns whose cells may contain several names. Excess cells are then an error,
+            since they may be names that are not in quotes.
 
     Raises:
-        VitkitError: a column is missing or there twice, or a quote is not closed; the message has the line.
+        VitkitError: a column is missing or occurs twice, or a quote is not closed; the message names the line.
     """
     header, first = text.readline(), 2
     named = SEPARATOR.fullmatch(header)
@@ -70,18 +71,18 @@ def read_rows(
     return CsvRows(tuple(titles), tuple(columns), delimiter, rows)
 
 
-SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # how a file tells a spreadsheet its delimiter
+SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # the line by which a file states its delimiter
 
 
 def refuse_encoding(name: str, data: bytes) -> None:
-    """Refuse what spreadsheets save as Unicode text, in units of two or four bytes.
+    """Refuse a file in UTF-16 or UTF-32, which spreadsheets save as "Unicode text".
 
     Args:
-        name: what the user called the file.
-        data: its beginning.
+        name: what the user called the file, for messages.
+        data: the first bytes of the file.
 
     Raises:
-        VitkitError: it is in UTF-16 or UTF-32.
+        VitkitError: the bytes are UTF-16 or UTF-32.
     """
     head = data[:64]
     is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
@@ -97,7 +98,7 @@ def _without_last_empty(titles: Sequence[str]) -> list[str]:
 
 
 def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows below the header, which starts in line `first`, with the number of their first lines."""
+    """Yield the rows below the header with the number of their first line; the first row is in line `first`."""
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     line = first
     try:
@@ -111,7 +112,7 @@ def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Ite
 
 
 def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iterable[tuple[int, list[str]]]) -> None:
-    """Refuse a cell of several lines that look like rows: a quote that is not closed has swallowed them."""
+    """Refuse a cell of several lines that look like rows, which a quote that is not closed has made."""
     place = columns.index("path")
     for line, cells in lines:
         if "\n" not in (joined := "".join(cells)) and "\r" not in joined:
@@ -122,18 +123,18 @@ def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iter
             inner = part.split(delimiter)
             is_row = len(inner) >= len(columns) and Path(inner[place].strip(' "')).suffix.lower() in SUFFIXES
             if is_short or is_row:
-                raise VitkitError(f"{name}, line {line}: a quote is not closed, and takes the rows below into its cell")
+                raise VitkitError(f"{name}, line {line}: a quote is not closed, so its cell contains the rows below")
 
 
 def _check_untitled(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:
-    """Refuse rows that say something in a column without a title."""
+    """Refuse rows with text in a column that has no title."""
     for line, cells in lines:
         if beyond := [cell for cell in cells[len(columns) :] if cell.strip()]:
             raise VitkitError(f"{name}, line {line}: {beyond[0]!r} is in a column without a title: give it one")
 
 
 def _check_width(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:
-    """Refuse rows with more cells than the header: they are classes that would be lost."""
+    """Refuse rows with more cells than the header, since the excess cells may be classes that would be lost."""
     for line, cells in lines:
         if any(cells[len(columns) :]):
             wide = f"{len(cells)} cells for {len(columns)} columns"

@@ -1,7 +1,8 @@
-"""The one image decoder: every command turns a file into pixels here, so that no two commands disagree about them.
+"""The only image decoder: every command reads pixels here, so that all commands agree about them.
 
-`decode` and `read_picture` are the way in. Below them are, in this order: opening a file (which formats are accepted),
-samples of more than 8 bits (which number is black and which is white), and the memory budget that threads share.
+Start with `decode` and `read_picture`. The sections below them are, in this order: opening a file (which formats are
+accepted), samples of more than 8 bits (which number is black and which is white), and the memory budget that threads
+share.
 """
 
 from __future__ import annotations
@@ -108,16 +109,17 @@ def decode(path: str | Place, short_side: int | None = None) -> Image.Image:
 
 
 def read_picture(path: str | Place, short_side: int | None = None) -> Picture:
-    """Decode a file as `decode` does, and return the properties of the file as well."""
+    """Decode a file as `decode` does, and return the picture together with properties of its file."""
     with picture_of(path, short_side) as picture:
         return picture
 
 
 @contextmanager
 def picture_of(path: str | Place, short_side: int | None = None, content: bytes | None = None) -> Iterator[Picture]:
-    """Decode a file as `read_picture` does, for a block that reduces the picture to something smaller.
+    """Decode a file as `read_picture` does, for the length of a `with` block.
 
-    The picture counts towards the memory budget until the block ends: other threads wait with their large pictures.
+    The picture counts towards the memory budget until the block ends: other threads wait with their large pictures. The
+    block should reduce it to something smaller.
 
     Args:
         path: the file.
@@ -164,23 +166,23 @@ def warn_of_doubt(path: str | Place, picture: Picture) -> None:
         is_new = folder not in _WARNED_FOLDERS
         _WARNED_FOLDERS.add(folder)
     if is_new:
-        text = f"note: {path} is read darker or lighter than meant, perhaps, and others beside it: {picture.doubt}"
+        text = f"note: {path} is possibly read too dark or too light, and others in its folder, too: {picture.doubt}"
         logging.getLogger(__name__).warning("%s", visible(text))
 
 
 def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
-    """Raise ShortageError if a file could not be read because the machine is short of memory or of open files.
+    """Raise ShortageError if reading a file failed because the machine lacks memory or has too many open files.
 
-    A damaged file may ask for more memory than any machine has. The machine is to blame only if it lacks twice the
-    memory that an intact file of this size would need.
+    A damaged file may request more memory than any machine has. The machine is short of memory only if it lacks twice
+    the memory that an intact file of this size would need.
 
     Args:
         path: the file.
         error: the exception that was raised while reading it.
-        size: bytes that its pixels need; 0 if reading did not get that far.
+        size: bytes that the pixels of the file need; 0 if the size of the picture is unknown.
 
     Raises:
-        ShortageError: the machine is short of memory or of open files.
+        ShortageError: the machine is short of memory, or too many files are open.
     """
     if are_files_short(error):
         raise ShortageError(f"{path}: too many files are open: close some, or raise the limit (ulimit -n)") from error
@@ -229,7 +231,7 @@ def _orientation(image: Image.Image) -> int | None:
 
 
 def _bytes_per_pixel(mode: str) -> int:
-    """Bytes per pixel of an image of this mode in Pillow."""
+    """Return the bytes per pixel of a Pillow image of this mode."""
     return {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(mode, 4)
 
 
@@ -251,7 +253,7 @@ def flattened(image: Image.Image) -> Image.Image:
 
 
 def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Apply a change to a few rows at a time, so that its working memory does not grow with the picture."""
+    """Apply `change` to a few rows at a time, so that its working memory does not grow with the picture."""
     if image.width * image.height <= STRIP:
         return change(image)
     changed = Image.new("RGB", image.size)
@@ -266,7 +268,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def reason(path: str | Place, error: Exception, content: bytes | None = None) -> str:
-    """Return a few words on why a file cannot be read.
+    """Return a short explanation of why a file cannot be read.
 
     Args:
         path: the file.
@@ -302,7 +304,10 @@ _REGISTERING = threading.Lock()
 
 
 class _Quiet:
-    """Ignore warnings while any thread decodes. (Overlapping threads break a plain `warnings.catch_warnings`.)"""
+    """A context that ignores warnings while any thread decodes.
+
+    It counts the threads inside, because overlapping threads break a plain `warnings.catch_warnings`.
+    """
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
@@ -328,14 +333,15 @@ QUIET = _Quiet()
 def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     """Open a picture without reading its pixels.
 
-    Pillow reads every format but HEIF, which many phones write: `pillow_heif` is imported for the first such file.
+    Pillow reads every accepted format except HEIF, which many phones write: `pillow_heif` is imported for the first
+    such file.
 
     Args:
-        source: a file, or a stream of its bytes.
+        source: a path, or a stream of the file's bytes.
 
     Raises:
-        UnidentifiedImageError: it is in none of `FORMATS`.
-        OSError: it cannot be read.
+        UnidentifiedImageError: the file is in none of `FORMATS`.
+        OSError: the file cannot be read.
     """
     try:
         return Image.open(source, formats=_available())
@@ -350,7 +356,7 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
 
 
 def decoders() -> str:
-    """Return a name for the installed decoders, by which results are cached: others may give other results."""
+    """Return a name for the installed decoders. Cached results depend on it, since other decoders may differ."""
     from importlib.metadata import version
 
     Image.init()
@@ -392,16 +398,16 @@ _KINDS: dict[int, Literal["unsigned", "signed", "float"]] = {2: "signed", 3: "fl
 
 @dataclass(frozen=True)
 class Samples:
-    """The numbers in an image file, as the file describes them: which is black, and which is white.
+    """How the numbers in an image file are stored, and which of them are black and white.
 
-    A file states the bits of its numbers, and may state the largest number in use and the brightness that 0 stands for.
-    If it does not, the likeliest rule is applied and the doubt is reported
+    A file states the bits of its numbers, and may state the largest number in use and whether 0 is black or white. If
+    it does not, the likeliest rule is applied and the doubt is reported
     (docs/decisions/0015-what-numbers-stand-for.md).
 
     Attributes:
         bits: bits of each number.
         kind: unsigned or signed integers, or floating point.
-        low, high: the least and the largest number in use, if the file states them.
+        low, high: the smallest and the largest number in use, if the file states them.
         is_negative: 0 is white.
         is_shortened: Pillow returns only the upper 8 bits of each number.
     """
@@ -415,12 +421,12 @@ class Samples:
 
     @property
     def are_bytes(self) -> bool:
-        """Return whether Pillow's conversion to RGB is right for them."""
+        """Return whether Pillow's conversion to RGB is correct for these samples."""
         return self.bits <= 8 and self.kind == "unsigned"
 
 
 def _read_samples(image: ImageFile.ImageFile) -> Samples:
-    """Return the samples of a file that has been opened and not yet loaded."""
+    """Return the samples of an image file whose pixels have not been loaded yet."""
     wide = image.mode.startswith(("I", "F"))
     if image.format == "TIFF":
         return _of_tiff(image.tag_v2, _is_shortened(image), is_grey=wide or image.mode == "L")  # type: ignore[attr-defined]
@@ -440,12 +446,12 @@ def _of_tiff(tags: Any, is_shortened: bool, *, is_grey: bool) -> Samples:
         next((value for value in map(_number, map(tags.get, keys)) if value is not None), None)
         for keys in ((_SMIN, _MIN), (_SMAX, _MAX))
     )
-    is_wide = bits > 8 or kind != "unsigned"  # Pillow has inverted narrower ones already
+    is_wide = bits > 8 or kind != "unsigned"  # Pillow has already inverted narrower samples
     return Samples(int(bits), kind, low, high, is_wide and _number(tags.get(_PHOTOMETRIC)) == 0, is_shortened)
 
 
 def _number(value: Any) -> float | None:
-    """Return the number, or the first number, of a tag; None if it has none."""
+    """Return the value of a TIFF tag, or the first of its values, as a number; None if it is not a finite number."""
     while isinstance(value, (tuple, list)):
         value = value[0] if value else None
     try:
@@ -456,7 +462,7 @@ def _number(value: Any) -> float | None:
 
 
 def _of_png(file: IO[bytes]) -> float | None:
-    """Return the largest number in the significant bits of a PNG (its sBIT chunk); None without that chunk."""
+    """Return the largest value of the significant bits of a PNG (its sBIT chunk); None without that chunk."""
     position = file.tell()
     try:
         file.seek(8)
@@ -474,14 +480,14 @@ def _of_png(file: IO[bytes]) -> float | None:
 
 
 def _is_shortened(image: ImageFile.ImageFile) -> bool:
-    """Return whether Pillow reads 16-bit colours as bytes."""
+    """Return whether Pillow reads only the upper 8 bits of 16-bit colours."""
     args = image.tile[0][3] if image.tile else ()
     raw = args[0] if isinstance(args, tuple) and args else args
     return isinstance(raw, str) and raw.startswith(("RGB", "LA")) and ";16" in raw
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Yield the picture a few rows at a time, each strip with its first row."""
+    """Yield a picture as strips of a few rows, each with the number of its first row."""
     if image.width * image.height <= STRIP:
         yield 0, image
         return
@@ -491,7 +497,10 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 
 def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
-    """Convert wide, signed or floating-point samples to 8-bit grey; also return the doubt about them, if any."""
+    """Convert wide, signed or floating-point samples to 8-bit grey.
+
+    Also return why the brightness may be wrong, or None.
+    """
     low, high, is_finite = _extent(image, samples)
     if is_png and not _is_unscaled(image, samples):
         samples = replace(samples, high=None)
@@ -507,7 +516,10 @@ def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Ima
 
 
 def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:
-    """Stretch a picture of which Pillow kept the upper 8 of 16 bits to the range that its file states, if any."""
+    """Stretch a picture of which Pillow kept the upper 8 of 16 bits to the range that its file states.
+
+    Return the picture unchanged if the file states no range. Also return why the brightness may be wrong, or None.
+    """
     top = max(int(high) for _, high in _pairs(image.getextrema()[:3]))
     bits = _stated_bits(samples, 256 * top)
     if bits is None:
@@ -525,7 +537,7 @@ def _pairs(extrema: Any) -> list[tuple[float, float]]:
 
 
 def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
-    """Return the numbers as in the file: Pillow has neither signed bytes nor unsigned 32-bit numbers."""
+    """Return the numbers as in the file: Pillow's arrays have neither signed bytes nor unsigned 32-bit numbers."""
     stored = np.asarray(image)
     if samples.kind == "signed" and stored.dtype == np.uint8:
         return stored.view(np.int8)
@@ -549,7 +561,7 @@ def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
 
 
 def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str | None]:
-    """Return the numbers of black and white, and the doubt about them, if any."""
+    """Return the numbers that are black and white, and why they may be wrong, or None."""
     if samples.kind == "float" and low >= 0 and high <= 1:
         return 0.0, 1.0, None
     if samples.kind != "unsigned" and _states_range(samples, low, high):
@@ -582,14 +594,17 @@ def _states_range(samples: Samples, low: float, high: float) -> bool:
 
 
 def _stated_bits(samples: Samples, high: float) -> int | None:
-    """Return the number of significant bits that the file states. (By the standard the maximum need not be white.)"""
+    """Return the number of significant bits that the file states; None if it states none.
+
+    By the TIFF standard, the largest number in use need not be white.
+    """
     if samples.high is None or samples.high < max(high, 1):
         return None
     return min(int(samples.high).bit_length(), samples.bits)
 
 
 def _is_unscaled(image: Image.Image, samples: Samples) -> bool:
-    """Return whether a PNG has its significant bits at the bottom instead of, as the standard says, at the top."""
+    """Return whether a PNG has its significant bits at the bottom; the standard wants them at the top."""
     if samples.high is None:
         return False
     used = 0
@@ -606,7 +621,7 @@ _UNCOUNTED = 2**16  # bytes of a picture that is too small to count
 
 
 class OverBudgetError(Exception):
-    """A picture is larger than this process may decode."""
+    """A picture needs more memory than the limit of this process."""
 
 
 class MemoryBudget:
@@ -624,18 +639,18 @@ class MemoryBudget:
         self.clear()
 
     def limit(self, most: int) -> None:
-        """Refuse pictures larger than this from now on, instead of decoding them alone."""
+        """Raise OverBudgetError for pictures larger than `most` bytes from now on, instead of decoding them alone."""
         self._size = self._most = most
 
     def clear(self) -> None:
-        """Forget all shares: a forked process has none of the threads that held them."""
+        """Forget all shares. A forked process calls this, since it has none of the threads that held them."""
         self._changed, self._held, self._of_thread = threading.Condition(), 0, threading.local()
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that takes bytes, waiting if necessary; the end of the block releases them.
+        """Yield a function that reserves bytes of the budget and waits until enough are free.
 
-        The function raises OverBudgetError for more bytes than the limit, if there is one.
+        The end of the block releases the bytes. The function raises OverBudgetError for more bytes than `limit` allows.
         """
         taken = 0
 
@@ -661,7 +676,7 @@ class MemoryBudget:
 
     @property
     def _held_here(self) -> int:
-        """Bytes that this thread holds."""
+        """Return the bytes that this thread holds."""
         held: int = getattr(self._of_thread, "held", 0)
         return held
 
@@ -679,7 +694,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def available_memory() -> int:
-    """Bytes of main memory that are available now; 0 if the system does not say."""
+    """Return the bytes of main memory that are available now; 0 if the system does not state them."""
     free = 0
     with contextlib.suppress(OSError, ValueError, AttributeError):
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4  # a lower bound if nothing else is known

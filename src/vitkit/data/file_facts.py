@@ -1,7 +1,7 @@
-"""A cache of facts about image files. It lies outside the data's folder.
+"""A cache of facts about image files, in an SQLite database outside the data's folder.
 
-A file whose device, inode, size and times are unchanged (the rule that git uses) is not read again; any other file is
-recognised by the hash of its content. If the cache cannot be written, every file is examined.
+A file is not read again if its device, inode, size and times are unchanged (as in git); otherwise it is recognised by
+the hash of its content. If the cache cannot be written, every file is examined.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vitkit.data.storage import Place, Stored
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import to_json
 
-_VERSION = 6  # of what is kept, and of how pictures are compared
+_VERSION = 6  # increased if the stored facts or the comparison of pictures change
 _FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt, keypoints"
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest));
@@ -39,12 +39,12 @@ DELETE FROM compared WHERE number IN (
     SELECT number FROM (SELECT number, SUM(LENGTH(contents)) OVER (ORDER BY number DESC) AS held FROM compared)
     WHERE held > ? AND number < (SELECT MAX(number) FROM compared)
 )
-"""  # the oldest ones; never the last
+"""  # deletes the oldest comparisons, but never the last one
 _MOST_COMPARED = 64 * 2**20  # bytes of digests
 _DIGEST = 32  # bytes of each
-_WRITTEN = 4096  # files that are written at a time
-_MOST_AT_ONCE = 512  # files or contents that are asked for at a time
-_SETTLED = 2 * 10**9  # nanoseconds after which a file that changes again has another time
+_WRITTEN = 4096  # files in one transaction
+_MOST_AT_ONCE = 512  # files or contents in one query
+_SETTLED = 2 * 10**9  # nanoseconds after which another change surely changes the file's time
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,14 @@ class Facts:
     """The facts about one image file.
 
     Attributes:
-        digest: SHA-256 of its bytes; empty where it could not be opened.
-        error: why it is unreadable; None for a picture, which has all that follows.
-        format, mode: Pillow's names for what is in the file.
-        width, height: pixels, upright.
-        is_animated: there are more frames than the one that is used.
-        thumbnail: 16 x 16 x 3 bytes of RGB.
-        doubt: what it does not say about its numbers, so that it may be meant darker or lighter.
+        digest: SHA-256 of the file's bytes; empty if it could not be opened.
+        error: why the file is unreadable; None if it is readable. Only then the other fields have values.
+        format, mode: Pillow's names for the format and mode of the file.
+        width, height: pixels of the upright picture.
+        is_animated: the file has several frames, of which only the first is used.
+        thumbnail: 16 x 16 x 3 bytes in RGB.
+        doubt: why the brightness may be wrong, if the file does not determine it; otherwise None.
+        keypoints: the keypoints of the picture (`doctor.keypoints`); empty if they were not computed.
     """
 
     digest: bytes
@@ -77,7 +78,7 @@ row_of = attrgetter(*_FACTS.split(", "))
 
 
 class Memory:
-    """A database of facts by file and by content, and of past comparisons. Threads may share it."""
+    """A database of facts, by file and by content, and of the results of comparisons. Threads may share it."""
 
     def __init__(self) -> None:
         self._path = cache_folder() / f"doctor-{_VERSION}-{decoders()}.sqlite3"
@@ -87,7 +88,7 @@ class Memory:
         self._database: sqlite3.Connection | None = None
 
     def __enter__(self) -> Self:
-        for _ in range(2):  # the second time without the damaged file
+        for _ in range(2):  # the second attempt follows the removal of a damaged file
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._database = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
@@ -104,16 +105,16 @@ class Memory:
         self._give_up()
 
     def of_files(self, stamps: Sequence[bytes | None]) -> dict[bytes, Facts]:
-        """Return the facts of files by their stamps. Unknown files are left out."""
+        """Return the facts of files by their stamps (`stamp_of`). Unknown files are left out."""
         known = [stamp for stamp in stamps if stamp is not None]
         return {row[0]: Facts(*row[1:]) for part in _parts(known) for row in self._ask(_BY_STAMP, part)}
 
     def of_contents(self, digests: Sequence[bytes]) -> dict[bytes, Facts]:
-        """Return the facts of contents by their digests. Unknown contents are left out."""
+        """Return the facts of contents by their SHA-256 digests. Unknown contents are left out."""
         return {row[0]: Facts(*row) for part in _parts(digests) for row in self._ask(_BY_DIGEST, part)}
 
     def learn(self, facts: Facts, stamp: bytes | None) -> None:
-        """Store the facts of a file if it can be recognised again."""
+        """Store the facts of a file under its content and, if there is a stamp, also under its stamp."""
         with self._lock:
             self._facts.append(facts)
             if stamp is not None:
@@ -121,13 +122,14 @@ class Memory:
         self.write(least=_WRITTEN)
 
     def compared(self, digests: Sequence[bytes]) -> tuple[tuple[bytes, ...], Any] | None:
-        """Return contents that were compared with one another, and the result of the comparison.
+        """Return the earlier comparison that shares the most contents with `digests`, and its result.
 
         Args:
-            digests: the digests of contents, each once, in order.
+            digests: the SHA-256 digests of the contents to compare, sorted and without repetitions.
 
         Returns:
-            None where less than half of them were.
+            The digests of the contents that were compared, and the result; None if no comparison covered more than half
+            of `digests`.
         """
         rows = self._ask("SELECT pairs FROM compared WHERE name IN", [_name_of(digests)])
         if rows:
@@ -143,13 +145,13 @@ class Memory:
         return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][0]))
 
     def learn_compared(self, digests: Sequence[bytes], outcome: Any) -> None:
-        """Store the result of comparing these contents with one another, as plain JSON types."""
+        """Store the result of comparing these contents with one another. It must consist of JSON types."""
         row = (_name_of(digests), b"".join(digests), to_json(outcome))
         self._run("INSERT OR REPLACE INTO compared (name, contents, pairs) VALUES (?, ?, ?)", [row])
         self._run(_FORGET, [(_MOST_COMPARED,)])
 
     def write(self, least: int = 1) -> None:
-        """Write down what was learned, if it is as much as `least` files."""
+        """Write the stored facts to the database if there are at least `least` of them."""
         if len(self._facts) >= least:
             with self._lock:
                 facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
@@ -176,7 +178,7 @@ class Memory:
                     self._give_up(error)
 
     def _give_up(self, reason: Exception | None = None) -> None:
-        """Continue without the database. A damaged one is removed."""
+        """Continue without the database. If it is damaged, delete it."""
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
@@ -191,7 +193,11 @@ def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def stamp_of(file: Place) -> bytes | None:
-    """Return bytes that change whenever a file does; None if it cannot be seen or has only just changed."""
+    """Return bytes that change whenever a file changes.
+
+    They are None if the file cannot be read, or if it changed in the last two seconds: another change might then leave
+    the same times.
+    """
     if isinstance(file, Stored):
         return file.storage.stamp(file.key)
     try:

@@ -1,7 +1,7 @@
 """Keep decoded pictures between epochs, at the size that training needs.
 
-They are kept in memory that all processes of a run share, or as files in vitkit's cache. A photograph that has changed
-on disk is decoded again. The cache stores exactly what decoding gives, so it has no effect on any pixel.
+They are kept in memory that all processes of a run share, or as files in vitkit's cache folder. A photograph that has
+changed on disk is decoded again. The cache returns exactly the decoded pixels, so it never affects a result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Cache = Literal["auto", "ram", "disk", "none"]
 Make = Callable[[], Image.Image]
 _FORMAT = 2
 _LARGEST = 64 * 2**30  # bytes on disk, however much is free
-_MEASURED = 64  # pictures whose size tells that of all
+_MEASURED = 64  # pictures from which the size of all is estimated
 _HEAD = struct.Struct("<III")  # checksum, width, height
 
 
@@ -40,19 +40,19 @@ class PictureCache(Protocol):
     """A cache of decoded and reduced pictures."""
 
     def picture(self, index: int, file: Place, make: Make) -> Image.Image:
-        """Return picture number `index` in RGB: from the cache, or made and stored if there is room."""
+        """Return picture number `index` in RGB from the cache, or else call `make` and store the result if it fits."""
         ...
 
 
 class _Room:
-    """So many bytes, given out once, to whichever process asks; processes share it by being forked."""
+    """A budget of bytes that forked processes share. Bytes are handed out once and never returned."""
 
     def __init__(self, size: int) -> None:
         self.size, self.lock = size, multiprocessing.Lock()
         self._used = np.frombuffer(mmap.mmap(-1, 8), np.int64)
 
     def take(self, size: int) -> int | None:
-        """Return the offset of this many free bytes; None if there are not as many. The lock must be held."""
+        """Reserve bytes and return their offset; None if fewer are left. The caller must hold the lock."""
         start = int(self._used[0])
         if start + size > self.size:
             return None
@@ -61,11 +61,11 @@ class _Room:
 
 
 class MemoryCache:
-    """A cache in main memory, which processes share that are forked after it was made.
+    """A cache in main memory, shared with all processes that are forked after it was made.
 
     Args:
-        images: how many there are.
-        size: bytes to use at most; they are taken from the system as pictures come.
+        images: the number of pictures.
+        size: the largest number of bytes to use. The system provides them only as pictures are stored.
     """
 
     def __init__(self, images: int, size: int) -> None:
@@ -88,7 +88,7 @@ class MemoryCache:
         pixels = image.tobytes()
         with self._room.lock:
             stored, start, width, height, *_ = self._entries[index].tolist()
-            if not stored or 3 * width * height < len(pixels):  # a changed picture may lie where it lay before
+            if not stored or 3 * width * height < len(pixels):  # a changed picture replaces the old one if it fits
                 place = self._room.take(len(pixels))
                 if place is None:
                     return
@@ -98,11 +98,11 @@ class MemoryCache:
 
 
 class DiskCache:
-    """A cache of files, for later runs too. The content of a photograph is its key.
+    """A cache of files that later runs use too. A file is found by the photograph's content and by `rule`.
 
     Args:
-        rule: what is done to a decoded picture before it is kept.
-        size: bytes to write at most.
+        rule: a description of how a picture is reduced before it is stored.
+        size: the largest number of bytes to write.
     """
 
     def __init__(self, rule: str, size: int) -> None:
@@ -124,9 +124,9 @@ class DiskCache:
         return image
 
     def _path_of(self, file: Place) -> Path | None:
-        """Return where the picture of a file is cached; None if the file cannot be read."""
+        """Return the path of the cached picture of a file; None if the file cannot be read."""
         content = stamp_of(file)
-        if content is None:  # changed so lately that its times tell nothing
+        if content is None:  # the file changed so recently that its times are not reliable
             try:
                 content = hashlib.sha256(read_place(file)).digest()
             except (OSError, UnreadableImageError):
@@ -142,7 +142,7 @@ class DiskCache:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Not forced to the disk, which takes longer than decoding: the checksum tells what a crash left unfinished.
+            # No fsync, which takes longer than decoding: the checksum detects what a crash left unfinished.
             temporary.write_bytes(_HEAD.pack(zlib.crc32(pixels), *image.size) + pixels)
             temporary.replace(path)
         except OSError:
@@ -153,7 +153,7 @@ class DiskCache:
 def _read(path: Path) -> Image.Image | None:
     try:
         data = path.read_bytes()
-        os.utime(path)  # what is in use is deleted last
+        os.utime(path)  # least recently used files are deleted first
     except OSError:
         return None
     if len(data) < _HEAD.size:
@@ -166,34 +166,38 @@ def _read(path: Path) -> Image.Image | None:
 
 
 def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> str:
-    """Return where to cache pictures: resolves `auto` to ram, disk or none, and ram to disk if it cannot be shared.
+    """Return where to cache pictures: ram, disk or none.
+
+    `auto` chooses by the free space. `ram` becomes `disk` if the processes cannot share memory.
 
     Args:
-        cache: what was asked for.
-        need: bytes of all pictures (`bytes_of`).
-        workers: processes that prepare images.
-        processes: the processes that train on this machine, each with its own memory.
+        cache: the user's choice: auto, ram, disk or none.
+        need: the estimated bytes of all pictures (`bytes_of`).
+        workers: the number of worker processes that prepare images.
+        processes: the number of training processes on this machine, each with a cache of its own.
     """
     if cache == "none":
         return cache
-    can_share = workers == 0 or sys.platform == "linux"  # elsewhere workers begin with nothing
+    can_share = workers == 0 or sys.platform == "linux"  # other systems spawn workers, which share no memory
     if can_share and (cache == "ram" or (cache == "auto" and need <= available_memory() // (4 * processes))):
         return "ram"
     return "disk" if cache != "auto" or need <= _free_disk() // 4 else "none"
 
 
 def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | None:
-    """Open the cache that was chosen, with a tenth more room than is needed; None if there is none.
+    """Open the cache that `choose_cache` selected, with a tenth more space than estimated.
+
+    Return None if `cache` is none, or if the system refuses the memory.
 
     Args:
-        cache: ram, disk or none.
-        images: how many there are.
-        need: bytes of all pictures; more than half of the memory, or of the disk, is never used.
-        rule: what is done to a picture before it is kept.
+        cache: ram, disk or none (`choose_cache`).
+        images: the number of pictures.
+        need: the estimated bytes of all pictures; never more than half of the free memory or disk is used.
+        rule: a description of how a picture is reduced before it is stored.
     """
     size = need + need // 10 + 2**20
     if cache == "ram":
-        with contextlib.suppress(OSError):  # a system that promises no more memory than it has
+        with contextlib.suppress(OSError):  # a system that does not overcommit memory may refuse
             return MemoryCache(images, min(size, available_memory() // 2))
         return None
     if cache == "disk":
@@ -204,12 +208,12 @@ def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | 
 
 
 def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, int] | None = None) -> int:
-    """About how many bytes the pictures of these files take.
+    """Estimate the bytes of the decoded pictures of these files from a sample of them.
 
     Args:
         files: the files of photographs.
-        short_side: what they are reduced to, at most.
-        fixed: (height, width) of every picture, where they are all alike.
+        short_side: the pixels to which the short side of larger pictures is reduced; None if pictures are not reduced.
+        fixed: (height, width) of every reduced picture if they are all equal.
     """
     if fixed is not None:
         return len(files) * 3 * fixed[0] * fixed[1]
@@ -219,14 +223,14 @@ def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, i
             contextlib.suppress(Exception),
             open_place(file) as opened,
             open_picture(opened) as image,
-        ):  # what cannot be read is told elsewhere
+        ):  # unreadable files are reported elsewhere
             scale = min(1.0, (short_side or math.inf) / min(image.size))
             sizes.append(3 * image.width * image.height * scale**2)
     return math.ceil(len(files) * sum(sizes) / max(len(sizes), 1))
 
 
 def _free_disk() -> int:
-    """Bytes that the cache may have: those that are free, and those that it has already."""
+    """Return the bytes that the cache may use: the free ones and those that it uses already."""
     folder = cache_folder()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -249,7 +253,7 @@ def _kept() -> list[tuple[float, int, Path]]:
 
 
 def _make_room(size: int) -> None:
-    """Delete what was not used for longest, so that with `size` bytes more the cache stays in its bounds."""
+    """Delete the least recently used files, so that `size` more bytes stay within the cache's limit."""
     kept = sorted(_kept())
     held, bound = sum(bytes_used for _, bytes_used, _ in kept), min(_free_disk() // 2, _LARGEST)
     for _, bytes_used, path in kept:

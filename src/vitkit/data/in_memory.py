@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-import vitkit.data.sources  # noqa: F401  # whose kinds of archives a path may lead into
+import vitkit.data.sources  # noqa: F401  # registers the archives that a path may lead into
 from vitkit.data.decode import MAX_PIXELS, Picture, UnreadableImageError, flattened, picture_of, reason, upright
 from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
@@ -39,11 +39,11 @@ _EXPECTED = "expected a path, a PIL image, a numpy array or a torch tensor"
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A picture in memory, and what its row is called.
+    """A picture in memory with a name.
 
     Attributes:
-        name: the name of the row, such as `picture 0`.
-        image: the picture, as it was handed over.
+        name: the name of its row in results, such as `picture 0`.
+        image: the picture, as the caller passed it.
     """
 
     name: str
@@ -54,19 +54,19 @@ Source: TypeAlias = str | Held | Stored
 
 
 def is_in_memory(source: object) -> bool:
-    """Return whether something is a picture in memory, or an array or tensor that may hold one or several."""
+    """Return whether an object is a picture in memory, or an array or tensor that may hold one or several."""
     if isinstance(source, np.ndarray):
-        return source.dtype.kind not in "OUS"  # of texts and other objects it is a list
+        return source.dtype.kind not in "OUS"  # an array of texts or other objects is a list of sources
     return isinstance(source, Image.Image) or _is_tensor(source)
 
 
 def sources_of(sources: object) -> Iterator[Source]:
-    """Paths as text, and pictures with their names: one, or several, in order, as they come.
+    """Yield paths as text and pictures in memory with their names, in order.
 
-    An array or tensor of four axes is several pictures.
+    The argument is one source or an iterable of sources. An array or tensor with four axes is several pictures.
 
     Raises:
-        VitkitError: something is neither a path nor a picture; its type is named.
+        VitkitError: a source is neither a path nor a picture; the message names its type.
     """
     if isinstance(sources, (str, os.PathLike, Held, Stored)) or (
         is_in_memory(sources) and getattr(sources, "ndim", 0) != 4
@@ -74,21 +74,21 @@ def sources_of(sources: object) -> Iterator[Source]:
         sources = [sources]
     is_refused = isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
     if is_refused or not (isinstance(sources, Iterable) or is_in_memory(sources)):
-        raise VitkitError(f"{type_of(sources)} is no picture and no list of them: {_EXPECTED}, or several")
+        raise VitkitError(f"{type_of(sources)} is no picture and no list of pictures: {_EXPECTED}, or several")
     several: Iterable[object] = sources  # type: ignore[assignment]  # a tensor is iterable without saying so
     for place, source in enumerate(several):
         yield _source(source, place)
 
 
 def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the picture") -> Image.Image:
-    """Return a PIL image unchanged, and an array or tensor as the image it holds, in L, RGB or RGBA.
+    """Convert an array or tensor to a PIL image in L, RGB or RGBA; return a PIL image unchanged.
 
     Args:
-        picture: see the table above.
-        name: the name of it, for messages.
+        picture: a picture in memory; the table at the top of this module lists shapes and numbers.
+        name: the name of the picture, for messages.
 
     Raises:
-        VitkitError: its axes or numbers are those of no picture.
+        VitkitError: the shape or the numbers are not those of a picture.
     """
     if isinstance(picture, Image.Image):
         return picture
@@ -111,16 +111,16 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
 
 @contextmanager
 def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]:
-    """Return a picture in memory as `decode.picture_of` returns one in a file.
+    """Yield a picture in memory as `decode.picture_of` yields the picture of a file.
 
     Raises:
-        UnreadableImageError: it is a PIL image whose file is damaged, or closed.
-        VitkitError: as of `as_image`.
+        UnreadableImageError: the picture is a PIL image whose file is damaged or closed.
+        VitkitError: the picture cannot be converted (`as_image`).
     """
     image = as_image(held.image, held.name)
     if not all(image.size):
         raise UnreadableImageError("it has no pixels")
-    if image.mode.startswith(("I", "F")):  # numbers that may stand for anything: what a file says of them is heeded
+    if image.mode.startswith(("I", "F")):  # the range of such numbers is stated in the file's tags
         with picture_of(held.name, short_side, as_file(image)) as picture:
             yield picture
         return
@@ -129,16 +129,16 @@ def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]
             raise UnreadableImageError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
         turned = upright(image)
         rgb = flattened(turned)
-    except Exception as error:  # of a file that is read only now
+    except Exception as error:  # PIL reads the file only now
         raise UnreadableImageError(reason(held.name, error, b"file")) from error
     yield Picture(rgb, str(image.format or "memory"), image.mode, rgb.width, rgb.height, is_animated=False)
 
 
 def as_file(image: Image.Image) -> bytes:
-    """Return the content of a lossless file of a PIL image, for the common decoder to read.
+    """Return a PIL image as the bytes of a lossless file, for the common decoder to read.
 
     Raises:
-        VitkitError: no file keeps images of this mode.
+        VitkitError: no file format stores images of this mode.
     """
     data = io.BytesIO()
     try:
@@ -161,7 +161,7 @@ def _source(source: object, place: int) -> Source:
 
 
 def _is_tensor(source: object) -> bool:
-    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
+    torch = sys.modules.get("torch")  # there are no tensors before torch is imported
     return torch is not None and isinstance(source, torch.Tensor)
 
 
@@ -173,7 +173,7 @@ def _array_of(tensor: Any, name: str) -> npt.NDArray[Any]:
 
 
 def _levels(array: npt.NDArray[Any], name: str, kind: str) -> npt.NDArray[np.uint8]:
-    """Numbers from 0 to 255."""
+    """Convert uint8, or floats from 0 to 1, to levels from 0 to 255."""
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":

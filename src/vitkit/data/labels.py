@@ -1,11 +1,11 @@
-"""Label files: what people say about images, stored apart from them.
+"""Label files: corrections of labels that people make, stored apart from the images.
 
 A label file is a CSV file with the columns path (relative to the data's folder, or absolute), label (empty to leave the
-image out; `;` alone for an image with none of several classes) and, optionally, previous (the label before), when, and
-proposed_by (the model that proposed the label; empty if a person gave it unasked). Later rows replace earlier ones, so
-the rows in their order are the history, too (docs/decisions/0028-label-files.md).
+image out; `;` alone for a multi-label image without any class) and, optionally, previous (the label before), when, and
+proposed_by (the model that proposed the label; empty if a person chose it without a proposal). Later rows replace
+earlier ones, so the rows in order are also the history (docs/decisions/0028-label-files.md).
 
-The module also reads label_errors.csv of a run, and finds the image that a path in such a file means.
+The module also reads label_errors.csv of a run, and finds the image that a path in such a file names.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ _TITLES = {
     **{name: name for name in ("previous", "when", "proposed_by", "suggested", "score")},
 }
 _OF_SUSPECTS = frozenset(("suggested", "score"))  # beside path and label, in a run's label_errors.csv
-_MAY_SUSPECTS = _OF_SUSPECTS | {"chance"}  # which older ones have not
-_WAIT = 10.0  # seconds for another process, which takes milliseconds
+_MAY_SUSPECTS = _OF_SUSPECTS | {"chance"}  # older lists have no column chance
+_WAIT = 10.0  # seconds to wait for another process; an edit takes milliseconds
 _RECENT = 2**16  # bytes at the end of a file, which hold its last rows
 
 
 class Edit(NamedTuple):
-    """A row of a label file: what was said of one picture.
+    """A row of a label file: a label that was assigned to an image.
 
     Attributes:
         path: the path relative to the data's folder, with `/`, or absolute.
-        label: its class from then on; several are joined by `;`; `EXCLUDED`: it is left out.
-        previous: what it was until then; empty where it had none, or it is not known.
-        when: the time in UTC, such as 2026-11-22T23:15:01.250000Z; edits made together share it.
-        proposed_by: the run whose model proposed it; empty: a person said it without a proposal.
+        label: the new label; the classes of a multi-label image are joined by `;`. `EXCLUDED` leaves the image out.
+        previous: the label before; empty if there was none or it is unknown.
+        when: the time in UTC, such as 2026-11-22T23:15:01.250000Z. Edits that were made together have the same time.
+        proposed_by: the run whose model proposed the label; empty if a person chose it without a proposal.
     """
 
     path: str
@@ -70,14 +70,15 @@ class Edit(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """An image whose label was changed, or that was left out, because a model proposed it.
+    """An image that was relabelled, or left out, because a model proposed it.
 
     Attributes:
-        path: the path of the picture.
-        before: its label before the first proposal, as a label file has it; `UNLABELLED`: it had none.
-        by: the run whose model proposed it, or the list that did.
-        split: the split of a picture that is left out, the split that it would test in; None: as it is, or not known.
-        digest: the beginning of the file's SHA-256, by which it is found again under another name; empty: not known.
+        path: the path of the image.
+        before: the label before the first proposal, as in a label file; `UNLABELLED` if there was none.
+        by: the run whose model proposed the change, or the name of the list of suspected label errors.
+        split: for an image that is left out, the split that it would be in; otherwise None.
+        digest: the first bytes of the file's SHA-256 as hexadecimal text, by which a moved file is recognised; empty if
+            unknown.
     """
 
     path: str
@@ -87,7 +88,7 @@ class Proposal(NamedTuple):
     digest: str = ""
 
 
-_HEADER = (",".join(Edit._fields) + "\n").encode()  # of a file to which rows can be appended as they are
+_HEADER = (",".join(Edit._fields) + "\n").encode()  # only files with this header are appended to
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,12 @@ class LabelFile:
     """The rows of a label file.
 
     Attributes:
-        name: what the user calls it.
-        edits: the edits in order; the last one of a path holds.
-        lines: the lines of the file, in which each of them begins.
-        has_suspects: it is a run's label_errors.csv, whose labels are those that the data have until somebody edits it.
-        content: the bytes that this was read from.
+        name: what the user calls the file.
+        edits: the rows in order; for each path, the last row counts.
+        lines: the number of the line in which each row begins.
+        has_suspects: the file is a run's list of suspected label errors, whose labels are the current ones until
+            somebody edits them.
+        content: the bytes that the rows were read from.
     """
 
     name: str
@@ -110,14 +112,14 @@ class LabelFile:
 
 
 def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
-    """Read the rows of a label file, or of label_errors.csv of a run.
+    """Read the rows of a label file, or of a run's label_errors.csv.
 
     Args:
         file: the file.
-        known: what it held before; where rows were only added since, only these are read.
+        known: an earlier state of the file; if rows were only added since then, only these are parsed.
 
     Raises:
-        VitkitError: there is no such file, or it is no label file; the message names the line.
+        VitkitError: the file does not exist or is not a label file; the message names the line.
     """
     try:
         content = read_appended(Path(file))
@@ -141,12 +143,12 @@ def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
 
 
 def _is_added_to(known: LabelFile, content: bytes) -> bool:
-    """Return whether a file starts with its known content, which ends at the end of a row."""
+    """Return whether the file is its earlier state, which ended at the end of a row, followed by more bytes."""
     return known.content.startswith(_HEADER) and known.content.endswith(b"\n") and content.startswith(known.content)
 
 
 def _is_cut_from(known: LabelFile, content: bytes) -> bool:
-    """Return whether rows were removed from the end of a file, as undo does."""
+    """Return whether the file is its earlier state without some of the last rows, as undo leaves it."""
     return _takes_rows(content) and len(content) < len(known.content) and known.content.startswith(content)
 
 
@@ -154,23 +156,24 @@ def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile
     """Read a label file as `read_labels` does. A file that does not exist yet has no rows.
 
     Raises:
-        VitkitError: it is no label file.
+        VitkitError: the file is not a label file.
     """
     return read_labels(file, known) if Path(file).exists() else LabelFile(str(file))
 
 
 def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
-    """Append rows, all of one moment, to a label file, which is made if need be.
+    """Append rows with the current time to a label file, which is created if it does not exist.
 
-    All are written or none; of several processes or threads that add at a time each adds its own. Only where a file has
-    other columns, or was last written by another program, is it written anew as a whole.
+    Either all rows are written or none. Processes and threads that add rows at the same time wait for one another. The
+    whole file is written again only if it has other columns or was last written by another program.
 
     Returns:
-        The rows as they were written.
+        The rows as they were written, with their time.
 
     Raises:
-        VitkitError: it is no label file, another process keeps it for ten seconds, or a name cannot be kept in it.
-        OSError: it cannot be written.
+        VitkitError: the file is not a label file, another process locks it for more than ten seconds, or a name cannot
+            be stored in a CSV file.
+        OSError: the file cannot be written.
     """
     path = Path(file)
     with exclusive(path, wait=_WAIT):
@@ -188,15 +191,15 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
 def undo_edits(
     file: str | Path, may: Callable[[Edit], bool] | None = None, known: LabelFile | None = None
 ) -> tuple[Edit, ...]:
-    """Take back the last rows of a label file: all that were made at one moment.
+    """Remove the last rows of a label file that were added together, that is, with the same time.
 
     Args:
         file: the label file.
-        may: which rows may be taken back; the others, which another program has added, stay.
-        known: what it held before, of which only what was added is read.
+        may: returns whether a row may be removed; other rows, which another program may have added, stay.
+        known: an earlier state of the file; only rows that were added since then are parsed.
 
     Returns:
-        The rows, so that they can be added again; none where there were none.
+        The removed rows, which `add_edits` can add again; empty if there was nothing to remove.
 
     Raises:
         VitkitError: as for `add_edits`.
@@ -211,7 +214,7 @@ def undo_edits(
         end = next((i for i in range(len(edits), 0, -1) if may is None or may(edits[i - 1])), 0)
         if not end:
             return ()
-        when = edits[end - 1].when  # rows by hand, which tell no moment, are taken back singly
+        when = edits[end - 1].when  # rows without a time, written by hand, are removed one by one
         start = end - 1
         while when and start > 0 and edits[start - 1].when == when and (may is None or may(edits[start - 1])):
             start -= 1
@@ -224,7 +227,7 @@ def undo_edits(
 
 
 def _content_for_writing(path: Path) -> bytes | None:
-    """Return the content of a locked file without an addition that a crash cut short; None without a file."""
+    """Return the content of a locked file, without a row that a crash cut short; None if the file does not exist."""
     try:
         mend_append(path)
         return read_bytes(path)
@@ -237,12 +240,12 @@ def _content_for_writing(path: Path) -> bytes | None:
 def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = None) -> LabelFile:
     before = LabelFile(str(path)) if content is None else _read(str(path), content, known)
     if before.has_suspects:
-        raise VitkitError(f"{path} is a list of doubtful labels, to which nothing is added: name a label file")
+        raise VitkitError(f"{path} is a list of suspected label errors, to which no rows are added: name a label file")
     return before
 
 
 def _takes_rows(content: bytes) -> bool:
-    """Return whether rows can be appended: same columns, after a complete row, and not inside quotes."""
+    """Return whether rows can be appended: the file has our columns and ends after a complete row, outside quotes."""
     return content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0
 
 
@@ -265,16 +268,18 @@ def _text(edits: Iterable[Edit]) -> bytes:
 
 
 def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
-    """Return the text to write, after checking that it reads back unchanged: labels are hours of work.
+    """Return the rows as CSV, after checking that they read back unchanged.
+
+    The check protects hours of labelling work.
 
     Raises:
-        VitkitError: a name has line ends that look like rows, or the like.
+        VitkitError: the rows would read back differently, for example because a name contains line ends.
     """
     text = _text(edits)
     try:
         kept = _parse(str(path), _HEADER + text)
     except VitkitError as error:
-        raise VitkitError(f"{error}; a file's or class's name is such that it cannot be kept: rename it") from error
+        raise VitkitError(f"{error}; the name of a file or class cannot be stored: rename it") from error
     for edit, known_edit in itertools.zip_longest(edits, kept.edits):
         if edit != known_edit:
             raise VitkitError(f"{path}: {edit} would be read as {known_edit}; rename the file or the class")
@@ -282,9 +287,9 @@ def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
 
 
 def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
-    """Parse the rows in the bytes of a file."""
+    """Parse the bytes of a label file; `first` is added to the line numbers."""
     refuse_encoding(name, content)
-    # Names of files need not be UTF-8 on Linux, and keep their bytes; what else is not is refused below.
+    # File names need not be UTF-8 on Linux and keep their bytes; labels that are not UTF-8 are refused below.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
         may = " (a label file may have previous, when and proposed_by too)"
@@ -299,7 +304,10 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
 
 
 def _check_columns(name: str, table: CsvRows, *, has_suspects: bool) -> None:
-    """Refuse what is another kind of list: a split or a prediction that is passed over is wrong without a word."""
+    """Refuse a file with columns that a label file does not have, such as split or prediction.
+
+    It is another kind of list; ignoring the columns would be silently wrong.
+    """
     allowed = {*Edit._fields, *(_MAY_SUSPECTS if has_suspects else ())}
     if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
         raise VitkitError(
@@ -309,9 +317,9 @@ def _check_columns(name: str, table: CsvRows, *, has_suspects: bool) -> None:
 
 
 def _check_end(name: str, content: bytes, table: CsvRows) -> None:
-    """Refuse a last row that may have been cut off: half of a label is another class.
+    """Refuse a last row that may have been cut off, since half of a label may be another class.
 
-    Rows that vitkit has written have all their cells and a line end; a copy that was made of half a file does not.
+    Rows that vitkit has written have all cells and a line end; the last row of a partial copy may not.
     """
     if content.startswith(_HEADER) and not content.endswith((b"\n", b"\r")) and table.rows:
         line, cells = table.rows[-1]
@@ -341,21 +349,24 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
 
 
 def _list_that_proposed(name: str, label: str, cells: dict[str, str]) -> str:
-    """Return the list of suspects that a row with its suggestion, accepted or emptied, came from."""
+    """Return the name of the list of suspects if a row of it follows the list; otherwise "".
+
+    A row follows the list if its label is the suggested one, or if it leaves the image out.
+    """
     suggested = restored(cells.get("suggested", "")).strip()
     return Path(name).name if suggested and label.strip() in (suggested, EXCLUDED) else ""
 
 
 def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]:
-    """Return the rows that rename a class or merge it into another, one for each of its pictures.
+    """Return the rows that rename a class, or merge it into another: one row for each of its images.
 
     Args:
-        edits: path and label of every picture, as they are now (`corrected.labels_of`).
-        old: the class.
-        new: its name from then on; where there is such a class, both become one.
+        edits: the path and the current label of every image (`corrections.labels_of`).
+        old: the current name of the class.
+        new: the new name; if a class with this name exists, the two are merged.
 
     Raises:
-        VitkitError: there is no such class, or the new name is empty.
+        VitkitError: no image has the class, or the new name is empty.
     """
     if not new.strip():
         raise VitkitError(f"a class needs a name: what is {old} to be called?")
@@ -371,19 +382,19 @@ def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]
 
 
 COLUMNS = ("path", "label", "suggested", "score")
-_CHANCE = "chance"  # a column that older lists have not
+_CHANCE = "chance"  # a column that older lists do not have
 _SMALL = 2**16  # bytes of a header, at most
 
 
 class Suspect(NamedTuple):
-    """A row of a list of label errors.
+    """A row of a list of suspected label errors.
 
     Attributes:
-        path: the path relative to the folder of the run's images.
-        label: which is doubtful; or what somebody has written there since.
-        suggested: the class that it looks like.
-        score: how much more probable that one is, as it stands there.
-        chance: how probable it is that the label is right all the same; None in an older list.
+        path: the path relative to the data's folder of the run.
+        label: the suspected label, or a correction that somebody has written in its place.
+        suggested: the class that the model suggests instead.
+        score: how much more probable the suggested class is, as text from the file.
+        chance: the probability that the label is right nevertheless; None in older lists.
     """
 
     path: str
@@ -394,7 +405,7 @@ class Suspect(NamedTuple):
 
 
 def is_list_of_suspects(file: str | Path) -> bool:
-    """Return whether a file is a list of suspects, by its header."""
+    """Return whether a file is a list of suspected label errors, judging by its header."""
     path = Path(file)
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
@@ -405,10 +416,10 @@ def is_list_of_suspects(file: str | Path) -> bool:
 
 
 def read_suspects(file: str | Path) -> list[Suspect]:
-    """Read the rows of a list of label errors, the most doubtful first, as a run writes them.
+    """Read the rows of a list of suspected label errors; runs write the most suspicious first.
 
     Raises:
-        VitkitError: it is no such list; the message has the line.
+        VitkitError: the file is not such a list; the message names the line.
     """
     known = {name: name for name in (*COLUMNS, _CHANCE)}
     with Path(file).open("rb") as data:
@@ -436,23 +447,23 @@ def _number(file: str | Path, line: int, cell: str | None) -> float | None:
 
 
 def expected_by_chance(suspects: Sequence[Suspect]) -> float | None:
-    """Return how many of these labels are expected to be right; None if the list does not say."""
+    """Return how many of these labels are expected to be right; None if a row has no `chance`."""
     known = [suspect.chance for suspect in suspects if suspect.chance is not None]
     return sum(known) if len(known) == len(suspects) else None
 
 
 def chance_in_words(suspects: Sequence[Suspect]) -> str:
-    """Return that number in words after a semicolon; empty if it is unknown or zero."""
+    """Describe `expected_by_chance`, starting with a semicolon; return "" if it is unknown or there are no suspects."""
     expected = expected_by_chance(suspects)
     return f"; {by_chance(len(suspects), expected)}" if suspects and expected is not None else ""
 
 
 class PathFinder:
-    """Find images by their paths, which are relative to a folder or absolute.
+    """Find images by their paths, which may be relative to a folder or absolute.
 
     Args:
-        root: the folder.
-        paths: the paths of the images.
+        root: the folder of the data.
+        paths: the path of each image, relative to `root`.
     """
 
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
@@ -479,7 +490,10 @@ class PathFinder:
         return self._real.get(self._followed(self._place(path.strip())), [])
 
     def beside(self, path: str) -> str | None:
-        """Return the path, relative to the folder, of an image file that exists there; None if there is none."""
+        """Return the path, relative to the folder, of an image file that exists below it but is not one of the images.
+
+        Return None if there is no such file. The caller has tried `find` before.
+        """
         for spelling in dict.fromkeys((path, path.strip())):
             place = Path(self._followed(self._place(spelling), normal=False))
             if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and is_there(place):

@@ -1,9 +1,9 @@
 """Understand a folder of photographs: which of its folders are classes, and which are splits.
 
-`class/image` and `split/class/image` are the usual layouts, and `class/split/image` occurs. Folders may lie within
-other folders, or twice within each other, as archives leave them (`seg_train/seg_train/class`). A folder that could be
-read in several ways is refused with advice: a split that is mistaken for a class would be learned as one, and score
-well.
+`class/image` and `split/class/image` are the usual layouts; `class/split/image` occurs too. Folders may be nested in
+other folders, or in a folder of the same name, as archives leave them (`seg_train/seg_train/class`). A folder that
+could be read in several ways is refused with advice: a split that is mistaken for a class would be learned as one, and
+score well.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from vitkit.errors import VitkitError
 from vitkit.text.cells import listed
 from vitkit.text.names import look
 
-_WORDS = {  # as people write them; what `eval` holds depends on what lies beside it
+_WORDS = {  # as people write them; `eval` is test, or val if there is another test folder
     **dict.fromkeys(("train", "training", "trainval"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("eval", "evaluation"), "eval"),
 }
-_FILLERS = {  # words that say nothing, as in train_set or "Test Images"
+_FILLERS = {  # words without meaning, as in train_set or "Test Images"
     *("set", "sets", "data", "dataset", "split", "folder"),
     *("image", "images", "img", "imgs", "photos", "pictures", "samples"),
 }
 
 
 def split_of_word(word: str) -> str | None:
-    """Return the split that a word names, in any case: train, val or test; None if it names none."""
+    """Return the split (train, val or test) that a word names, in upper or lower case; None if it names none."""
     split = _WORDS.get(word.strip().lower())
     return "test" if split == "eval" else split
 
 
 def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the split that a folder's name contains (train, val, test or eval), and its other words.
+    """Return the split in a folder's name (train, val, test or eval) and the other words of the name.
 
-    `seg_train`, `Training`, `train_set` and `FlowersTest2017` do; a name with no such word, or several, does not.
-    Folders that belong together have the same other words.
+    Examples are `seg_train`, `Training`, `train_set` and `FlowersTest2017`. Return None if the name contains no split,
+    or several. The splits of one data set have the same other words.
     """
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[^\W\d_])(?=\d)", " ", name)
     words = [_without_filler(word) for word in re.split(r"[\W_]+", spaced.lower()) if word]
     splits = [_WORDS[word] for word in words if word in _WORDS]
     if splits == ["train", "val"]:
-        splits = ["train"]  # train_val: what a validation split has still to be taken from
+        splits = ["train"]  # train_val: a validation split is still to be taken from it
     if len(splits) != 1:
         return None
     return splits[0], tuple(word for word in words if word not in _WORDS and word not in _FILLERS)
@@ -78,22 +78,25 @@ class Folder:
 
     @cached_property
     def holds_images(self) -> bool:
-        """Return whether there are images at any depth."""
+        """Return whether the folder contains images at any depth."""
         return self.has_images or any(folder.holds_images for folder in self.folders)
 
     @cached_property
     def full(self) -> tuple[Folder, ...]:
-        """Return the folders in it that contain images at any depth."""
+        """Return the subfolders that contain images at any depth."""
         return tuple(folder for folder in self.folders if folder.holds_images)
 
     @property
     def is_made_of_folders(self) -> bool:
-        """Return whether all its images lie in subfolders."""
+        """Return whether the folder contains images, all of them in subfolders."""
         return not self.has_images and bool(self.full)
 
 
 def survey(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Folder:
-    """List the folders below a folder, following links except those that lead back up."""
+    """Return the tree of folders below `path`, following links except those that lead back up.
+
+    `above` has the real paths of the folders above; what is ignored is noted in `overlooked`.
+    """
     real = os.path.realpath(path)
     has_images, folders = False, []
     if real not in above:
@@ -126,26 +129,29 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def inside(folder: Folder) -> Iterator[Folder]:
-    """Yield the folders in it, at any depth, that contain images."""
+    """Yield the subfolders of a folder, at any depth, that contain images at any depth."""
     for child in folder.full:
         yield child
         yield from inside(child)
 
 
 def between(top: Folder, folder: Folder) -> tuple[Path, ...]:
-    """List the folders from one down to another, including both."""
+    """Return the paths of the folders from `top` down to `folder`, including both."""
     steps = folder.path.relative_to(top.path).parts
     return tuple(top.path.joinpath(*steps[:i]) for i in range(len(steps) + 1))
 
 
 def below(top: Folder, folder: Folder) -> str:
-    """Return the path of a folder relative to another."""
+    """Return the path of `folder` relative to `top`, ending with a slash."""
     return f"{folder.path.relative_to(top.path).as_posix()}/"
 
 
 @dataclass(frozen=True)
 class SplitFolder:
-    """A folder whose name is that of a split, and the folder within it that contains the classes."""
+    """A folder that is named like a split, and the folder within it that contains the classes.
+
+    `inner` is `outer` itself unless folders are nested; `words` are the other words of the name.
+    """
 
     outer: Folder
     inner: Folder
@@ -158,7 +164,7 @@ class SplitFolder:
 
 
 def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
-    """Group the folders that are named like splits by the other words in their names."""
+    """Group the subfolders that are named like splits by the other words of their names."""
     groups: dict[tuple[str, ...], list[SplitFolder]] = defaultdict(list)
     for child in folder.full:
         split_name = split_of_folder(child.name)
@@ -168,11 +174,15 @@ def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
 
 
 def is_pair(splits: Sequence[SplitFolder]) -> bool:
+    """Return whether there are several split folders, one of them train."""
     return len(splits) > 1 and any(part.split == "train" for part in splits)
 
 
 def undouble(folder: Folder) -> Folder:
-    """Skip a folder that contains only a folder of its own name, as archives leave it (seg_train/seg_train)."""
+    """Descend into subfolders that repeat the split in the folder's name, as archives leave them (seg_train/seg_train).
+
+    Each of these folders contains nothing but the next one. Without such nesting, return `folder`.
+    """
     inner = folder
     while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
         inner = inner.full[0]
@@ -180,7 +190,7 @@ def undouble(folder: Folder) -> Folder:
 
 
 def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """Descend into folders of the same name that each split contains alone (train/images, test/images)."""
+    """Descend into the only subfolder of each split if they all have the same name (train/images, test/images)."""
     splits = list(splits)
     while all(part.inner.is_made_of_folders and len(part.inner.folders) == 1 for part in splits):
         within = [part.inner.folders[0] for part in splits]
@@ -191,7 +201,7 @@ def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
 
 
 def settle_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """Take `eval` for the test split, unless there is one beside it."""
+    """Replace `eval` by the test split, or by val if there is another test split."""
     instead = "val" if any(part.split == "test" for part in splits) else "test"
     return [replace(part, split=instead) if part.split == "eval" else part for part in splits]
 
@@ -203,7 +213,7 @@ _OVERRIDE = "say which with --layout splits or --layout classes"
 
 @dataclass(frozen=True)
 class ClassFolder:
-    """A folder whose images belong to one class, and to one split if the layout says so."""
+    """A folder with the images of one class and, in layouts with splits, of one split."""
 
     path: Path
     name: str
@@ -215,10 +225,10 @@ class FolderLayout:
     """The meaning of a folder's structure.
 
     Attributes:
-        classes: every folder that holds the images of a class.
-        between: the folders above them, whose own files belong to no class.
-        left_out: folders that are read as nothing.
-        text: what was understood, in a line.
+        classes: the folders that hold the images of a class.
+        between: the folders above these, whose own files belong to no class.
+        left_out: folders that are ignored.
+        text: a one-line description of the layout.
     """
 
     classes: tuple[ClassFolder, ...]
@@ -231,13 +241,13 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
     """Distinguish classes from splits among the folders below `top`, by their names and contents.
 
     Args:
-        name: what the user called it.
-        top: the folder (`survey`).
-        layout: `classes` takes every folder in `top` for a class, `splits` only folders with a split's name for splits;
-            `auto` tells by itself, or refuses.
+        name: what the user called the folder, for messages.
+        top: the tree of the folder (`survey`).
+        layout: `classes` reads every subfolder of `top` as a class, `splits` reads the folders named like splits as
+            splits, and `auto` decides by names and contents, or raises an error if it cannot.
 
     Raises:
-        VitkitError: it is not clear what is meant, or there are no splits where they are asked for.
+        VitkitError: the layout is ambiguous, or there are no splits although `layout` is `splits`.
     """
     if layout == "classes":
         return _as_classes(top, top)
@@ -252,7 +262,7 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
 
 
 def _unwrap(folder: Folder) -> Folder:
-    """Descend into folders that contain nothing but one other folder, unless it is a class or a split."""
+    """Descend through folders that contain nothing but one other folder, down to the folder of classes or splits."""
     while not folder.has_images and len(folder.folders) == 1:
         (only,) = folder.folders
         if only.has_images or not only.full or split_of_folder(only.name) is not None:
@@ -275,7 +285,7 @@ def _as_classes(top: Folder, folder: Folder) -> FolderLayout:
 
 
 def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
-    """Raise where what would be taken for classes looks like anything else."""
+    """Raise VitkitError if folders that would be read as classes may be something else, such as splits."""
     for words, splits in grouped(folder).items():
         if len(splits) > 1:
             named = " and ".join(below(top, item.outer) for item in splits)
@@ -303,7 +313,10 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
 
 
 def _agreeing(folder: Folder) -> tuple[list[Folder], list[str]] | None:
-    """Find folders that would be classes and contain folders of mostly the same names: folds, splits or sites."""
+    """Find folders whose subfolders have mostly the same names, and these names; None if there are none.
+
+    Such folders are probably splits, folds or sites rather than classes.
+    """
     made = [child for child in folder.full if child.is_made_of_folders]
     for names_of in (_names_in, _names_of_leaves):
         names = [names_of(child) for child in made]
@@ -326,7 +339,7 @@ def _names_of_leaves(folder: Folder) -> set[str]:
 
 
 def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) -> FolderLayout | None:
-    """Return the layout split/class/image; None if it does not apply."""
+    """Return the layout `split/class/image`; None if the folders do not have it."""
     groups = {words: [item for item in splits if item.has_classes] for words, splits in grouped(folder).items()}
     groups = {words: splits for words, splits in groups.items() if splits}
     if not groups:
@@ -360,11 +373,11 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
 
 
 def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others: Sequence[Folder]) -> bool:
-    """Return whether the only folder with a split's name is a class like its siblings."""
+    """Return whether the only folder that is named like a split is a class, as its siblings are."""
     if lone.outer.has_images:
         return True
     unlabelled = [split_of_folder(child.name) is not None and not undouble(child).full for child in others]
-    if lone.split == "train" and all(unlabelled):  # test images without labels, as competitions have them
+    if lone.split == "train" and all(unlabelled):  # unlabelled test images, as in competitions
         return False
     if len(others) > 1 and all(child.is_made_of_folders for child in others) and not _agreeing(folder):
         return True
@@ -402,7 +415,9 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -
                 one, other = f"{below(top, first.inner)}{by_case[_alike(new)]}", f"{below(top, split.inner)}{new}"
                 if one.split("/")[-1].casefold() != new.casefold():  # they may look the same
                     one, other = ascii(one), ascii(other)
-                raise VitkitError(f"{name}: {one} and {other} would be two classes; rename one")
+                raise VitkitError(
+                    f"{name}: {one} and {other} differ only in spelling, but would be two classes; rename one"
+                )
         if not known & theirs:
             raise VitkitError(
                 f"{name}: no folder of {below(top, split.inner)} ({listed(sorted(theirs))}) is a class of "
@@ -411,12 +426,12 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -
 
 
 def _alike(name: str) -> str:
-    """Normalise a name so that equal-looking names are equal: macOS writes accents differently."""
+    """Normalise a name so that names that look the same are equal, since macOS encodes accents differently."""
     return unicodedata.normalize("NFKC", look(name)).casefold().strip()
 
 
 def _as_splits_of_classes(top: Folder, folder: Folder) -> FolderLayout | None:
-    """Return the layout class/split/image; None if it does not apply."""
+    """Return the layout `class/split/image`; None if the folders do not have it."""
     parts: list[ClassFolder] = []
     for child in folder.full:
         groups = list(grouped(child).values())
@@ -446,18 +461,18 @@ def table_of_layout(
     images_below: Callable[[Path], list[str]],
     entries: Callable[[Path], list[tuple[str, bool]]],
 ) -> ImageTable:
-    """Build the table of the images in folders that were understood.
+    """Build the table of the images in a folder or archive whose layout is known.
 
     Args:
-        name: what the user called them.
-        root: the folder, or the archive.
-        layout: what its folders mean.
-        overlooked: receives what is passed over.
-        images_below: the images below a folder, as seen from it.
-        entries: the names in a folder, and whether each is a file's.
+        name: what the user called the folder or archive.
+        root: the path of the folder or archive.
+        layout: the layout that `understand` returned.
+        overlooked: receives what is ignored.
+        images_below: returns the paths of the images below a folder, relative to it.
+        entries: returns the names in a folder, each with whether it is a file.
 
     Raises:
-        VitkitError: there are none.
+        VitkitError: there are no images.
     """
     ignored = overlooked.ignored
     rows: list[Row] = []

@@ -1,7 +1,7 @@
-"""Batches for training and evaluation.
+"""Batches of images for training and evaluation.
 
-Every training sample is a function of (seed, epoch, index), whichever process prepares it. `ImageData` prepares batches
-of the images of a table, in the order that (seed, epoch) decides, for one of several processes.
+Every training sample is a function of (seed, epoch, index), whichever process prepares it. The order of an epoch is a
+function of (seed, epoch). `ImageData` makes the batches of a table, or one process's share of each.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Batch = tuple[Tensor, Tensor]  # images (B, C, height, width), labels (B,)
 
 
 class EpochSampler(Sampler[tuple[int, ...]]):
-    """Yield (epoch, index) in an order that is shuffled in each epoch by (seed, epoch).
+    """Yield (epoch, index) for every index, in an order that depends on (seed, epoch).
 
-    With `labels`, an epoch of the same length has as many images of every class: some of a large class, and each of a
-    small one several times, the n-th time more as (epoch, index, n).
+    With `labels`, an epoch of the same length has the same number of images of every class: only some images of large
+    classes, and repeated images of small ones. The n-th repetition is (epoch, index, n).
     """
 
     def __init__(self, length: int, seed: int, labels: Sequence[int] | None = None) -> None:
@@ -63,7 +63,7 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         return iter([drawn[i] for i in shuffled])
 
     def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
-        """Take the classes in turn, each in a random order that starts again when it ends."""
+        """Take one image of each class in turn; a class starts again when all of its images were taken."""
         by_label: dict[
             int, list[int]
         ] = {}  # the first class is the most often drawn, by one: which that is, chance decides
@@ -79,15 +79,16 @@ class EpochSampler(Sampler[tuple[int, ...]]):
 
 
 class BatchSampler(Sampler[list[tuple[int, ...]]]):
-    """Batches of all of a sampler's keys, the last as short as it comes; of each what one of several processes does.
+    """Yield the keys of one process's share of each batch.
 
-    A process whose share of a short batch is empty computes the batch's first image, as none may stay idle while
-    others meet; `ImageData.images_in` says that it counts for nothing.
+    The last batch may be smaller. If it has fewer images than there are processes, a process without a share computes
+    the first image of the batch, since processes must not skip a collective operation; `ImageData.images_in` does not
+    count this image.
 
     Args:
-        sampler: the sampler whose keys come in batches.
-        batch_size: the batch size of all processes together.
-        process: which process this is, and of how many.
+        sampler: yields the keys of all images.
+        batch_size: the batch size, summed over all processes.
+        process: the rank of this process, and the number of processes.
     """
 
     def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
@@ -104,7 +105,7 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """A dataset of images with their keys and labels, which are known without decoding."""
+    """A dataset of images whose keys and labels are known without decoding them."""
 
     @property
     @abstractmethod
@@ -124,18 +125,19 @@ class BatchedImages:
     """Training and validation images in batches.
 
     Args:
-        train: asked for by (epoch, index), or (epoch, index, n) where an epoch shows one n times more.
-        val: asked for by index.
-        table: the table whose splits they are.
-        batch_size: the batch size of all processes together.
-        workers: processes that prepare images.
-        seed: the seed of order and augmentation.
-        balanced: whether training shows every class alike.
-        process: which of several processes this is, and of how many; each has its share of every batch.
+        train: the training images, indexed by (epoch, index), or by (epoch, index, n) for the n-th repetition in an
+            epoch.
+        val: the validation images, indexed by an integer.
+        table: the table that these images belong to.
+        batch_size: the batch size, summed over all processes.
+        workers: the number of worker processes that prepare images.
+        seed: the seed of the order and of the augmentation.
+        balanced: whether every class has the same number of images in an epoch.
+        process: the rank of this process and the number of processes; each gets its share of every batch.
 
     Attributes:
-        cache: the cache where decoded pictures are kept: ram, disk or none.
-        kept_bytes: about how many they take.
+        cache: where decoded pictures are kept: ram, disk or none.
+        kept_bytes: the estimated bytes of the cached pictures.
     """
 
     cache, kept_bytes = "none", 0
@@ -164,7 +166,7 @@ class BatchedImages:
         return math.ceil(len(self.train) / self.batch_size)
 
     def train_batches(self, epoch: int) -> Iterator[Batch]:
-        """Yield this process's shares of the batches of an epoch, in order."""
+        """Yield this process's share of each training batch of an epoch, in order."""
         sampler, loader = self._train_loader
         sampler.set_epoch(epoch)
         return self._begin(loader)
@@ -190,9 +192,9 @@ class BatchedImages:
         return next(islice(batches, batch, None))
 
     def images_in(self, first: int, last: int) -> tuple[int, int]:
-        """Return the number of images in batches `first` to `last`: of this process, and of all.
+        """Return the number of training images in batches `first` to `last`: those of this process, and of all.
 
-        Batches after the epoch's last have none.
+        Batches beyond the end of the epoch have no images.
         """
         rank, size = self.process
         start, end = (min(number * self.batch_size, len(self.train)) for number in (first, last + 1))
@@ -200,7 +202,7 @@ class BatchedImages:
         return sum(len(range(rank, images, size)) for images in sizes), end - start
 
     def places(self, images: int) -> range:
-        """Return the positions, within a whole training batch, of the images of this process."""
+        """Return the positions that the `images` images of this process have in the whole training batch."""
         rank, size = self.process
         return range(rank, rank + images * size, size)
 
@@ -226,7 +228,10 @@ class BatchedImages:
         return self._loader(self.val, sampler=indices, batch_size=self.batch_size)
 
     def put_together(self, shares: Sequence[Tensor]) -> Tensor:
-        """Join the processes' results for the validation images, by rank, in the order of the images, each once."""
+        """Join the results of all processes for the validation images into one tensor, in the order of the images.
+
+        `shares` has the results by rank. The extra result of a process without images is dropped.
+        """
         whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
         for rank, share in enumerate(shares):
             ranks = range(rank, len(self.val), self.process[1])
@@ -236,7 +241,7 @@ class BatchedImages:
     # --- Both ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the worker processes. They start again when they are needed."""
+        """Stop the worker processes. The next epoch starts them again."""
         for name in ("_train_loader", "_val_loader"):
             self.__dict__.pop(name, None)
 
@@ -258,10 +263,10 @@ class BatchedImages:
 
 
 class TellOnce:
-    """A SIGCHLD handler that interrupts the program only once when several workers die together.
+    """A SIGCHLD handler that raises only once if several workers die together.
 
-    PyTorch's handler raises for each of them, wherever the program happens to be: for the second, while the error of
-    the first is being reported. Workers that die later are noticed when their images are awaited.
+    PyTorch's handler raises for each of them, wherever the program happens to be: for the second one, while the error
+    of the first is being reported. Workers that die later are noticed when their images are awaited.
     """
 
     def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
@@ -275,7 +280,10 @@ class TellOnce:
 
 
 def tell_lost_workers_once() -> None:
-    """Have PyTorch tell once of lost processes, from now on: they have been started, and so its handler installed."""
+    """Replace PyTorch's handler of dead workers by one that raises only once (`TellOnce`).
+
+    Call it after workers were started, since PyTorch installs its handler then.
+    """
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return  # Windows has no such signal, and only the main thread may set handlers
     tell = signal.getsignal(signal.SIGCHLD)
@@ -286,9 +294,9 @@ def tell_lost_workers_once() -> None:
 
 
 def is_worker_lost(error: BaseException) -> bool:
-    """Return whether a process that prepares images was killed, or had no shared memory.
+    """Return whether an error means that a worker process was killed or lacked shared memory.
 
-    PyTorch says so, unless it was just reading what the process sent, where the connection breaks off.
+    PyTorch's message states it, unless the connection broke while PyTorch was reading from the worker.
     """
     said = str(error)
     return isinstance(error, (ConnectionError, EOFError)) or (
@@ -298,27 +306,27 @@ def is_worker_lost(error: BaseException) -> bool:
 
 
 def worker_lost(workers: int) -> str:
-    """Describe in a sentence what happened to a worker process."""
+    """Return a sentence for the user about a lost worker process."""
     return f"a process that prepares images ended: memory, or /dev/shm, is too small for --workers {workers}"
 
 
 @contextmanager
 def quiet_workers() -> Iterator[None]:
-    """Silence PyTorch's advice on the number of worker processes, which was chosen on purpose."""
+    """Silence PyTorch's advice on the number of worker processes, which the caller has chosen."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield
 
 
 class _TableImages(Images):
-    """Images of a table. Their pictures are kept between epochs if there is a cache.
+    """The images of a table. With a cache, their reduced pictures are kept between epochs.
 
     Args:
         table: the images.
-        preprocess: the model's pixels.
-        decoded_side: the short side that `decode` may reduce a picture to.
-        reduce: the part of the preparation that is the same in every epoch, whose result the cache keeps.
-        cache: the cache of pictures, or None.
+        preprocess: the model's preprocessing.
+        decoded_side: the argument `short_side` of `decode`.
+        reduce: the part of the preparation that is the same in every epoch; the cache keeps its result.
+        cache: the cache of reduced pictures, or None.
     """
 
     def __init__(
@@ -356,7 +364,7 @@ class _TableImages(Images):
 
 
 class EvaluationImages(_TableImages):
-    """Images as every command except training sees them: (C, height, width) float32 and the label."""
+    """Images as every command except training prepares them: (C, height, width) float32, and the label."""
 
     def __init__(self, table: ImageTable, preprocess: Preprocess, cache: PictureCache | None = None) -> None:
         super().__init__(table, preprocess, preprocess.short_side, preprocess.resize, cache)
@@ -397,28 +405,28 @@ def _files(table: ImageTable) -> list[Place]:
 def _decode(path: Place, short_side: int) -> Image.Image:
     try:
         return decode(path, short_side)
-    except UnreadableImageError as error:  # it was readable when the run began
+    except UnreadableImageError as error:  # it was readable when the run started
         raise VitkitError(f"{path}: {error}") from error
-    except ShortageError as error:  # a worker process hands on the kinds of errors that others know
+    except ShortageError as error:  # PyTorch passes on only errors that it can construct from a message
         raise VitkitError(str(error)) from error
 
 
 def _spread(labels: Sequence[int], images: int, seed: int) -> list[int]:
-    """Draw at most so many indices at random, with the labels in their proportions."""
+    """Draw at most `images` indices at random, with about the label proportions of all."""
     drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix_seeds(seed))).tolist()
     return sorted(in_proportion(drawn, labels)[:images])
 
 
 class ImageData(BatchedImages):
-    """The train and val splits of a table in batches.
+    """Batches of the train and val splits of a table.
 
     Args:
-        table: already split.
-        preprocess: the model's pixels.
-        augment: random changes of training images.
-        cache: where decoded pictures are kept for the next epoch (`choose_cache`); no pixel depends on it.
-        seed: the seed of order and augmentation.
-        options: the options of `BatchedImages`.
+        table: the images, already split.
+        preprocess: the model's preprocessing.
+        augment: the random augmentations of training images.
+        cache: where decoded pictures are kept for the next epoch (`choose_cache`); results do not depend on it.
+        seed: the seed of the order and of the augmentation.
+        options: other arguments of `BatchedImages`.
     """
 
     train: TrainingImages
@@ -441,7 +449,7 @@ class ImageData(BatchedImages):
             self.cache, self.kept_bytes = self._keep(cache, self.workers, self.process[1])
 
     def _keep(self, cache: str, workers: int, processes: int) -> tuple[str, int]:
-        """Open a cache for decoded pictures if there is room; return its kind and size in bytes."""
+        """Open a cache for decoded pictures if they fit; return its kind and the estimated bytes."""
         train, val, preprocess = self.train, self.val, self.train.preprocess
         short_side = train.augment.short_side(preprocess)
         needs = [
@@ -456,9 +464,9 @@ class ImageData(BatchedImages):
         return cache, sum(needs)
 
     def sample(self, images: int) -> ImageData:
-        """Return the same training images for one process, with at most so many validation images.
+        """Return the same training images for a single process, with at most `images` validation images.
 
-        Without validation images they are training images, seen as in evaluation.
+        If there are no validation images, training images replace them, prepared as in evaluation.
         """
         judged = self.val.table if self.has_val else self.train.table
         sampled = copy.copy(self)

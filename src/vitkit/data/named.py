@@ -1,8 +1,8 @@
 """The named data sets, one row each, and how they are written into the cache as class folders.
 
-torchvision downloads and checks them. Official splits become folders, so that what was published for testing is never
-trained on. Photographs stay the files that were published; arrays become PNG files. Importing this module neither
-imports torchvision nor downloads anything.
+torchvision downloads and checks them. Official splits become folders, so that published test images are never trained
+on. Photographs stay the published files; arrays become PNG files. Importing this module neither imports torchvision nor
+downloads anything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TarDownload:
-    """Write the `class/name.jpg` files and the licence from the folder in a published tar file."""
+    """Download a tar file, and write its `class/name.jpg` files and its licence."""
 
     url: str
     sha256: str
@@ -60,14 +60,14 @@ class TarDownload:
 
 @dataclass(frozen=True)
 class Torchvision:
-    """Write what a class of torchvision.datasets downloads.
+    """Download a data set with a class of torchvision.datasets, and write its images.
 
     Attributes:
-        kind: the class's name.
-        splits: our name of each split (empty where there is one for all) and what the class is called with for it.
-        options: what it is called with besides.
-        samples: pairs of an image, or of the path to its file, and a label.
-        names: the names of the classes, in the order of the labels.
+        kind: the name of the class.
+        splits: for each of our splits, the arguments with which the class loads it; the key "" loads all images.
+        options: further arguments of the class, for every split.
+        samples: returns pairs of an image, or of the path of its file, and a label.
+        names: returns the class names, in the order of the labels.
     """
 
     kind: str
@@ -87,7 +87,7 @@ class Torchvision:
 
 
 def folder_names(classes: Iterable[str]) -> list[str]:
-    """Return class names that every file system accepts and distinguishes."""
+    """Change class names to folder names that every file system accepts and distinguishes."""
     names: list[str] = []
     for name in classes:
         safe = re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") or "_"
@@ -100,7 +100,7 @@ def folder_names(classes: Iterable[str]) -> list[str]:
 
 
 def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> None:
-    """Move a published file as it is, or write pixels as a file called `name`."""
+    """Move a published file into a folder, or write pixels there as a file called `name`."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(image, (str, Path)):
         Path(image).rename(folder / Path(image).name)
@@ -109,14 +109,14 @@ def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> Non
 
 
 def opened(data: Any) -> Iterator[tuple[str, int]]:
-    """Yield the samples of a class that opens every file itself."""
+    """Yield the path and label of each sample, for a torchvision class that opens the files itself."""
     for image, label in (data[i] for i in range(len(data))):
         image.close()
         yield image.filename, label
 
 
 def write_digits(_: Path, folder: Path) -> None:
-    """Write scikit-learn's handwritten digits (8x8, 16 greys), which it contains."""
+    """Write the handwritten digits that scikit-learn contains (8 x 8 pixels with 17 levels of grey)."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_digits
@@ -128,19 +128,19 @@ def write_digits(_: Path, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class DataSet:
-    """The facts about a data set that are known before it is downloaded.
+    """A named data set: the facts that are known before it is downloaded, and the function that writes it.
 
     Attributes:
-        name: the name that users type, and of its folder in the cache.
-        images, classes: how many there are; that so many arrived is checked.
-        splits: the official ones, of train, val and test; none where the split is left to the user.
+        name: the name that users type; also the name of the folder in the cache.
+        images, classes: the numbers of images and classes, which are checked after the download.
+        splits: the official splits, out of train, val and test; empty if there are none.
         megabytes: the size of the download (10^6 bytes); 0 if there is none.
-        host: the server that they come from.
-        licence: the licence in a few words; the page has its text.
-        page: the page where the data set is described.
-        per_class: images of each class, where a split of them is to be known before they are here.
-        write: given an empty folder for what it downloads, which is deleted afterwards, and one to put `class/image` or
-            `split/class/image` into.
+        host: the server that the data set is downloaded from.
+        licence: the licence in a few words; `page` has its text.
+        page: the URL of the page that describes the data set.
+        per_class: the number of images of each class, needed where a split is computed before the download.
+        write: a function of two empty folders. It downloads into the first, which is deleted afterwards, and writes
+            `class/image` or `split/class/image` into the second.
     """
 
     name: str
@@ -174,7 +174,7 @@ _SIGNS = Torchvision(
     "GTSRB",
     _TRAIN_TEST,
     samples=attrgetter("_samples"),
-    names=lambda _: [f"{sign:05d}" for sign in range(43)],  # as its folders are called; it has no other names
+    names=lambda _: [f"{sign:05d}" for sign in range(43)],  # the names of its folders; the classes have no other names
 )
 
 # name, images, classes, splits, megabytes, host, licence, page, write
@@ -225,7 +225,7 @@ _ENTRIES = (
 
 
 class _Table(UserDict[str, DataSet]):
-    """A table by name that ignores capitals, hyphens and underscores."""
+    """A dictionary of data sets whose keys ignore capitals, hyphens and underscores."""
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._spelt(name) in self.data
@@ -246,17 +246,17 @@ DATASETS = _Table({entry.name: entry for entry in _ENTRIES})
 
 
 def register(entry: DataSet) -> None:
-    """Add a row, whose name is a source from then on.
+    """Add a data set. Its name can then be used as a source.
 
     Raises:
-        ValueError: there is one of this name.
+        ValueError: a data set with this name exists already.
     """
     if entry.name in DATASETS:
         raise ValueError(f"there is a data set {entry.name!r} already")
     DATASETS[entry.name] = entry
 
 
-_TIMEOUT = 30.0  # seconds without a byte; torchvision itself waits for ever
+_TIMEOUT = 30.0  # seconds without a byte; torchvision itself has no timeout
 _TROUBLE = (
     *(OSError, RuntimeError, EOFError, http.client.HTTPException),
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
@@ -272,17 +272,17 @@ def _on_stderr(line: str) -> None:
 
 
 def materialise(name: str, say: Say = _on_stderr) -> Path:
-    """Return the folder of a named data set, downloading and writing it on first use. Other processes wait.
+    """Return the folder of a named data set, which is downloaded and written on first use.
 
-    What is interrupted or fails leaves nothing behind.
+    Other processes that need it wait meanwhile. A download that fails or is interrupted leaves nothing behind.
 
     Args:
-        name: a key of `DATASETS`, in any spelling.
-        say: receives in one line what will be downloaded, before it is.
+        name: a key of `DATASETS`; capitals, hyphens and underscores do not matter.
+        say: receives a line about the download before it starts.
 
     Raises:
-        VitkitError: offline, the server cannot be reached or sends something else than was published, or the cache
-            cannot be written.
+        VitkitError: downloads are forbidden, the server cannot be reached or sends other data than were published, or
+            the cache cannot be written.
     """
     entry = DATASETS[name]
     folder = cache_folder() / "data" / entry.name
@@ -296,7 +296,7 @@ def materialise(name: str, say: Say = _on_stderr) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _taking_turns(folder, say):
-            if not folder.is_dir():  # else another process was first
+            if not folder.is_dir():  # otherwise another process has written it
                 _make(entry, folder, say)
     except _TROUBLE as error:
         raise _explained(entry, folder, error) from error
@@ -320,7 +320,7 @@ def _taking_turns(folder: Path, say: Say) -> Iterator[None]:
 
 
 def _make(entry: DataSet, folder: Path, say: Say) -> None:
-    for stale in folder.parent.glob(f".{entry.name}-*"):  # of a process that was killed: it is our turn
+    for stale in folder.parent.glob(f".{entry.name}-*"):  # left by a process that was killed; we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=folder.parent))
     raw, written = unfinished / "raw", unfinished / "written"
@@ -394,7 +394,7 @@ def _reason(error: BaseException) -> str:
         return f"the server answered {error.code} {error.reason}"
     if isinstance(error, URLError):
         return str(error.reason)
-    if str(error).startswith("File not found or corrupted"):  # torchvision's words for another MD5
+    if str(error).startswith("File not found or corrupted"):  # torchvision's message if the MD5 differs
         return "the file that arrived is not the one that was published (its checksum differs)"
     return str(error) or type(error).__name__
 
@@ -404,7 +404,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _watched(what: str) -> Iterator[None]:
-    """Report torchvision's download to `progress`, and end it with a timeout if the server is silent."""
+    """Report torchvision's download to `progress`, and stop it with a timeout if the server sends nothing."""
     from torchvision.datasets import utils
 
     bar, timeout = utils.tqdm, socket.getdefaulttimeout()
@@ -418,7 +418,7 @@ def _watched(what: str) -> Iterator[None]:
 
 
 class _ProgressBar:
-    """A progress bar that draws nothing and reports to `progress`."""
+    """A stand-in for tqdm that draws nothing and reports to `progress`."""
 
     def __init__(self, what: str, total: int | None = None, **_: Any) -> None:
         self._tell, self._done, self._total = partial(progress, what), 0, total or 0

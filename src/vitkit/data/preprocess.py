@@ -1,6 +1,7 @@
 """Turn a picture into the numbers that a model reads. A `Preprocess` belongs to the weights and is stored with them.
 
-It uses Pillow and numpy only, so that prediction need not import torchvision. Sizes are rounded as torchvision does.
+The module uses Pillow and numpy only, so that prediction need not import torchvision. Sizes are rounded as in
+torchvision.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from vitkit.text.fields import settle_types
 Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 _LEAST_CROP = 0.01
-_LARGEST, _LEAST_STD = 1e6, 1e-6  # what claims more, or less, is damaged
+_LARGEST, _LEAST_STD = 1e6, 1e-6  # values beyond these come from damaged files
 HALF = (0.5, 0.5, 0.5)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -35,19 +36,20 @@ _SCALES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """Resize, crop and normalise, the same in training's evaluation, eval, predict and export.
+    """How pictures are resized, cropped and normalised, in evaluation, prediction and export alike.
 
     Attributes:
         size: (height, width) of the result in pixels, or one number for a square.
         fit: `crop` resizes the short side to size / crop_pct and crops the centre; `pad` fits the whole picture and
             pads with the mean colour; `squash` stretches it to the size; `squash_crop` stretches it to size / crop_pct
             and crops the centre, as Hugging Face does for DeiT.
-        crop_pct: the part of the resized sides that the crop keeps, for `crop` and `squash_crop`.
-        interpolation: the resampling filter, antialiased.
-        floor_crop: crop an odd margin one pixel further up and left, as transformers does, and not torchvision.
-        mean, std: per channel, of pixels scaled to [0, 1].
-        unknown: why nobody knows how pictures are prepared for these weights, which then read none: they learned from
-            tensors that a caller had made. Empty: the other fields tell it.
+        crop_pct: the share of the resized sides that the crop keeps, for `crop` and `squash_crop`.
+        interpolation: the resampling filter, with antialiasing.
+        floor_crop: round down half of an odd margin, as transformers does; torchvision rounds it to the nearest even
+            number.
+        mean, std: one number for each channel, for pixels scaled to [0, 1].
+        unknown: why the preparation of pictures is unknown for these weights, which were trained on tensors that the
+            caller had made; such weights read no files. Empty if the other fields describe the preparation.
     """
 
     size: tuple[int, int]
@@ -72,7 +74,7 @@ class Preprocess:
         if not len(self.mean) == len(self.std) in (1, 3) or not all(value >= _LEAST_STD for value in self.std):
             raise VitkitError(f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0")
         if max(map(abs, self.mean + self.std)) >= _LARGEST:
-            raise VitkitError(f"mean {self.mean} and std {self.std} are of pixels from 0 to 1")
+            raise VitkitError(f"mean {self.mean} and std {self.std} must be for pixels scaled to 0 ... 1")
 
     def __call__(self, image: Image.Image) -> npt.NDArray[np.float32]:
         """Convert an RGB picture of any size to (C, height, width) float32."""
@@ -86,14 +88,14 @@ class Preprocess:
             canvas = Image.new("RGB", (w, h), tuple(round(255 * value) for value in (self.mean * 3)[:3]))
             canvas.paste(self._resample(image, (full_h, full_w)), (-left, -top))
             return canvas
-        if full_h * full_w > MAX_PIXELS:  # a strip: resample the part that is kept alone
+        if full_h * full_w > MAX_PIXELS:  # a very long picture: resample only the part that is kept
             return self._resample(image, (h, w), self.box(image.width, image.height))
         return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
 
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom, in pixels of a picture of this size, of what becomes the model's input.
+        """Return (left, top, right, bottom): the part of a picture of this size that becomes the model's input.
 
-        Every pixel of the input is the same part of that box; where the picture is padded, it reaches beyond it.
+        The unit is pixels of the picture. If the picture is padded, the box extends beyond it.
         """
         h, w = self.size
         full_h, full_w, top, left = self._placement(width, height)
@@ -109,53 +111,56 @@ class Preprocess:
         return np.ascontiguousarray(normalised.transpose(2, 0, 1))
 
     def picture_of(self, pixels: npt.NDArray[np.float32]) -> Image.Image:
-        """Convert normalised numbers (C, height, width) back to a picture, clipped at black and white."""
+        """Convert normalised pixels (C, height, width) back to a picture, clipped to black and white."""
         values = pixels.transpose(1, 2, 0) * np.array(self.std) + np.array(self.mean)
         levels = np.round(values * 255).clip(0, 255).astype(np.uint8)
         return Image.fromarray(levels[:, :, 0] if len(self.mean) == 1 else levels)
 
     @property
     def short_side(self) -> int:
-        """Return the minimal short side to which a picture is resized: the hint for `decode`."""
+        """Return the least number of pixels that the short side is resized to, as an argument for `decode`."""
         return max(self.before_crop) if self.fit.endswith("crop") else max(self.size)
 
     @property
     def before_crop(self) -> tuple[int, int]:
-        """(height, width) that a crop is cut from, at least; a hair is added, as 224 / (224 / 242) is not quite 242."""
+        """Return the least (height, width) of the resized picture that a crop is cut from.
+
+        A small number is added before rounding down, as 224 / (224 / 242) is slightly less than 242.
+        """
         return math.floor(self.size[0] / self.crop_pct + 1e-6), math.floor(self.size[1] / self.crop_pct + 1e-6)
 
     def kept(self, width: int, height: int) -> float:
-        """Return the part of the picture's area that the model sees, 0 to 1."""
+        """Return the share of the picture's area that the model sees, from 0 to 1."""
         if not self.fit.endswith("crop"):
             return 1.0
         (h, w), (full_h, full_w) = self.size, self.before_crop
         kept = (h * w) / (full_h * full_w)
-        if self.fit == "crop":  # the resized picture sticks out of the least box on one side
+        if self.fit == "crop":  # the resized picture is longer than the smallest one on one side
             ratio = (width * full_h) / (height * full_w)
             kept *= min(ratio, 1 / ratio)
         return kept
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the fields as plain JSON types."""
         fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
         return {name: value for name, value in fields.items() if name != "unknown" or value}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Preprocess:
-        """Read what `to_dict` wrote.
+        """Build a preprocessing from the fields that `to_dict` returned.
 
         Raises:
-            VitkitError: it is something else.
+            VitkitError: the fields are something else.
         """
         if not isinstance(fields, dict) or "size" not in fields or not fields.keys() <= cls.__dataclass_fields__.keys():
             raise VitkitError(f"preprocess must be an object with size, mean, std and so on, not {fields!r:.80}")
         return cls(**fields)
 
     def check_known(self) -> None:
-        """Hold that it is known how pictures are prepared.
+        """Raise an error if it is unknown how pictures are prepared.
 
         Raises:
-            VitkitError: it is not.
+            VitkitError: the preparation is unknown; the message explains why.
         """
         if self.unknown:
             raise VitkitError(
@@ -164,7 +169,7 @@ class Preprocess:
             )
 
     def _placement(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Height and width that a picture is resized to, and where the input begins in it: top and left."""
+        """Return the height and width that a picture is resized to, and the top and left of the input within it."""
         self.check_known()
         h, w = self.size
         if self.fit == "squash":
@@ -174,7 +179,7 @@ class Preprocess:
             full_h, full_w = max(1, round(height * scale)), max(1, round(width * scale))
             return full_h, full_w, -((h - full_h) // 2), -((w - full_w) // 2)
         full_h, full_w = self.before_crop
-        if self.fit == "crop" and full_h * width <= full_w * height:  # the width decides, as for an upright picture
+        if self.fit == "crop" and full_h * width <= full_w * height:  # the width is the short side
             full_h = int(full_w * height / width)
         elif self.fit == "crop":
             full_w = int(full_h * width / height)
@@ -190,7 +195,7 @@ class Preprocess:
 
 
 def describe(pixels: Mapping[str, Any]) -> str:
-    """Describe fields of `Preprocess` for a report: `mean and std 0.5, crop, bicubic, crop 0.900`."""
+    """Describe fields of `Preprocess` in a line, such as `mean and std 0.5, crop, bicubic, crop 0.900`."""
     if pixels.get("unknown"):
         return f"not known ({pixels['unknown']})"
     mean, std = tuple(pixels["mean"]), tuple(pixels["std"])

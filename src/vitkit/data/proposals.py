@@ -1,8 +1,8 @@
 """Keep track of labels that a model proposed, and of the label that each image had before the first proposal.
 
 A label that was changed on a model's suggestion agrees with that model, so a test on such labels measures how far
-models agree with one another. A run therefore stores the earlier labels by the content of the images (proposals.json),
-so that later runs find them under other names, in other folders, and without the label file
+models agree with one another. A run therefore stores the earlier labels by the content of the images (proposals.json).
+Later runs then recognise the images under other names, in other folders, and without the label file
 (docs/decisions/0028-label-files.md).
 """
 
@@ -22,16 +22,16 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text
 from vitkit.system.run_files import LABEL_ERRORS, PROPOSALS, SPLIT, folds_in
 
-_MOST_RUNS = 10  # of a folder, the newest
-_SAME = 0.75  # part of the labels that nobody doubted, from which on two runs are of one labelling
+_MOST_RUNS = 10  # the newest runs of a folder are searched
+_SAME = 0.75  # share of equal labels from which on two runs use the same labels
 
 
 class Renaming:
-    """The current names of classes that were renamed, by the labels of pictures that no model has changed.
+    """A mapping from old class names to current ones, learned from images whose labels no model has changed.
 
     Args:
-        names: the names of each old class that is gone, the new one.
-        task: how a label names its classes.
+        names: the current name of each old class that no longer exists.
+        task: the task of the table, which knows how a label names its classes.
     """
 
     def __init__(self, names: Mapping[str, str], task: Task) -> None:
@@ -39,7 +39,7 @@ class Renaming:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], table: ImageTable) -> Renaming:
-        """Learn the renaming from old and new labels of pictures that no model has changed."""
+        """Learn the mapping from pairs of the old and the new label of each image that no model has changed."""
         votes: dict[str, Counter[str]] = {}
         kept = set(table.classes)
         for (old, new), count in Counter(pairs).items():
@@ -50,7 +50,7 @@ class Renaming:
         return cls(names, table.task)
 
     def __call__(self, label: str) -> str:
-        """Return the current name of a label. A label whose class is gone stays as it is."""
+        """Replace renamed classes in a label. Classes without a current name stay."""
         if not self._names:
             return label
         return self._task.label_of(self._names.get(name, name) for name in self._task.names_in(label))
@@ -61,15 +61,15 @@ class Renaming:
 
 @dataclass(frozen=True)
 class Earlier:
-    """The labels of an earlier run, by the beginning of each file's SHA-256.
+    """The labels of an earlier run, by the first bytes of each file's SHA-256 (hexadecimal).
 
     Attributes:
         folder: the folder of the run.
-        labels: the labels that its pictures had; several of a file that was there more than once.
-        splits: the splits of its pictures.
-        suggested: the suggested of each doubtful label, that label and the class that it looked like.
-        proposals: what its labels had been before models proposed others.
-        is_ancestor: the new run goes on from it, or keeps its split.
+        labels: the labels of its images; a file that occurred several times may have several.
+        splits: the splits of its images.
+        suggested: for each suspected label error, the label and the class that was suggested instead.
+        proposals: for each image whose label a model proposed, the proposal with the label before it.
+        is_ancestor: whether the new run starts from this run, or uses its split.
     """
 
     folder: Path
@@ -85,9 +85,9 @@ class Earlier:
         return self.folder.name
 
     def gone(self, digests: Iterable[str], split: str) -> int:
-        """Count the images of a split whose label the run doubted and that no longer exist.
+        """Count the images of a split whose label the run suspected and that are not among `digests`.
 
-        Of other images than its own, which have less than half of these, there is nothing to say.
+        Return 0 if fewer than half of the run's images are among `digests`: then they are other data.
         """
         there = set(digests)
         if 2 * len(there & self.labels.keys()) < len(self.labels):
@@ -96,7 +96,10 @@ class Earlier:
 
 
 def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
-    """Read the labels of a run; None if it is damaged, or proposed nothing and is no ancestor."""
+    """Read the labels of a run.
+
+    Return None if the run is damaged, or if it is no ancestor and neither suspects nor contains proposed labels.
+    """
     try:
         suspects = read_suspects(run / LABEL_ERRORS) if (run / LABEL_ERRORS).is_file() else []
         proposals = read_proposals(run)
@@ -109,7 +112,7 @@ def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
     splits, label_of = {}, {}
     for i, path in enumerate(table.paths):
         if (digest := contents.get(path)) is not None:
-            label_of[path] = table.cell_of(i)  # as the run had it: people edit the list
+            label_of[path] = table.cell_of(i)  # the run's label, since people edit the list
             labels[digest] = labels.get(digest, frozenset()) | {label_of[path]}
             splits[digest] = table.splits[i]
     suggested = {contents[row.path]: (label_of[row.path], row.suggested) for row in suspects if row.path in label_of}
@@ -118,7 +121,7 @@ def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
 
 
 def earlier_runs(ancestors: Iterable[str | Path], places: Iterable[Path]) -> list[Earlier]:
-    """List runs that may have proposed labels: first those that a run starts from, then the newest ones."""
+    """Read runs that may have proposed labels: first the ancestors of a run, then the newest runs in some folders."""
     runs: dict[Path, Earlier] = {}
     for run in ancestors:
         if Path(run).is_dir():
@@ -144,11 +147,11 @@ def _age(run: Path) -> float:
 
 
 def read_proposals(run: Path) -> tuple[Proposal, ...]:
-    """Read the proposals that a run stored; none if it has none.
+    """Read the proposals that a run stored; return none if it has no such file.
 
     Raises:
         VitkitError: the file is damaged.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         stored = from_json(read_text(run / PROPOSALS))
@@ -168,9 +171,9 @@ def read_proposals(run: Path) -> tuple[Proposal, ...]:
 
 
 def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
-    """Read the proposals by the paths that the images have in a table of `images_of_run`.
+    """Read the proposals of a run, with the paths that the images have in a table of `images_of_run`.
 
-    An image that was left out, and that is not where it was, is looked for by its content.
+    An image that was left out and is no longer at its path is searched by its content.
     """
     stored = read_proposals(run)
     if not stored:
@@ -193,7 +196,7 @@ def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
 
 
 def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
-    """Return the beginning of the SHA-256 of each image, by its path in a table of `images_of_run`."""
+    """Return the digests of a run's images, by the paths that they have in a table of `images_of_run`."""
     contents = read_contents(run / SPLIT)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
     return {new: contents[old] for old, new in known if old in contents}
@@ -203,16 +206,16 @@ def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
 
 
 def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Sequence[Earlier]) -> tuple[Proposal, ...]:
-    """Find the images, included or left out, whose label follows a proposal of a model.
+    """Find the images, used or left out, whose label follows a model's proposal.
 
-    A label counts as proposed where the label file marks it, where it is what an earlier run suggests instead of the
-    label that it had, whoever wrote it, or where it was proposed before that run. An image that is left out counts
-    where an earlier run doubted its label, unless the same file is there once more.
+    A label counts as proposed in three cases: the label file marks it; an earlier run suggested it in place of the
+    image's label then, whoever wrote it since; or it was already a proposal in that earlier run. An image that is left
+    out counts if an earlier run suspected its label, unless the table has a copy of the same file.
 
     Args:
-        table: the images, with what its label file says (`corrected.correct`).
-        digests: the beginning of each file's SHA-256 by its path, those that are left out included.
-        earlier: runs that may have proposed labels, those that a new one goes on from first.
+        table: the images, after the label file was applied (`corrections.correct`).
+        digests: the digest of each file by its path, including images that are left out.
+        earlier: runs that may have proposed labels, the ancestors of the new run first.
     """
     now = dict(zip(table.paths, map(table.cell_of, range(len(table))), strict=True))
     now |= {path: EXCLUDED for path, _, _ in table.left_out}
@@ -235,7 +238,7 @@ def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Seque
 def _notes_about(
     label: str | None, digest: str, mark: Proposal | None, runs: Sequence[tuple[Earlier, Renaming]]
 ) -> Iterator[tuple[str, str]]:
-    """Return the label that a picture had before the earliest known proposal, and who proposed."""
+    """Yield the label before a proposal, and the proposer; the earliest known proposal comes first."""
     for entry, rename in runs:
         if entry.is_ancestor and digest in entry.proposals:
             yield rename(entry.proposals[digest].before), entry.proposals[digest].by
@@ -252,7 +255,7 @@ def _notes_about(
 
 
 def _renaming(run: Earlier, table: ImageTable, digests: Mapping[str, str], now: Mapping[str, str]) -> Renaming | None:
-    """Learn how classes of a run were renamed; None if its pictures are labelled by another rule."""
+    """Learn how the classes of a run were renamed since; None if its images are now labelled for another purpose."""
     pairs = [
         (now[path] if now[path] in run.labels[digest] else min(run.labels[digest]), now[path])
         for path, digest in digests.items()

@@ -1,6 +1,6 @@
 """The record of the pictures that weights have been trained on, and the search for them in other data.
 
-The record is made when a run begins, is stored with the weights (beside them in a model folder, inside a converted or
+The record is made when a run starts, is stored with the weights (next to them in a model folder, inside a converted or
 exported file), and grows with every run that starts from them. For each picture it holds its role, its label, the hash
 of its file, a 16 x 16 thumbnail in about 300 bytes, and up to 96 keypoints of 12 bytes
 (docs/decisions/0013-what-weights-have-seen.md).
@@ -33,32 +33,33 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, to_json
 from vitkit.system.progress import progress
 
-ROLES = ("test", "val", "train")  # what weights know of a picture: nothing; they were chosen by it; they learned it
+ROLES = ("test", "val", "train")  # weights did not use a picture, were selected with it, or learned it
 DIGEST = 16  # bytes of a file's SHA-256 that are kept
 _FORMAT = 1
 _PIXELS = THUMBNAIL**2
 _TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]], np.float32)
-_FINEST = np.array([1.0, 8.0, 8.0], np.float32)  # grey levels: smaller steps tell no picture from another
-_LARGE, _MOST_RATIO = 2**30, 200  # bytes that a record may unpack to, or so many for each of its own
+_FINEST = np.array([1.0, 8.0, 8.0], np.float32)  # grey levels; smaller steps do not help to distinguish pictures
+_LARGE, _MOST_RATIO = 2**30, 200  # unpacked bytes, and their ratio to the packed bytes; one may be exceeded
 _MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in its header
 
 
 @dataclass(frozen=True)
 class PictureRecord:
-    """Record of n pictures. A picture that occurred with several labels has an entry for each.
+    """A record of n pictures. A picture that was used with several labels has an entry for each.
 
     Attributes:
-        digests: the beginning of each file's SHA-256, (n, 16).
-        roles: indices into `ROLES`, (n,). Of a picture that several runs used it is the highest.
+        digests: the first 16 bytes of each file's SHA-256, (n, 16).
+        roles: indices into `ROLES`, (n,). If several runs used a picture, it has the highest of its roles.
         labels: indices into `names`, (n,).
-        names: labels as they were; several classes of a picture are joined by `;`.
-        scales: mean and step of each channel of the thumbnails, (n, 6).
-        codes: cosine coefficients of the thumbnails in those steps, (n, 768); (0, 768) where they were left out.
-        is_whole: whether all that the weights were ever trained on is in here. It is not where they began from
-            weights that have no record.
-        counts: keypoints of each picture, (n,); (0,) where thumbnails were left out.
-        words, places: the keypoints of each picture in turn, as `keypoints.unpack` returns them.
-        aspects: width / height, (n,); 0 where an earlier vitkit wrote the record, which knew no keypoints.
+        names: the labels as text; several classes of a picture are joined by `;`.
+        scales: the means of the three channels of each thumbnail, then their quantisation steps, (n, 6).
+        codes: the cosine coefficients of each thumbnail, in these steps, (n, 768); (0, 768) if thumbnails were left
+            out.
+        is_whole: whether the record covers everything that the weights were trained on. It does not if training started
+            from weights without a record.
+        counts: the number of keypoints of each picture, (n,); (0,) if thumbnails were left out.
+        words, places: the keypoints of all pictures, one picture after the other, as `keypoints.unpack` returns them.
+        aspects: width / height, (n,); 0 in records without keypoints, which earlier versions of vitkit wrote.
     """
 
     digests: npt.NDArray[np.uint8]
@@ -82,23 +83,23 @@ class PictureRecord:
 
     @property
     def has_keypoints(self) -> bool:
-        """Return whether altered copies of every picture can be searched."""
+        """Return whether altered copies of every picture can be recognised."""
         return len(self.aspects) == len(self) and bool((self.aspects > 0).all())
 
     @property
     def seen(self) -> int:
-        """Return how many pictures the weights were trained on or selected with."""
+        """Return the number of pictures that the weights were trained on or selected with."""
         return int((self.roles > 0).sum())
 
     def role_of(self) -> dict[bytes, str]:
-        """Return the role of each content."""
+        """Return the role of each picture by the digest of its file."""
         return {digest.tobytes(): ROLES[role] for digest, role in zip(self.digests, self.roles.tolist(), strict=True)}
 
     def label_of(self, index: int) -> str:
         return self.names[self.labels[index]]
 
     def thumbnails(self) -> npt.NDArray[np.uint8]:
-        """Return thumbnails (n, 16, 16, 3) in RGB, exact enough to recognise copies."""
+        """Return the thumbnails (n, 16, 16, 3) in RGB; they are exact enough to recognise copies."""
         means, steps = self.scales[:, :3].astype(np.float32), self.scales[:, 3:].astype(np.float32)
         spectrum = self.codes.reshape(-1, 3, THUMBNAIL, THUMBNAIL) * steps[:, :, None, None]
         basis = cosines()
@@ -107,12 +108,12 @@ class PictureRecord:
         return np.round(pixels).clip(0, 255).astype(np.uint8)
 
     def described(self) -> Described:
-        """Return the descriptions that other pictures are compared with."""
+        """Return the descriptions that other pictures are compared with (`doctor.altered`)."""
         aspects = np.where(self.aspects > 0, self.aspects, 1).astype(np.float64)
         return Described(self.words, self.places, ends_of(self.counts), aspects, self.thumbnails())
 
     def without_looks(self) -> PictureRecord:
-        """Return the record with hashes, roles and labels alone."""
+        """Return the record with only hashes, roles and labels."""
         return replace(
             self.without_keypoints(),
             scales=self.scales[:0],
@@ -122,13 +123,13 @@ class PictureRecord:
         )
 
     def without_keypoints(self) -> PictureRecord:
-        """Return the record as earlier versions of vitkit wrote it."""
+        """Return the record without keypoints, as earlier versions of vitkit wrote it."""
         return replace(
             self, counts=0 * self.counts, words=self.words[:0], places=self.places[:0], aspects=0 * self.aspects
         )
 
     def merge(self, later: PictureRecord) -> PictureRecord:
-        """Combine two records. A picture in both keeps the role in which it was used most."""
+        """Combine two records. A picture in both has the labels of the later record and the higher of its two roles."""
         places: dict[bytes, list[int]] = {}
         for i, digest in enumerate(later.digests):
             places.setdefault(digest.tobytes(), []).append(i)
@@ -159,7 +160,7 @@ class PictureRecord:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the record as a compressed .npz file whose parts have checksums."""
+        """Return the record as a compressed .npz file, which has checksums."""
         about = to_json({"format": _FORMAT, "names": self.names, "is_whole": self.is_whole})
         arrays: dict[str, Any] = {
             "about": np.frombuffer(about.encode(), np.uint8),
@@ -167,7 +168,7 @@ class PictureRecord:
             "roles": self.roles,
             "labels": self.labels,
             "scales": self.scales,
-            "codes": np.ascontiguousarray(self.codes.T),  # high frequencies are mostly zeros, side by side
+            "codes": np.ascontiguousarray(self.codes.T),  # puts the zeros of high frequencies next to each other
             "counts": self.counts,
             "words": self.words,
             "places": self.places,
@@ -179,19 +180,21 @@ class PictureRecord:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: object) -> PictureRecord:
-        """Read a record from the bytes that `to_bytes` returned.
+        """Read a record from the bytes that `to_bytes` returned; `source` names their origin in messages.
 
         Raises:
-            VitkitError: they are damaged, or a later vitkit wrote them; `source` is named.
+            VitkitError: the bytes are damaged, or a later version of vitkit wrote them.
         """
         try:
             _check_size(data)
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
-                    raise VitkitError(f"the picture record of {source} is by a later vitkit: upgrade vitkit to read it")
+                    raise VitkitError(
+                        f"the picture record of {source} is by a later version of vitkit: upgrade vitkit to read it"
+                    )
                 n = file["codes"].shape[-1]  # 0 without thumbnails
-                has_keypoints = "words" in file  # an earlier vitkit knew none
+                has_keypoints = "words" in file  # records of earlier versions have none
                 record = cls(
                     digests=file["digests"],
                     roles=file["roles"],
@@ -229,7 +232,7 @@ class PictureRecord:
         if wrong or len(self.codes) not in (0, n):
             raise ValueError(f"its parts do not fit together: {', '.join(wrong) or len(self.codes)}")
         if n and (self.roles.max() >= len(ROLES) or self.labels.max() >= len(self.names) or self.labels.min() < 0):
-            raise ValueError("it numbers roles or labels that there are not")
+            raise ValueError("it refers to roles or labels that do not exist")
         types = [
             (self.counts.dtype, "u1"),
             (self.words.dtype, "<u8"),
@@ -237,17 +240,17 @@ class PictureRecord:
             (self.aspects.dtype, "<f4"),
         ]
         if any(have != want for have, want in types) or self.counts.max(initial=0) > MOST:
-            raise ValueError("its keypoints are none")
+            raise ValueError("its keypoints are damaged")
         if not (np.isfinite(self.aspects) & (self.aspects >= 0)).all():
-            raise ValueError("it says of pictures that they are of no width or height")
+            raise ValueError("it has pictures without width or height")
 
 
 def _check_size(data: bytes) -> None:
-    """Refuse a few bytes that unpack to very many.
+    """Refuse a record that would unpack to a size that no real record has.
 
     Raises:
-        ValueError: they do.
-        zipfile.BadZipFile: they are no record.
+        ValueError: the unpacked size is too large.
+        zipfile.BadZipFile: the bytes are not an .npz file.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         size = sum(member.file_size for member in archive.infolist())
@@ -261,14 +264,14 @@ def make_record(
     """Make the record of the pictures of a run.
 
     Args:
-        facts: the facts of readable images.
-        labels: the name of each one's class, or of its classes.
-        roles: train, val or test.
-        is_whole: whether the weights were trained on nothing else.
+        facts: the facts of each image, all of them readable.
+        labels: the class name of each image, or its class names joined by `;`.
+        roles: the role of each image: train, val or test.
+        is_whole: whether the weights are trained on nothing else.
     """
     names = tuple(dict.fromkeys(labels))
     number = {name: i for i, name in enumerate(names)}
-    # A file may be there twice; where its copies have several labels it is recorded with each.
+    # A file may occur several times with different labels; there is an entry for each.
     first = {(fact.digest[:DIGEST], labels[i]): i for i, fact in reversed(list(enumerate(facts)))}
     highest: dict[bytes, int] = {}
     for fact, role in zip(facts, roles, strict=True):
@@ -297,7 +300,7 @@ def make_record(
 def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
     """Encode the bytes of a record as text, for the metadata of a file.
 
-    Where that is too long, without keypoints; where that is too long still, without thumbnails.
+    If the text is longer than `most` characters, keypoints are left out, and then, if necessary, thumbnails.
     """
     text = base64.b64encode(data).decode()
     if len(text) > most:
@@ -310,10 +313,10 @@ def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
 
 
 def from_text(text: str, source: object) -> bytes:
-    """Decode the text that `to_text` returned.
+    """Decode the text that `to_text` returned; `source` names its origin in messages.
 
     Raises:
-        VitkitError: it is damaged; `source` is named.
+        VitkitError: the text is damaged.
     """
     try:
         return base64.b64decode(text, validate=True)
@@ -322,11 +325,11 @@ def from_text(text: str, source: object) -> bytes:
 
 
 def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int8]]:
-    """Compute mean, step and cosine coefficients of each channel.
+    """Return the means and steps (n, 6) and the cosine coefficients (n, 768) of thumbnails (n, 16, 16, 3).
 
-    A coefficient is at most the length of the channel without its mean, so steps of a hundredth of that make all of
-    them fit into a byte. The greys then correlate with the original by 0.9985 or more, and the colours differ by 5 in
-    255 at most (2,500 flowers).
+    No coefficient exceeds the norm of its channel without the mean, so coefficients in steps of a hundredth of this
+    norm fit into a byte. The decoded greys correlate with the originals by at least 0.9985, and colours differ by at
+    most 5 of 255 levels (measured on 2,500 flowers).
     """
     channels = np.moveaxis(pixels.astype(np.float32) @ _TO_YCC.T, -1, 1)  # (n, 3, 16, 16)
     means = channels.mean(axis=(2, 3))
@@ -340,15 +343,15 @@ def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt
 
 @dataclass(frozen=True)
 class Overlap:
-    """The entries of a record that belong to the images of a table, one entry per image.
+    """What a record of pictures knows about the images of a table.
 
     Attributes:
-        roles: what became of the picture, the most that any of its copies was used for; None: it is not known.
-        kinds: how it is known: `exact`, `near`, `altered` or `mirrored`.
-        touched: all that became of its copies; of the same file its own role alone.
-        relabelled: the images that are known with other labels than they have now.
-        looked_for: what copies could be told from other images: not altered ones, or not even near ones, where the
-            images are too alike, as from a camera that never moves, or where the record does not hold what it takes.
+        roles: the highest role of each image and its copies; None if the record does not know the image.
+        kinds: how each image was recognised: `exact`, `near`, `altered` or `mirrored`; None if it was not.
+        touched: the roles of all copies of each image in the record; for an identical file, only its own role.
+        relabelled: the images whose identical file is in the record with other labels only.
+        looked_for: how far the search went: to `exact`, `near` or `altered` copies. It stops early if the images are
+            too similar to one another, as from a fixed camera, or if the record has no thumbnails or no keypoints.
     """
 
     roles: tuple[str | None, ...]
@@ -362,7 +365,7 @@ class Overlap:
         return sum(role is not None for role in self.roles)
 
     def seen(self) -> list[int]:
-        """Return the images that the weights were trained on or selected with."""
+        """Return the indices of the images that the weights were trained on or selected with."""
         return [i for i, role in enumerate(self.roles) if role in ("train", "val")]
 
     def take(self, indices: Sequence[int]) -> Overlap:
@@ -382,13 +385,13 @@ def find_overlap(
     facts: Sequence[Facts],
     progress: Callable[[int, int], None] | None = None,
 ) -> Overlap:
-    """Look for every image of a table in a record.
+    """Search a record for every image of a table.
 
     Args:
-        record: the record of what weights were trained on.
-        table: readable images.
-        facts: what each of them holds.
-        progress: receives how many of how many have been compared.
+        record: the record of the pictures that weights have used.
+        table: the images, all of them readable.
+        facts: the facts of each image.
+        progress: receives the number of comparisons done and their total.
     """
     role_of = record.role_of()
     roles: list[str | None] = [role_of.get(fact.digest[:DIGEST]) for fact in facts]
@@ -415,7 +418,7 @@ def find_overlap(
 
 
 def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]) -> frozenset[int]:
-    """Find the images whose exact file is in the record with other labels."""
+    """Return the images whose identical file is in the record with other labels only."""
     labels: dict[bytes, set[str]] = {}
     for j, digest in enumerate(record.digests):
         labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
@@ -424,11 +427,11 @@ def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]
 
 
 def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
-    """Return the readable images of a table, and what a record says of each.
+    """Return the readable images of a table, and what a record knows about them.
 
     Args:
-        record: the record of what weights were trained on.
-        table: images, which are read if they have not been before.
+        record: the record of the pictures that weights have used.
+        table: the images; files that vitkit has not examined before are read.
     """
     with Memory() as memory:
         facts = scan([table.file(i) for i in range(len(table))], memory, partial(progress, "reading images"))
@@ -438,7 +441,7 @@ def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overl
 
 
 def read_digests(table: ImageTable) -> dict[str, str]:
-    """Return the beginning of the SHA-256 of each readable image, by path; of those left out as well."""
+    """Return the digest of each readable image by its path, including images that are left out."""
     paths = [*table.paths, *(path for path, _, _ in table.left_out)]
     with Memory() as memory:
         facts = scan([table.at(path) for path in paths], memory, partial(progress, "reading images"))
@@ -446,25 +449,25 @@ def read_digests(table: ImageTable) -> dict[str, str]:
 
 
 def highest(*roles: str | None) -> str | None:
-    """Return the role with the most use: train before val before test before none."""
+    """Return the highest role: train before val before test before None."""
     known = [role for role in roles if role is not None]
     return max(known, key=ROLES.index, default=None)
 
 
 def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
-    """Return the split that each known picture had, and the images that belong to two.
+    """Assign each image the split in which the weights have used it, and find images with conflicting splits.
 
-    A file that is known keeps its own. A new one goes with its copies, and with its group. One that is known with
-    another label is a copy of what it was none of before, perhaps (a mirror image is one within a class alone): where
-    its group is in another split it goes there too, but never out of what it was trained on, or chosen by.
+    A file that the record knows with the same label gets its role as its split. A new image gets the split of its known
+    copies and of its group. A file that the record knows with another label follows its group, but is not moved from
+    train or val to a split in which results would be too good.
 
     Args:
-        overlap: what is known of the images.
-        groups: a number for each image; images of one number belong together.
+        overlap: what is known about the images.
+        groups: a number for each image; images with the same number must be in the same split.
 
     Returns:
-        The split of each image, None where it is free; and the images that belong with pictures of different splits,
-        which can be in none.
+        The split of each image, None if it is free, and the indices of images whose copies or group are in different
+        splits, so that they can be in none.
     """
     fixed, moving, claimed = (_touched_by_group(overlap, groups, status) for status in ("fixed", "moving", "new"))
     kept: list[str | None] = []
@@ -488,14 +491,17 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
 
 
 def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]:
-    """Return whether an image is known and unchanged, known with another label, or only similar to a known one."""
+    """Return "fixed" for an identical file with the same label, "moving" with another label, else "new".
+
+    Images that are merely similar to a known one are new.
+    """
     if overlap.kinds[index] != "exact":
         return "new"
     return "moving" if index in overlap.relabelled else "fixed"
 
 
 def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
-    """Return what happened to the copies of images of this standing, for each group that has one."""
+    """Return, for each group, the roles of the known copies of its images; only images with this standing count."""
     touched: dict[int, set[str]] = {}
     for i, group in enumerate(groups):
         if _standing(overlap, i) == standing:
@@ -504,13 +510,14 @@ def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) ->
 
 
 def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) -> list[str]:
-    """What training on a split table lets weights know of each image: the most of its own split, of that of its
-    copies, and of what the weights knew before.
+    """Return the role of each image after training on a split table.
+
+    It is the highest of the split of the image, the splits of its copies, and its role before.
 
     Args:
-        table: every image has a split.
-        twins: a number for each image, the same for copies of one picture.
-        overlap: the overlap with what the weights knew before training; None if they knew nothing.
+        table: the images, each with a split.
+        twins: a number for each image; copies of one picture have the same number.
+        overlap: what the weights knew before this training; None if they knew nothing.
     """
     most: dict[int, str | None] = {}
     for group, split in zip(twins, table.splits, strict=True):

@@ -1,8 +1,8 @@
 """Find the images of a source: a folder, a CSV file, an archive, or a named data set. No image is opened here.
 
 Every source becomes an `ImageTable` with the key, label and, if known, split of each image. A kind of source is a row
-of `SOURCE_KINDS`; named data sets have a table of their own (`named_sets`). Classes have the order of Python's
-`sorted()` of the folder names, as in torchvision's `ImageFolder`.
+of `SOURCE_KINDS`; named data sets are listed in `named`. Classes are sorted as Python's `sorted()` sorts the folder
+names, as in torchvision's `ImageFolder`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class SourceKind:
 
     Attributes:
         name: the name of the kind.
-        tells: what is expected, in a few words, for who names something else.
-        read: the function (name, path, layout) -> ImageTable that finds the images of a source that the user called
-            `name`; it refuses what cannot be understood, or has no images.
-        suffixes: the suffixes of its files, in small letters; none: it is a folder.
-        has_layout: whether its folders may be classes or splits (`--layout`).
-        storage: what gives the bytes of the images in a file of this kind; None: they are files that it leads to.
-        read_unlabelled: the function (name, path) -> ImageTable that takes all images of a source as one class; None
-            if its images have no meaning without labels.
+        tells: a description in a few words, for errors that list what is expected.
+        read: a function (name, path, layout) -> ImageTable that finds the images of a source. It raises VitkitError if
+            the source cannot be understood or has no images; `name` is what the user called the source.
+        suffixes: the suffixes of its files, in lower case; empty if the source is a folder.
+        has_layout: whether it contains folders that may be classes or splits (`--layout`).
+        storage: opens a file of this kind as a storage of images; None if the images are files of their own.
+        read_unlabelled: a function (name, path) -> ImageTable that reads all images as one class; None if images of
+            this kind always have labels.
     """
 
     name: str
@@ -55,10 +55,10 @@ SOURCE_KINDS: dict[str, SourceKind] = {}
 
 
 def register(kind: SourceKind) -> None:
-    """Add a row.
+    """Add a kind of source.
 
     Raises:
-        ValueError: there is one of this name or suffix, or it has none: there is one kind of folder.
+        ValueError: a kind with this name or suffix exists already, or a second kind of folder is added.
     """
     taken = {suffix for kind_known in SOURCE_KINDS.values() for suffix in kind_known.suffixes or ("",)}
     if kind.name in SOURCE_KINDS or taken & set(kind.suffixes or ("",)):
@@ -69,20 +69,20 @@ def register(kind: SourceKind) -> None:
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
-    """Return the kind of a file by its suffix; None if there is none."""
+    """Return the kind of a file by its suffix; None if no kind has it."""
     suffix = Path(path).suffix.lower()
     return next((kind for kind in SOURCE_KINDS.values() if suffix in kind.suffixes), None)
 
 
 def kind_of(path: Path) -> SourceKind | None:
-    """Return the kind of a folder or file; None if there is none."""
+    """Return the kind of a folder or file; None if the suffix of the file is unknown."""
     if not path.is_dir():
         return kind_of_file(path)
     return next(kind for kind in SOURCE_KINDS.values() if not kind.suffixes)
 
 
 def storage_at(path: Path) -> Storage | None:
-    """Return the storage in a file; None for a folder, and for a file that contains no images itself."""
+    """Open a file as a storage of images; return None for a folder, or for a file that contains no images."""
     opener = STORAGES.get(path.suffix.lower())
     return None if opener is None or not path.is_file() else opener(path)
 
@@ -91,7 +91,7 @@ def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
     """Find the images of a folder, a CSV file, an archive or a named data set, as `read_table` does.
 
     Raises:
-        VitkitError: there is nothing in it to learn from, or a single class.
+        VitkitError: there are no images, or they have only one class.
     """
     table = read_table(data, layout)
     check_classes(table)
@@ -99,10 +99,10 @@ def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
 
 
 def check_classes(table: ImageTable) -> None:
-    """Refuse a single class, which there is nothing to tell from.
+    """Refuse a table with a single class, since there is nothing to distinguish it from.
 
     Raises:
-        VitkitError: there is one alone.
+        VitkitError: there is only one class.
     """
     if len(table.classes) == 1 < table.task.least_classes:
         raise VitkitError(
@@ -111,40 +111,40 @@ def check_classes(table: ImageTable) -> None:
 
 
 def read_table(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
-    """Find the images of a folder, a CSV file or a named set, which is downloaded when it is first named.
+    """Find the images of a folder, a CSV file, an archive, or a named data set, which is downloaded on first use.
 
-    A folder holds `class/image`, or `train/class/image` beside `val` and `test` (see `layout.understand`). A CSV file
-    has the columns path (as seen from its own folder), label and, if wanted, split. Where a label joins names by `;`,
-    or its column is `labels`, it is multi-label: `cat;dog` is an image with two classes, and an empty label one with
-    none of them.
+    A folder contains `class/image`, or `train/class/image` next to `val` and `test` (see `layout.understand`). A CSV
+    file has the columns path (relative to the file's folder), label and, optionally, split. The table is multi-label if
+    a label joins names by `;`, or if the column is called `labels`: `cat;dog` is then an image with two classes, and an
+    empty label an image with none.
 
     Args:
-        data: the folder, file or name.
-        layout: whether the folders of a folder are `classes` or `splits`; `auto` tells by itself, or refuses.
+        data: a path, or the name of a data set.
+        layout: whether the folders in the data's folder are `classes` or `splits`; `auto` decides by names and
+            contents, or raises an error if it cannot.
 
     Raises:
-        VitkitError: there is no such folder or name, it is not clear what its folders mean, or there is no image
-            in it.
+        VitkitError: there is no such path or name, the layout of the folders is ambiguous, or there are no images.
     """
     kind, root = find_source(data), Path(data)
     if kind is None:
-        from vitkit.data import named  # and with it what downloads
+        from vitkit.data import named  # imported late, with what downloads need
 
         root = named.materialise(str(data))
         kind = kind_of(root)
         assert kind is not None
-        if layout == "auto":  # which is known of a named set, and need not be told by its folders
+        if layout == "auto":  # the layout of a named data set is known
             layout = "splits" if DATASETS[str(data)].splits else "classes"
     if layout != "auto" and not kind.has_layout:
-        raise VitkitError(f"--layout {layout} is about folders, and {data} is a {kind.name}; leave it out")
+        raise VitkitError(f"--layout {layout} applies to folders, but {data} is a {kind.name}; leave it out")
     return kind.read(str(data), root, layout)
 
 
 def find_source(data: str | Path) -> SourceKind | None:
-    """Return the kind of a folder or file without examining it; None for a named data set.
+    """Return the kind of a folder or file without reading its content; None for a named data set.
 
     Raises:
-        VitkitError: there is no such folder or name, or the file is of no kind.
+        VitkitError: there is no such path or name, or no kind has the suffix of the file.
     """
     if not str(data):
         raise VitkitError('DATA is empty (""): name a folder, a CSV file or a data set; . is this folder')
@@ -162,7 +162,7 @@ def find_source(data: str | Path) -> SourceKind | None:
 
 
 def _within(table: ImageTable) -> str:
-    """Suggest the folders within the only class, if it consists of folders."""
+    """Return a suggestion to use the only class as the data's folder, if it contains folders."""
     folder = table.root / table.classes[0]
     holds_folders = folder.is_dir() and any(
         child.is_dir() and not is_passed_over(child.name) for child in folder.iterdir()
@@ -171,7 +171,7 @@ def _within(table: ImageTable) -> str:
 
 
 def read_folders(name: str, root: Path, layout_name: LayoutName) -> ImageTable:
-    """Find the images of a folder (`class/image`, `train/class/image`, see `layout.understand`)."""
+    """Find the images of a folder (`class/image` or `train/class/image`, see `layout.understand`)."""
     overlooked = Overlooked()
     layout = understand(name, survey(root, overlooked), layout_name)
     return table_of_layout(
@@ -184,7 +184,7 @@ def read_folders(name: str, root: Path, layout_name: LayoutName) -> ImageTable:
     )
 
 
-_COLUMNS = {  # of a CSV file, by what people call them
+_COLUMNS = {  # titles of columns that people use
     **dict.fromkeys(("path", "file", "filename", "image"), "path"),
     **dict.fromkeys(("label", "class", "labels"), "label"),
     "split": "split",
@@ -192,11 +192,11 @@ _COLUMNS = {  # of a CSV file, by what people call them
 
 
 def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
-    """Read the images of a CSV file. Its delimiter is the one that is most frequent in the header."""
+    """Read the table of images in a CSV file (`read_table` describes its columns)."""
     with file.open("rb") as data:
         refuse_encoding(name, data.read(64))
     try:
-        with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets begin with a byte order mark
+        with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets write a byte order mark
             contents = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
@@ -248,7 +248,7 @@ def read_unlabelled(data: str | Path) -> ImageTable:
     """Return all pictures of a source as a table of one class without splits.
 
     Raises:
-        VitkitError: there is no such folder, or no picture in it.
+        VitkitError: there is no such folder or archive, or no image in it.
     """
     root = Path(data)
     if not root.exists() and str(data) in DATASETS:
@@ -257,7 +257,7 @@ def read_unlabelled(data: str | Path) -> ImageTable:
         root = named.materialise(str(data))
     kind = kind_of(root) if root.exists() else None
     if kind is None or kind.read_unlabelled is None:
-        raise VitkitError(f"no such folder: {data}; pictures without labels are those below a folder")
+        raise VitkitError(f"no such folder: {data}; pictures without labels must lie below a folder")
     return kind.read_unlabelled(str(data), root)
 
 
@@ -283,7 +283,7 @@ def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
 
 
 def has_no_folders(data: str | Path) -> bool:
-    """Return whether all pictures lie directly in the folder."""
+    """Return whether a folder or archive has images, all of them outside of its subfolders."""
     root = Path(data)
     kind = kind_of(root) if root.exists() else None
     if kind is None or kind.read_unlabelled is None:

@@ -1,7 +1,7 @@
-"""Read and write what a run stores about its images: the split of each (split.json) and which belong together
-(groups.json).
+"""Read and write what a run stores about its images.
 
-It also finds the images of an earlier run wherever they are now: under another root, or under other names.
+That is the split of each image (split.json), and which images belong together (groups.json). The module also finds the
+images of an earlier run where they are now: in another folder, or under other names.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from vitkit.text.cells import JOINT, plural
 
 
 def split_to_dict(table: ImageTable) -> dict[str, Any]:
-    """Return root, classes, and the paths of each class in each split, with a hash, as plain JSON types.
+    """Return the content of split.json as plain JSON types: root, classes, the paths by split and class, and a hash.
 
-    In a multi-label table the paths are those of each set of classes, whose names are joined by `;`.
+    In a multi-label table, the paths are listed by set of classes, whose names are joined by `;`.
     """
     names = [JOINT.join(table.classes[k] for k in split_or_labels) for split_or_labels in table.sets] or table.classes
     splits: dict[str, dict[str, list[str]]] = {
@@ -52,7 +52,7 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
 
 
 def split_from_file(path: Path) -> ImageTable:
-    """Read the table that split.json of a run describes.
+    """Read the table that split.json of a run describes; no image is looked for.
 
     Raises:
         VitkitError: the file is missing or damaged.
@@ -90,11 +90,11 @@ def split_from_file(path: Path) -> ImageTable:
 
 
 def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
-    """List the paths of each group of two or more images that show one picture or one scene.
+    """List the paths of each group of two or more images, which show one picture or one scene.
 
     Args:
         table: n images.
-        groups: a number for each image, the same within a group, (n,).
+        groups: a number for each image, (n,); images of a group have the same number.
     """
     members: dict[int, list[str]] = {}
     for path, number in zip(table.paths, groups, strict=True):
@@ -103,7 +103,7 @@ def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
 
 
 def groups_from_file(path: Path) -> dict[str, int]:
-    """Return the group numbers from what `groups_to_list` gave; none without the file.
+    """Return the group number of each path from a file of `groups_to_list`; none if there is no such file.
 
     Raises:
         VitkitError: the file is damaged.
@@ -121,24 +121,24 @@ def groups_from_file(path: Path) -> dict[str, int]:
 
 
 def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
-    """Return the keys of a multi-label split.json, and the set of classes of each."""
+    """Return the keys of a multi-label split.json, and the class numbers of each key."""
     number = {name: i for i, name in enumerate(stored["classes"])}
     names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
     return names, tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
 
 
-_OTHER = " (another picture now)"  # behind the path of such an image, which is then no file
+_OTHER = " (another picture now)"  # appended to the path of such an image, so that no file has it
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The images of a run that have changed since it began.
+    """The images of a run that have changed since the run started.
 
     Attributes:
-        images: how many were looked at.
-        what: which they are, such as `test images`.
-        changed: the paths of those that hold other pictures now.
-        missing: the paths of those that are gone.
+        images: the number of images that were checked.
+        what: what these images are, such as `test images`.
+        changed: the paths of files that now hold other pictures.
+        missing: the paths of files that no longer exist.
     """
 
     images: int
@@ -162,7 +162,7 @@ class Changes:
         return f"{count} of the run's {self.images} {self.what} {are}: {', '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `changed` for evaluation.json, or nothing if nothing has changed."""
+        """Return the entry `changed` of evaluation.json; empty if nothing has changed."""
         if not self:
             return {}
         count = len(self.changed) + len(self.missing)
@@ -173,32 +173,33 @@ class Changes:
         """Raise an error if an image has changed.
 
         Args:
-            remedy: what may be done but to put the images back.
+            remedy: what the user may do instead of restoring the images.
 
         Raises:
-            VitkitError: something has.
+            VitkitError: an image has changed or is missing.
         """
         if self:
-            raise VitkitError(f"{self.text}; put back what was there, or {remedy}")
+            raise VitkitError(f"{self.text}; restore the images, or {remedy}")
 
 
 def look_over(
     table: ImageTable, contents: Mapping[str, str], splits: Sequence[str] | None = None
 ) -> tuple[ImageTable, Changes]:
-    """Compare images of a run with what it recorded of them. Every command that reads a run's pictures asks here.
+    """Compare the images of a run with what it recorded. Every command that reads a run's images calls this.
 
     Args:
         table: the table of `images_of_run`.
-        contents: the digest of each image by its path (`read_contents`); those without one are only looked for.
-        splits: which of them are looked at; None, or `all` among them: every image.
+        contents: the digest of each image by its path (`read_contents`); images without one are only checked for
+            existence.
+        splits: the splits to check; None, or `all` among them, checks every image.
 
     Returns:
-        The table, in which an image that holds another picture now has a path that no file has, so that it counts as
-        unreadable; and what has changed.
+        The table and the changes. In the table, an image whose file now holds another picture has a path that no file
+        has, so that it counts as unreadable.
     """
     is_all = splits is None or "all" in splits
     chosen = [i for i, split in enumerate(table.splits) if is_all or split in (splits or ())]
-    gone = {i for i in chosen if table.paths[i].endswith(_OTHER)}  # found to be so under another root
+    gone = {i for i in chosen if table.paths[i].endswith(_OTHER)}  # recognised as another picture by `images_of_run`
     rest = [i for i in chosen if i not in gone]
     known = [i for i in rest if table.paths[i] in contents]
     digest_of = dict(zip(known, _digests([table.file(i) for i in known]), strict=True))
@@ -216,7 +217,7 @@ def look_over(
 
 
 def is_unchanged(file: Place, digest: str | None) -> bool:
-    """Return whether a file holds the picture that a run recorded; True if the run recorded none."""
+    """Return whether a file still holds the picture that a run recorded; True if the run recorded no digest."""
     return digest is None or digest_of(file) == digest
 
 
@@ -225,27 +226,27 @@ def refuse_changed(split_file: Path, remedy: str) -> None:
 
     Args:
         split_file: the run's split.json.
-        remedy: what may be done but to put the images back.
+        remedy: what the user may do instead of restoring the images.
 
     Raises:
-        VitkitError: some are not, or their folder is gone.
+        VitkitError: an image has changed or is missing, or the folder no longer exists.
     """
     table = images_of_run(split_file)
     look_over(table, read_contents(split_file), None)[1].refuse(remedy)
 
 
 def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
-    """Read the split images of a run, with the places where their files are now.
+    """Read the split images of a run, with the current paths of their files.
 
-    Under a root that is given anew, an image is the file that has its content, whatever it is called there; one that
-    is nowhere keeps its path, and is unreadable.
+    With a new root, each image is recognised by its content, whatever the file is called there. An image that is not
+    found keeps its path and counts as unreadable.
 
     Args:
         split_file: the run's split.json.
-        root: the folder that holds the images now; None: where they were.
+        root: the folder or archive that contains the images now; None: where they were.
 
     Raises:
-        VitkitError: the folder is gone, or holds none of the images.
+        VitkitError: the folder no longer exists, or contains none of the images.
     """
     table = split_from_file(split_file)
     if root is not None:
@@ -254,10 +255,10 @@ def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
 
 
 def locate(table: ImageTable) -> ImageTable:
-    """Read the table of an earlier run. A named data set is downloaded again if necessary.
+    """Return the table of an earlier run if its folder exists. A named data set is downloaded again if necessary.
 
     Raises:
-        VitkitError: the folder is gone.
+        VitkitError: the folder no longer exists.
     """
     if table.storage is not None or table.root.is_dir():
         return table
@@ -267,7 +268,7 @@ def locate(table: ImageTable) -> ImageTable:
 
 
 def read_contents(split_file: Path) -> dict[str, str]:
-    """Return the beginning of the SHA-256 of each image of a run by its path, as far as the run knows them."""
+    """Return the digest of each image of a run by its path, for the images whose digest the run recorded."""
     try:
         contents = from_json(read_text(split_file)).get("contents", {})
         for digest in contents.values():
@@ -278,26 +279,26 @@ def read_contents(split_file: Path) -> dict[str, str]:
 
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
-    """Read the groups of a run's images, by the paths that they have in a table of `images_of_run`."""
+    """Return the group numbers of a run's images, by the paths that they have in a table of `images_of_run`."""
     groups = groups_from_file(run / GROUPS)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True) if groups else ()
     return {new: groups[old] for old, new in known if old in groups}
 
 
 def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | None]:
-    """Return what a record says of each image of a run, by path."""
+    """Return the role of each image of a run in a record, by path; None if the record does not know the image."""
     role_of = record.role_of()
     return {path: role_of.get(bytes.fromhex(digest)) for path, digest in read_contents(split_file).items()}
 
 
 def move_run(split_file: Path, root: Path) -> None:
-    """Write down where a run's images are now.
+    """Update the files of a run to the folder or archive that contains its images now.
 
     Raises:
-        VitkitError: the folder holds not all of the images.
+        VitkitError: some of the images are not in the folder.
     """
     before = split_from_file(split_file)
-    contents, _ = read_contents(split_file), groups_from_file(split_file.with_name(GROUPS))  # refuse what is damaged
+    contents, _ = read_contents(split_file), groups_from_file(split_file.with_name(GROUPS))  # may raise
     after = _under(before, root, contents)
     if gone := [path for i, path in enumerate(after.paths) if not is_there(after.file(i))]:
         raise VitkitError(f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})")
@@ -336,14 +337,14 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
 
 
 def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[str]) -> ImageTable:
-    """Leave out images whose path now holds another picture, if theirs is nowhere else."""
+    """Replace the paths of images that were not found, if another picture is at the path now."""
     gone = {i for i in lost if table.paths[i] == before[i] and is_there(table.file(i))}
     paths = (f"{path}{_OTHER}" if i in gone else path for i, path in enumerate(table.paths))
     return replace(table, paths=tuple(paths))
 
 
 def by_content(table: ImageTable) -> dict[str, str]:
-    """Map the content of each image below a table's root, or in its storage, to its key."""
+    """Return the key of each image below a table's root, or in its storage, by its digest."""
     if table.storage is None:
         keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
     else:
@@ -359,8 +360,10 @@ def by_content(table: ImageTable) -> dict[str, str]:
 
 
 def _digests(files: Sequence[Place]) -> list[str | None]:
-    """The digest of each file, None where it cannot be read. Files that have not changed since the doctor read them, as
-    their size and times tell, are not read again."""
+    """Return the digest of each file; None if it cannot be read.
+
+    Files with unchanged size and times (`stamp_of`) are not read again.
+    """
     digests: list[str | None] = []
     with Memory() as memory:
         stamps = [stamp_of(file) for file in files]
@@ -373,7 +376,7 @@ def _digests(files: Sequence[Place]) -> list[str | None]:
 
 
 def digest_of(file: Place) -> str | None:
-    """Return the beginning of a file's SHA-256, as runs store it; None if it cannot be read."""
+    """Return the first bytes of a file's SHA-256 as hexadecimal text, as runs store it; None if it cannot be read."""
     try:
         with open_place(file) as opened:
             return hashlib.file_digest(opened, "sha256").digest()[:DIGEST].hex()  # type: ignore[arg-type]  # it has readinto

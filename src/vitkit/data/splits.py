@@ -1,6 +1,6 @@
-"""Divide images into training, validation and test images, or into folds.
+"""Split images into training, validation and test images, or into folds.
 
-Each class is divided in the same proportion, and images of a group stay together. The result is stored in the run.
+Each class is split in the same proportion, and images of a group stay together. The result is stored in the run.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from vitkit.errors import VitkitError
 
 UNEQUAL = 3  # ratio of the largest to the smallest class above which classes are very unequal
 
-ALL, _NONE = -2, -1  # what is counted beside the classes: every image, and those without a class
+ALL, _NONE = -2, -1  # counted in addition to the classes: all images, and images without a class
 
 
 def classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
-    """Count the images of each class. Images without a class count as a class of their own."""
+    """Count these images by class. Images without a class are counted under `_NONE`."""
     return Counter(label for i in images for label in (table.classes_of(i) or (_NONE,)))
 
 
 def total(counts: Sequence[Counter[int]]) -> Counter[int]:
-    """Add up counts."""
+    """Return the sum of several counts."""
     summed = Counter[int]()
     for vector in counts:
         summed.update(vector)
@@ -42,9 +42,12 @@ def deal_sets(
     rng: np.random.Generator,
     have: Sequence[Counter[int]],
 ) -> list[int]:
-    """Return the split (train, val, test) of each group of images that may have several classes, as a number.
+    """Assign a split to each group of multi-label images: 0 for train, 1 for val, 2 for test.
 
-    Every class has an image in train. `have` is what the splits have already, of each class and in all.
+    Every class has at least one image in train.
+
+    `members` has the images of each group, `shares` the fractions of val and test, and `have` counts the images by
+    class, and all of them (`ALL`), that each split contains already.
     """
     counts = [classes_in(table, images) for images in members]
     wants: list[dict[int, float]] = [{}, {}, {}]
@@ -71,14 +74,14 @@ def stratify(
 ) -> list[int]:
     """Assign a part to each group by iterative stratification (Sechidis et al. 2011, algorithm 1).
 
-    The class with the fewest groups left is dealt first, each of its groups to the part that lacks most of it, since
-    little can be made good for it later.
+    The class with the fewest remaining groups comes first, since its imbalance could not be corrected later. Each of
+    its groups goes to the part that lacks the most images of this class.
 
     Args:
-        members: the groups' images.
-        counts: how many images of each class a group has.
-        wants: how many images of each class, and in all (`ALL`), a part should get.
-        rng: decides between groups that are alike.
+        members: the images of each group.
+        counts: the number of images of each class, for each group.
+        wants: the desired number of images of each class, and of all (`ALL`), for each part.
+        rng: decides the order of groups of the same size.
     """
     lacking = [dict(want) for want in wants]
     holders: dict[int, list[int]] = {}
@@ -86,9 +89,7 @@ def stratify(
         for label in counts[i]:
             holders.setdefault(label, []).append(i)
     left = {label: len(numbers) for label, numbers in holders.items()}
-    queue = [
-        (groups, label) for label, groups in left.items()
-    ]  # as they were at some time; those that changed are late
+    queue = [(groups, label) for label, groups in left.items()]  # entries whose count has changed since are skipped
     heapify(queue)
     parts = [-1] * len(members)
     while queue:
@@ -106,7 +107,7 @@ def stratify(
 
 
 def members_of(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
-    """Return the free images group by group, in the order of their first images."""
+    """Return lists of the images in `free` that belong to one group, in the order of their first images."""
     members: dict[int, list[int]] = {}
     for i in free:
         members.setdefault(groups[i], []).append(i)
@@ -114,7 +115,7 @@ def members_of(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
 
 
 def by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[int]]]:
-    """Return the groups of each class in order. The first image of a group decides its class."""
+    """Return the groups of each class. The class of a group is that of its first image."""
     groups_of: list[list[list[int]]] = [[] for _ in table.classes]
     for images in members:
         groups_of[table.labels[images[0]]].append(images)
@@ -122,12 +123,14 @@ def by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[
 
 
 def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:
-    """Assign a split to each group of a class so that test and val have about their number of images.
+    """Assign a split to each group of a class, so that val and test get about the desired number of images.
 
-    Beside them are `trained` images that are in train already; a number that is not above 0 wants none.
+    Groups of several images are assigned first, the largest first, each to the split that lacks most images. Copies of
+    a picture therefore tend to be in train, and val and test have many different pictures. Single images then fill
+    test, val and train, in this order. At least one group is in train, unless `trained` images of the class are there
+    already.
 
-    Single images fill test, then val, then train. Groups are dealt first, the largest ones foremost, each to the split
-    that lacks most: copies of one picture are thus trained on, and the other two hold pictures that differ.
+    `sizes` has the number of images of each group; `val` and `test` are the desired numbers, 0 or less for none.
     """
     lacking = {"test": test, "val": val, "train": sum(sizes) - val - test}
     names = [""] * len(sizes)
@@ -139,7 +142,7 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
         lacking[names[i]] -= 1
     if sizes and "train" not in names and not trained:
         names[max(range(len(sizes)), key=lambda i: sizes[i])] = "train"
-    for name, wanted in (("test", test), ("val", val)):  # a few large groups may have passed one by
+    for name, wanted in (("test", test), ("val", val)):  # with a few large groups, a split may be empty
         others = Counter(names)
         if wanted > 0 and not others[name] and not trained and max(others.values(), default=0) > 1:
             rich = max(others, key=lambda other: others[other])
@@ -148,9 +151,10 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
 
 
 def sizes_of(images: int, shares: np.ndarray) -> tuple[int, int]:
-    """Return how many images of a class go to val and to test: at least one each if there are enough.
+    """Return the numbers of images of a class for val and test, at least one each if there are enough images.
 
-    The numbers are rounded, but where there is no test part that of val is cut, as in the common split into two.
+    The numbers are rounded. If there is no test split, the number for val is rounded down instead, as in the common
+    split into two.
     """
     spare = images - 1
     test = min(spare, max(round(images * shares[1]), 1)) if shares[1] else 0
@@ -169,22 +173,22 @@ def split(
     groups: Sequence[int] | None = None,
     kept: Sequence[str | None] | None = None,
 ) -> ImageTable:
-    """Give every image a split, the same for the same seed.
+    """Assign a split to every image. The same seed gives the same result.
 
-    Images that come already split stay where they are; without a val folder its share is taken from training.
-    A class too small for all three gives to train first, then test, then val. Images of several classes are dealt by
-    iterative stratification (Sechidis et al. 2011).
+    Images that are already split keep their split; if there is no val split, its share is taken from train. A class
+    that is too small for all three fills train first, then test, then val. Multi-label images are assigned by iterative
+    stratification (Sechidis et al. 2011).
 
     Args:
         table: the images.
-        fractions: parts for train, val and test.
+        fractions: the fractions of train, val and test.
         seed: the seed of the shuffle within each class.
-        groups: a number for each image; images of one number stay in one split, where they are not split already.
-        kept: the split that each image had in an earlier run, None for a new one. They keep it, and the new ones are
-            dealt so that each split gets its part of all, or comes close.
+        groups: a number for each image; images with the same number are assigned to the same split.
+        kept: the split of each image in an earlier run, which it keeps; None for a new image. New images are assigned
+            so that the splits of all images come close to the fractions.
 
     Raises:
-        VitkitError: the fractions are not three parts of 1 with something to train on.
+        VitkitError: the fractions are not three numbers that sum to 1, or the first is 0.
     """
     if len(fractions) != 3 or min(fractions) < 0 or fractions[0] <= 0 or not abs(sum(fractions) - 1) <= 1e-6:
         raise VitkitError(f"split must be three fractions that sum to 1, train above 0, not {tuple(fractions)}")
@@ -221,21 +225,21 @@ def split(
 
 
 def trained_of(per_class: Sequence[int], fractions: Sequence[float]) -> int:
-    """Count the images that `split` leaves for training, where no two of them must stay together.
+    """Count the images that `split` assigns to train if every image is a group of its own.
 
     Args:
-        per_class: images of each class.
-        fractions: parts for train, val and test.
+        per_class: the number of images of each class.
+        fractions: the fractions of train, val and test.
     """
     shares = np.array(fractions[1:], dtype=float)
     return sum(images - sum(sizes_of(images, shares)) for images in per_class)
 
 
 def check_trainable(table: ImageTable) -> None:
-    """Refuse data that comes split and has no training images.
+    """Refuse data that are already split but have no training images.
 
     Raises:
-        VitkitError: there are none.
+        VitkitError: there are no training images.
     """
     present = [name for name in SPLITS if name in table.splits]
     if present and "train" not in present:
@@ -248,7 +252,7 @@ def check_trainable(table: ImageTable) -> None:
 def _keep(
     splits: list[str | None], free: Sequence[int], kept: Sequence[str | None] | None, may_be: Collection[str]
 ) -> set[int]:
-    """Put the free images that had a split back into it, if it may be theirs; and which those are."""
+    """Restore the earlier splits of the free images that had one of `may_be`; return the indices of these images."""
     held = {i for i in free if kept is not None and kept[i] in may_be}
     for i in held:
         assert kept is not None
@@ -257,7 +261,7 @@ def _keep(
 
 
 def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | None]) -> list[Counter[int]]:
-    """Count the images of each class, and in all, that train, val and test have already."""
+    """Count, for each of train, val and test, the images that are in it already: by class, and in total (`ALL`)."""
     have: list[Counter[int]] = [Counter() for _ in SPLITS]
     for i in held:
         have[SPLITS.index(str(splits[i]))].update([*classes_in(table, [i]), ALL])
@@ -265,16 +269,18 @@ def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | 
 
 
 def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None = None) -> list[int]:
-    """Assign a fold from 0 to folds - 1 to each image: equal parts of each class, groups together.
+    """Assign a fold from 0 to folds - 1 to each image. Classes are split evenly, and groups stay together.
 
     Raises:
-        VitkitError: there are fewer than two folds, or no class has enough images (or groups) for as many.
+        VitkitError: there are fewer than two folds, or more than the largest class has images (or groups).
     """
     members = members_of(groups or range(len(table)), range(len(table)))
     counts = [classes_in(table, images) for images in members]
     largest = max(Counter(label for images_of_class in counts for label in images_of_class).values())
     if not 2 <= folds <= largest:
-        raise VitkitError(f"folds must be between 2 and {largest}, the parts that the largest class has; not {folds}")
+        raise VitkitError(
+            f"folds must be between 2 and {largest}, the number of images or groups in the largest class, not {folds}"
+        )
     rng = np.random.default_rng(seed)
     fold_of = [0] * len(table)
     if table.sets:
@@ -298,16 +304,19 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
 
 
 def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
-    """Group images by what a regular expression finds in their paths: its first group, or its whole match.
+    """Group images by scene: by the part of their path that a regular expression finds.
+
+    This part is the first group of the expression, or the whole match if it has no group.
 
     Args:
         table: the images.
-        pattern: searched in each path below the data's folder. An image that it is not found in stands for itself.
-        groups: a number for each image; those of one number stay together.
+        pattern: the regular expression, searched in each path below the data's folder. An image without a match is in
+            no scene.
+        groups: a number for each image; images with the same number stay together.
 
     Raises:
-        VitkitError: it is found in no path, or finds the same in all.
-        re.error: it is no regular expression.
+        VitkitError: no path matches, or all paths match the same text.
+        re.error: the pattern is not a regular expression.
     """
     matches = [re.search(pattern, path) for path in table.paths]
     names = [match and (match[1] if match.re.groups else match[0]) for match in matches]
@@ -325,16 +334,16 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
 def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
     """Keep at most `limit` training images of a table, and all validation and test images.
 
-    The classes keep their proportions, and at least one image each. What a smaller limit keeps, a larger one with the
-    same seed keeps too.
+    The classes keep about their proportions, with at least one image each. With the same seed, a larger limit also
+    keeps all images of a smaller one.
 
     Args:
         table: the images, already split.
-        limit: the limit of training images.
-        seed: the seed of which are kept.
+        limit: the largest number of training images.
+        seed: the seed of the random choice.
 
     Raises:
-        VitkitError: there are more classes to keep an image of than images to keep.
+        VitkitError: the limit is too small to keep an image of each class.
     """
     rng = np.random.default_rng(seed)
     drawn = rng.permutation([i for i, split_name in enumerate(table.splits) if split_name == "train"]).tolist()
@@ -358,8 +367,8 @@ def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
     """Order the images so that every prefix has the labels in about their proportions.
 
     Args:
-        images: indices, in the order in which images of one label are to come.
-        labels: the labels of all images.
+        images: the indices to order; among images of one label, their order stays.
+        labels: the label of every image of the table.
     """
     by_class: dict[int, list[int]] = {}
     for i in images:
@@ -371,7 +380,7 @@ def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
 
 
 def held_out_split(table: ImageTable) -> str:
-    """Name of the split that results are reported on: test, else val, else all."""
+    """Return the split that results are reported on: test if there is one, otherwise val, otherwise "all"."""
     return next((name for name in ("test", "val") if name in table.splits), "all")
 
 

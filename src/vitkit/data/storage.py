@@ -1,7 +1,7 @@
-"""Where the bytes of images are kept: files in folders, or a storage that gives them by key.
+"""Where the bytes of images are kept: in files of a folder, or in a storage that returns them by key.
 
-Everything that reads pictures takes a `Place`: the path of a file, or an image of a storage. A path that goes on below
-an archive (`flowers.zip/daisy/1.jpg`) names the image in it, so that people and files of predictions can name it too.
+Everything that reads pictures takes a `Place`: the path of a file, or an image in a storage. A path that continues
+below an archive (`flowers.zip/daisy/1.jpg`) names the image in it, so people and files of predictions can name it too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class UnreadableImageError(VitkitError):
 
 
 class Storage(Protocol):
-    """Images by key. Threads and forked processes share a storage, so it holds no open file."""
+    """Images by key. Threads and forked processes share a storage, so it must not hold an open file."""
 
     @property
     def name(self) -> str:
-        """Return the name for messages; `name/key` names an image."""
+        """Return the name of the storage for messages, in which `name/key` is an image."""
         ...
 
     def keys(self) -> Collection[str]:
@@ -37,14 +37,14 @@ class Storage(Protocol):
         """Open an image and return its bytes as a seekable stream.
 
         Raises:
-            FileNotFoundError: there is none of this key.
-            OSError: it cannot be read.
-            UnreadableImageError: it is refused, for the reason in the message.
+            FileNotFoundError: there is no such key.
+            OSError: the image cannot be read.
+            UnreadableImageError: the storage refuses to read the image; the message is the reason.
         """
         ...
 
     def stamp(self, key: str) -> bytes | None:
-        """Return bytes that change whenever the image does; None if that cannot be known."""
+        """Return bytes that change whenever the image changes; None if that cannot be known."""
         ...
 
 
@@ -69,14 +69,14 @@ class Stored:
 
 
 Place = Path | Stored
-STORAGES: dict[str, Callable[[Path], Storage]] = {}  # by the suffix of their files, as `data.sources` registers them
+STORAGES: dict[str, Callable[[Path], Storage]] = {}  # by the suffix of their files; `data.sources` registers them
 
 
 def open_place(place: str | Place) -> BinaryIO:
     """Open an image and return its bytes as a stream.
 
     Raises:
-        UnreadableImageError: it is a pipe or a device, whose reading might never end, or its storage refuses it.
+        UnreadableImageError: the file is a pipe or a device, which might never end, or its storage refuses to read it.
         OSError: there is no such image, or it cannot be read.
     """
     stored = stored_at(place)
@@ -90,11 +90,11 @@ def read_place(place: str | Place) -> bytes:
 
 
 def stored_at(place: str | Place) -> Stored | None:
-    """Return the image of a storage that is named; None for a regular file or a folder.
+    """Return the image in a storage that a path names; None for a regular file or a folder.
 
     Raises:
-        UnreadableImageError: it is a pipe or a device.
-        OSError: there is no such file, or it cannot be seen.
+        UnreadableImageError: the path is a pipe or a device.
+        OSError: the file does not exist or is not accessible.
     """
     if isinstance(place, Stored):
         return place
@@ -110,7 +110,7 @@ def stored_at(place: str | Place) -> Stored | None:
 
 
 def below_storage(path: str | Path) -> Stored | None:
-    """Return the storage that a path leads into, with the rest of the path as key; None if there is none.
+    """Return the storage that a path leads into, with the rest of the path as key; None if it leads into none.
 
     Raises:
         VitkitError: the storage cannot be read.
@@ -126,7 +126,7 @@ def below_storage(path: str | Path) -> Stored | None:
 def is_there(place: Place) -> bool:
     """Return whether the file, or the image in its storage, exists."""
     if isinstance(place, Stored):
-        return place.key in place.storage.keys()  # noqa: SIM118  # a storage is no mapping
+        return place.key in place.storage.keys()  # noqa: SIM118  # a storage is not a mapping
     if os.path.isfile(place):  # noqa: PTH113  # a Path takes three times as long
         return True
     stored = None if place.exists() else below_storage(place)
@@ -134,7 +134,7 @@ def is_there(place: Place) -> bool:
 
 
 def version_of(place: Place) -> tuple[int, int, int] | None:
-    """Return numbers that change when an image does; None if it cannot be accessed."""
+    """Return three numbers that change when an image changes; None if the image cannot be accessed."""
     if isinstance(place, Stored):
         stamp = place.storage.stamp(place.key)
         digest = None if stamp is None else hashlib.sha256(stamp).digest()

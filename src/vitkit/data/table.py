@@ -17,7 +17,7 @@ from vitkit.text.names import alike
 
 Row = tuple[str, str, str | None]  # key, class, split
 
-UNLABELLED = "unlabelled"  # the label of a picture whose class was not shown
+UNLABELLED = "unlabelled"  # the label of a picture whose class is unknown
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,22 @@ class ImageTable:
     """A table of labelled images.
 
     Attributes:
-        name: what the user called it.
-        root: the folder, or the file of a storage, that the images are in.
-        classes: names; a label is an index into them, or into `sets`.
-        paths: the key of each image, which is shown to people: of a file its path as seen from `root`.
-        labels, splits: one entry an image; a split is train, val, test, or None where it is still to be made.
-        ignored: count of files and folders passed over, by reason.
-        empty: class folders without an image, which are no classes.
-        folders: the folders where the photographs lie; nothing may be written below.
-        sets: the sets of classes in a multi-label table, each sorted; a label is an index into
-            them. Empty where every image has one class.
-        layout: how the folders were understood, in a line; empty where there were none to understand.
-        overlooked: sentences about folders that may hold images and were not looked into.
-        corrections, unmatched: sentences about what a label file changed, and about what of it changed nothing.
-        left_out: the images that a label file leaves out, with their labels until then.
-        proposals: the images whose labels were changed, or that were left out, because a model proposed it.
-        storage: what gives the bytes of the images by their keys; None: they are files below `root`.
+        name: what the user called the data.
+        root: the folder, or the file of the storage, that contains the images.
+        classes: the class names. A label is an index into them, or in a multi-label table an index into `sets`.
+        paths: the key of each image, shown to people; for a file, its path relative to `root`.
+        labels, splits: one entry per image. A split is train, val, test, or None if it is not yet assigned.
+        ignored: the number of ignored files and folders, by reason.
+        empty: class folders without an image, which do not become classes.
+        folders: the folders that contain the photographs; nothing may be written below them.
+        sets: the sets of classes in a multi-label table, as sorted tuples of class numbers; empty in a single-label
+            table.
+        layout: a line about how the folders were understood; empty if there were none to understand.
+        overlooked: sentences about folders that were not searched but may contain images.
+        corrections, unmatched: sentences about what a label file changed, and about rows of it that changed nothing.
+        left_out: the images that a label file leaves out, with their labels before that.
+        proposals: the images that were relabelled, or left out, because a model proposed it.
+        storage: returns the bytes of an image by its key; None if the images are files below `root`.
     """
 
     name: str
@@ -65,33 +65,33 @@ class ImageTable:
         return len(self.paths)
 
     def file(self, index: int) -> Place:
-        """Return the place of an image: the path of its file, or its place in the storage."""
+        """Return the place of an image: the path of its file, or its key in the storage."""
         return self.at(self.paths[index])
 
     def at(self, key: str) -> Place:
-        """Return the place of the image with this key, whether it exists or not."""
+        """Return the place of the image with this key, whether or not it exists."""
         return self.place / key
 
     @property
     def place(self) -> Place:
-        """Return the folder or storage that the keys belong to; `place / key` is the place of an image."""
+        """Return the folder or storage of the images: `place / key` is the place of an image."""
         return self.root if self.storage is None else Stored(self.storage, "")
 
     def open(self, index: int) -> BinaryIO:
         """Open an image and return its bytes as a stream.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the image cannot be read.
         """
         return open_place(self.file(index))
 
     def lies_among(self, path: Path) -> bool:
-        """Return whether the path is below a folder of the photographs."""
+        """Return whether a path is below a folder of photographs."""
         return any(path.resolve().is_relative_to(folder) for folder in self.folders)
 
     @property
     def task(self) -> Task:
-        """Return whether each image has one class, or may have several."""
+        """Return the task: one class per image, or several."""
         return MULTI_LABEL if self.sets else SINGLE_LABEL
 
     def classes_of(self, index: int) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ class ImageTable:
         return _indicator(self.classes_of(index), len(self.classes))
 
     def set_targets(self) -> list[list[float]]:
-        """Return the targets (S, K) of all `sets`. The label of an image is the row of its target."""
+        """Return the targets (S, K) of all `sets`. The label of an image is the index of its row."""
         return [_indicator(labels, len(self.classes)) for labels in self.sets]
 
     def counts(self) -> dict[str, int]:
@@ -120,7 +120,7 @@ class ImageTable:
         return {name: count[label] for label, name in enumerate(self.classes)}
 
     def take(self, indices: list[int]) -> ImageTable:
-        """Return the rows at these indices, in this order. The classes stay."""
+        """Return a table of the rows at these indices, in this order, with the same classes."""
         return replace(
             self,
             paths=tuple(self.paths[i] for i in indices),
@@ -129,7 +129,7 @@ class ImageTable:
         )
 
     def compact(self) -> ImageTable:
-        """Return the same rows without the classes (and sets of classes) that no row has."""
+        """Return the same rows without the classes, and sets of classes, that no row has."""
         present = sorted({label for i in range(len(self)) for label in self.classes_of(i)})
         new = {label: i for i, label in enumerate(present)}
         label_sets = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
@@ -142,6 +142,7 @@ class ImageTable:
 
 
 def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None = None) -> ImageTable:
+    """Build a single-label table from rows; the classes are the sorted labels."""
     classes = tuple(sorted({row[1] for row in rows}))
     refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
@@ -157,15 +158,15 @@ def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None
 
 
 def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
-    """Refuse two classes that look the same: they would be learned as two, and shown as one.
+    """Refuse two classes with different names that look the same, since people could not distinguish them.
 
     Args:
-        name: what the user called the data.
-        classes: their names.
-        rows: the rows with these labels; the message names the first.
+        name: what the user called the data, for messages.
+        classes: the class names.
+        rows: the rows of the table; the message names the first row of such a class.
 
     Raises:
-        VitkitError: there are such; the message has the code point in which they differ.
+        VitkitError: two names look the same; the message has the characters in which they differ.
     """
     if (twins := alike(classes)) is not None:
         one, other, apart = twins

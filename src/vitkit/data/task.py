@@ -1,8 +1,8 @@
-"""What differs between images that have one class each and images that may have several.
+"""The two classification tasks: images with one class each, and images with any number of classes.
 
-There are two tasks, `SINGLE_LABEL` and `MULTI_LABEL`. A table of images has one (`ImageTable.task`), and whoever works
-with its labels asks that object instead of distinguishing the two. The losses of both are in `training.losses`, and
-their figures in `evaluation.metrics` and `evaluation.multilabel`. This module loads neither numpy nor torch.
+They are the objects `SINGLE_LABEL` and `MULTI_LABEL`. A table has one of them (`ImageTable.task`), and code that works
+with labels calls its methods instead of distinguishing the tasks itself. The losses of both are in `training.losses`,
+and their metrics in `evaluation.metrics` and `evaluation.multilabel`. This module imports neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ if TYPE_CHECKING:
 
 TaskName = Literal["single", "multi"]
 Sets = tuple[tuple[int, ...], ...]
-NO_THRESHOLD = 0.5  # of a class that no validation image has
+NO_THRESHOLD = 0.5  # for a class that no validation image has
 
 
 class Task(Protocol):
-    """A classification task: what a prediction is, and how labels are written, learned and evaluated.
+    """A classification task: how labels are written, learned and evaluated.
 
     Attributes:
-        name: the name in split.json, model.json and evaluation.json.
+        name: the name of the task in split.json, model.json and evaluation.json.
         no_class: the label of an image without any class.
-        least_classes: the fewest classes that are worth learning.
-        is_sigmoid: whether each class has a probability of its own, rather than a share of one.
-        least_weight: the least that an image of a frequent class may count in a balanced loss. Where a weight compares
-            the images of a class with all others, 1: a frequent class needs no less attention than it has.
-        recipe_fields: values of a recipe's fields that suit the task better than their defaults.
-        accuracy: what the accuracy is called.
-        calibration: what is done with the validation images after the training.
-        chosen: what is chosen in doing so, and by which figure.
-        conflict: what copies of an image are that have different labels.
-        too_few_classes: what is wrong with a table that has nothing left to tell apart.
-        description: a sentence for people about the classes of an image; empty where there is nothing to say.
+        least_classes: the smallest number of classes that can be learned.
+        is_sigmoid: whether each class has an independent probability; otherwise the probabilities of all classes sum to
+            1.
+        least_weight: the smallest weight of an image in a balanced loss. It is 1 for several classes per image: a
+            weight then compares the images with a class to those without it, and frequent classes need no lower weight.
+        recipe_fields: values of recipe fields that suit the task better than the defaults.
+        accuracy: the name of the accuracy in reports.
+        calibration: the name of the step after training that uses the validation images, for progress messages.
+        chosen: what this step chooses, and by which metric.
+        conflict: the description of copies of one image that have different labels.
+        too_few_classes: the message about a table that has too few classes left.
+        description: a sentence for people about the classes of an image; empty if none is needed.
     """
 
     name: TaskName
@@ -60,41 +61,41 @@ class Task(Protocol):
         """Return the label for these classes."""
 
     def label_names(self, classes: Sequence[str], labels: Iterable[str]) -> list[str]:
-        """Return the labels to choose from, for a table with these classes and labels."""
+        """Return the labels that a user can choose from, in a table with these classes and labels."""
 
     def refuses(self, label: str) -> bool:
-        """Return whether a label joins several classes although an image can have only one."""
+        """Return whether a label names several classes although an image can have only one."""
 
     def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
-        """Return `sets` and `labels` of a table whose images have these class numbers."""
+        """Return `sets` and `labels` of a table, from the class numbers of each image."""
 
     def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:
-        """Return the training targets for labels (n,): the labels, or 0 and 1 for each class, (n, K).
+        """Return the training targets of labels (n,): class numbers (n,), or 0 and 1 for each class (n, K).
 
         Args:
-            labels: numbers of classes, or of sets of classes.
-            sets: (S, K) the targets of each set (`ImageTable.set_targets`).
+            labels: class numbers, or in a multi-label table numbers of sets of classes.
+            sets: the targets of each set of classes, (S, K) (`ImageTable.set_targets`).
         """
 
     def thresholds(self, classes: int) -> tuple[float, ...] | None:
-        """Return the thresholds (K,) of an untrained classifier; None if it needs none."""
+        """Return the thresholds (K,) of an untrained classifier; None if the task has no thresholds."""
 
     def check_recipe(self, fields: Mapping[str, Any]) -> None:
-        """Refuse fields of a recipe that have no meaning for this task.
+        """Refuse recipe fields that have no meaning for this task.
 
         Raises:
-            VitkitError: there is one; the message says what to do.
+            VitkitError: there is such a field; the message says what to do.
         """
 
     def require_single(self, message: str) -> None:
-        """Refuse the table with this message unless its images have one class each."""
+        """Raise VitkitError with this message unless each image has exactly one class."""
 
     def summary(self, sizes: Sequence[int]) -> str | None:
-        """Describe how many classes the images have, if that needs a remark."""
+        """Describe how many classes the images have; None if each has one. `sizes` has the number of each image."""
 
 
 class _SingleLabel:
-    """Each image has one class."""
+    """Each image has exactly one class."""
 
     name: TaskName = "single"
     no_class = ""
@@ -142,15 +143,15 @@ class _SingleLabel:
 
 
 class _MultiLabel:
-    """An image may have several classes, or none. A label joins their names by `;`, and `;` alone names none."""
+    """An image has any number of classes. A label joins their names by `;`; the label `;` means no class."""
 
     name: TaskName = "multi"
     no_class = JOINT
     least_classes = 1
     is_sigmoid = True
     least_weight = 1.0
-    # All classes right is rare early on, so the loss tells epochs apart better; and most targets are 0, which smoothing
-    # would make as good as never reached.
+    # The exact match is near 0 in early epochs, so the loss ranks epochs better. Label smoothing would move the many
+    # targets of 0, and so keep probabilities away from 0.
     recipe_fields: Mapping[str, Any] = {"monitor": "val_loss", "label_smoothing": 0.0}
     accuracy = "exact match"
     calibration = "choosing thresholds"
@@ -187,15 +188,13 @@ class _MultiLabel:
     def check_recipe(self, fields: Mapping[str, Any]) -> None:
         if fields["teacher"] is not None:
             raise VitkitError(
-                "--teacher: a teacher says one class of an image, and these may have several; leave it out"
+                "--teacher: a teacher predicts one class for each image, but these may have several; leave it out"
             )
         if fields["balance"] == "sampler":
-            raise VitkitError(
-                "--balance sampler draws images by their one class, and these may have several; take loss"
-            )
+            raise VitkitError("--balance sampler needs one class for each image, but these may have several; use loss")
         if fields["prior"] == "uniform":
             raise VitkitError(
-                "--prior uniform is of single classes; of several, each is said from a threshold of its own on"
+                "--prior uniform needs one class for each image, but these may have several; leave it out"
             )
 
     def require_single(self, message: str) -> None:
@@ -212,5 +211,5 @@ TASKS: dict[TaskName, Task] = {task.name: task for task in (SINGLE_LABEL, MULTI_
 
 
 def task_of(thresholds: Sequence[float] | None) -> Task:
-    """Return the task of a classifier with these thresholds."""
+    """Return the task of a classifier from its thresholds: None means one class per image."""
     return SINGLE_LABEL if thresholds is None else MULTI_LABEL

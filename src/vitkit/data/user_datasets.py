@@ -1,8 +1,8 @@
 """Datasets of the user: objects that return (image, label) by index, as torchvision's do.
 
-A dataset that returns tensors has prepared its pictures itself, and files must be prepared in the same way when the
-trained model is used. This module reads that preprocessing from the torchvision transforms of the dataset and tries it
-on the dataset's files. What cannot be read is never guessed.
+A dataset that returns tensors has prepared its pictures itself, and the trained model must prepare files in the same
+way. This module reads the preprocessing from the dataset's torchvision transforms, and checks it on the dataset's
+files. If it cannot be read, it is reported as unknown rather than guessed.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from vitkit.text.names import alike, check_names
 _LIBRARIES = ("torchvision", "timm")
 _TO_FLOAT = ("ToTensor", "MaybeToTensor", "ConvertImageDtype")  # from 0 to 255 -> from 0 to 1
 _SAME = ("ToImage", "ToPILImage", "PILToTensor", "MaybePILToTensor", "ToPureTensor", "Identity")
-_PATHS = ("samples", "imgs", "images_path")  # where datasets of folders keep the paths of their pictures
-_TRIED = 3  # pictures that are prepared both ways
-_LEVELS = 1.0  # of 255, by which these may differ in the mean
+_PATHS = ("samples", "imgs", "images_path")  # attributes in which datasets keep the paths of their pictures
+_TRIED = 3  # pictures with which the preprocessing is checked
+_LEVELS = 1.0  # of 255; the largest mean difference of such a picture
 
 
 @dataclass
 class _Steps:
-    """The steps of a chain of transforms, as far as they were understood.
+    """What is known about the preprocessing after some transforms of a chain.
 
     Attributes:
-        resized: the short side, or (height, width), that pictures are brought to; None: not yet.
-        size: (height, width) after all steps; None: it depends on the picture.
-        interpolation: the interpolation of the resizing.
-        mean, std: the normalisation; None if there is none so far.
-        is_float: whether the pixels are from 0 to 1 by now.
+        resized: the short side, or (height, width), that pictures are resized to; None if there was no resize yet.
+        size: (height, width) after these transforms; None if it depends on the picture.
+        interpolation: the interpolation of the resize.
+        mean, std: the normalisation; None if there was none yet.
+        is_float: whether pixels are floats from 0 to 1 after these transforms.
     """
 
     resized: int | tuple[int, int] | None = None
@@ -67,21 +67,22 @@ class _UnknownError(Exception):
 
 
 def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[int], Any]) -> Preprocess:
-    """Determine how a dataset of tensors prepares its pictures.
+    """Determine how a dataset of tensors prepares its pictures, from its transforms.
 
     Args:
-        dataset: a dataset like torchvision's, with the transforms in `transform`; or a subset of one.
+        dataset: a dataset like torchvision's, with its transforms in the attribute `transform`, or a subset of one.
         shape: (C, height, width) of its tensors.
-        item: what it gives at a place.
+        item: returns the image of the dataset at an index.
 
     Raises:
-        VitkitError: it cannot be read; the reason stands alone, such as `RandomErasing changes pictures at random`.
+        VitkitError: the preprocessing cannot be determined; the message is the reason, such as `RandomErasing changes
+            pictures at random`.
     """
     try:
         steps = _Steps()
         transforms = [*_transforms_of(dataset)]
         if not transforms:
-            raise _UnknownError("it has no attribute `transform` that says so")
+            raise _UnknownError("it has no attribute `transform` that describes their preparation")
         for step in transforms:
             _read(step, steps)
         preprocess = _preprocess_of(steps, shape)
@@ -105,7 +106,7 @@ def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | No
 
 
 def _transforms_of(dataset: Any) -> Iterator[Any]:
-    """List the transforms in the order of application, those of the dataset below a subset first."""
+    """Yield the transforms in the order of application; those of a subset's underlying dataset come first."""
     below = getattr(dataset, "dataset", None)
     if below is not None and below is not dataset:
         yield from _transforms_of(below)
@@ -140,19 +141,19 @@ def _read(step: Any, steps: _Steps) -> None:
         _crop(steps, step.size)
     elif _is(step, *_TO_FLOAT):
         if getattr(step, "dtype", torch.float32) is not torch.float32:
-            raise _UnknownError(f"{name} makes {step.dtype}")
+            raise _UnknownError(f"{name} converts pixels to {step.dtype}, not float32")
         steps.is_float = True
     elif _is(step, "ToDtype"):
         if step.dtype is not torch.float32 or not (step.scale or steps.is_float):
-            raise _UnknownError("ToDtype makes no numbers from 0 to 1 of the pixels")
+            raise _UnknownError("ToDtype does not scale the pixels to 0 ... 1")
         steps.is_float = True
     elif _is(step, "Normalize"):
         if steps.mean is not None or not steps.is_float:
-            raise _UnknownError("Normalize is given something else than pixels from 0 to 1")
+            raise _UnknownError("Normalize is applied to something other than pixels from 0 to 1")
         steps.mean, steps.std = _floats(step.mean), _floats(step.std)
     elif _is(step, "Grayscale") and int(step.num_output_channels) == 1:
-        return  # which a preprocessing for one channel does
-    elif _is(step, "ImageClassification"):  # of torchvision's published weights
+        return  # included in a preprocessing with one channel
+    elif _is(step, "ImageClassification"):  # the transforms of torchvision's published weights
         size = _sides(step.resize_size)
         _resize(steps, list(size) if len(size) == 2 else size[0], step.interpolation, None, step.antialias)
         _crop(steps, step.crop_size)
@@ -167,13 +168,13 @@ def _resize(steps: _Steps, size: Any, interpolation: Any, longest: int | None, a
     if steps.resized is not None or steps.mean is not None:
         raise _UnknownError("pictures are resized twice, or after the normalisation")
     if longest is not None:
-        raise _UnknownError("Resize has max_size")
+        raise _UnknownError("Resize with max_size is not supported")
     if steps.is_float and antialias is False:
-        raise _UnknownError("Resize without antialias")
+        raise _UnknownError("Resize without antialias is not supported")
     sides = _sides(size)
     filter_of = str(getattr(interpolation, "value", interpolation))
     if filter_of not in ("nearest", "bilinear", "bicubic", "lanczos"):
-        raise _UnknownError(f"Resize with interpolation {filter_of}")
+        raise _UnknownError(f"Resize with interpolation {filter_of} is not supported")
     steps.resized = (sides[0], sides[1]) if len(sides) == 2 else sides[0]
     steps.size = (sides[0], sides[1]) if len(sides) == 2 else None
     steps.interpolation = filter_of  # type: ignore[assignment]
@@ -181,7 +182,7 @@ def _resize(steps: _Steps, size: Any, interpolation: Any, longest: int | None, a
 
 def _crop(steps: _Steps, size: Any) -> None:
     if steps.resized is None:
-        raise _UnknownError("CenterCrop without Resize before it")
+        raise _UnknownError("CenterCrop without Resize before it is not supported")
     sides = _sides(size)
     steps.size = (sides[0], sides[-1])
 
@@ -208,14 +209,14 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
     mean, std = steps.mean or (0.0,), steps.std or (1.0,)
     mean, std = (numbers * channels if len(numbers) == 1 else numbers for numbers in (mean, std))
     if not len(mean) == len(std) == channels:
-        raise _UnknownError(f"Normalize is of {len(mean)} channels, and the tensors have {channels}")
+        raise _UnknownError(f"Normalize has {len(mean)} channels, but the tensors have {channels}")
     if not steps.is_float:
-        raise _UnknownError("nothing makes numbers from 0 to 1 of the pixels")
+        raise _UnknownError("no transform scales the pixels to 0 ... 1")
     if steps.resized is None:
-        raise _UnknownError("it has no Resize, so what becomes of pictures of other sizes is not known")
+        raise _UnknownError("it has no Resize, so it is unknown how pictures of other sizes are prepared")
     both = (size[0], size[1])
     if steps.size not in (None, both):
-        raise _UnknownError(f"its transforms make {steps.size} pixels, and it gives {both}")
+        raise _UnknownError(f"its transforms give {steps.size} pixels, but its tensors have {both}")
     plain = Preprocess(size=both, fit="squash", interpolation=steps.interpolation, mean=mean, std=std)
     if steps.resized == both:
         return plain
@@ -230,7 +231,10 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
 
 
 def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], Any]) -> None:
-    """Prepare the files of some images, if the dataset names them, and compare with its tensors."""
+    """Check a preprocessing: prepare the files of some images with it, and compare with the dataset's tensors.
+
+    Images whose file is unknown or unreadable are skipped.
+    """
     for index in np.linspace(0, len(dataset) - 1, _TRIED).astype(int).tolist() if len(dataset) else ():
         file = _file_of(dataset, index)
         pixels_of_item = None if file is None else item(index)
@@ -243,8 +247,8 @@ def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], An
         gap = np.abs(expected - pixels_of_item.numpy()) * np.array(preprocess.std)[:, None, None] * 255
         if gap.mean() > _LEVELS:
             raise _UnknownError(
-                f"it makes of {file.name} other pixels than its transforms say, by {gap.mean():.0f} of 255 levels in "
-                "the mean"
+                f"its tensor of {file.name} differs from what its transforms give, by {gap.mean():.0f} of 255 "
+                "levels in the mean"
             )
 
 
@@ -269,8 +273,8 @@ NAME = "datasets given from Python"
 class Labelled(Protocol):
     """A map-style dataset that returns an image and its label for each index.
 
-    An image is a PIL image, which is augmented and preprocessed as the recipe says; or a float tensor (C, height,
-    width), which is taken as it is. A label is the number of its class.
+    An image is either a PIL image, which is augmented and preprocessed as the recipe says, or a float tensor (C,
+    height, width), which is used unchanged. A label is a class number.
     """
 
     def __len__(self) -> int: ...
@@ -280,15 +284,15 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class Datasets:
-    """The datasets that a user passes.
+    """The datasets that the user passes, with what is needed to understand them.
 
     Attributes:
         train: the training images.
-        val: the validation images, if any.
-        class_names: the class names of the labels, in their order; None for `train.classes`.
-        preprocess: how their tensors were made of pictures, or how their pictures are to be prepared; in any of the
-            ways of naming a preprocessing (`weights.preprocessing`). None: what the transforms of the datasets say, or
-            the model's.
+        val: the validation images; None if there are none.
+        class_names: the class names, in the order of the labels; None to use `train.classes`.
+        preprocess: how the dataset's tensors were made from pictures, or how its PIL images are to be prepared, in any
+            form that `weights.preprocessing` accepts. None: the transforms of the datasets, or the model's
+            preprocessing.
     """
 
     train: Labelled
@@ -300,12 +304,12 @@ class Datasets:
         """Return the class names.
 
         Raises:
-            VitkitError: nobody names them, or one twice.
+            VitkitError: there are no class names, or they are not two or more distinct names.
         """
         names = self.class_names if self.class_names is not None else getattr(self.train, "classes", None)
         if names is None:
             raise VitkitError("train_dataset has no attribute `classes`: give class_names=, in the order of the labels")
-        if isinstance(names, str) or not isinstance(names, Sequence):  # a set has no order
+        if isinstance(names, str) or not isinstance(names, Sequence):  # sets have no order
             raise VitkitError(f"class_names must be a list of names, in the order of the labels, not {names!r}")
         named = tuple(map(str, names))
         if len(set(named)) < len(named) or len(named) < 2:
@@ -335,22 +339,23 @@ class _DatasetImages(Images):
         return len(self._labels)
 
     def item(self, index: int) -> tuple[Image.Image | Tensor, int]:
-        """Return the image at this index and its label, which must not have changed.
+        """Return the image and label at an index, after checking that the label is the same as before.
 
         Raises:
-            VitkitError: it is not, or there is no such image any more.
+            VitkitError: the label has changed, or there is no such image any more.
         """
         image, label = item_of(self.images, index, self.name)
         if label != self._labels[index]:
             then = self._labels[index]
             raise VitkitError(
-                f"{self.name}_dataset[{index}] has label {label} now, and had {then}: an index must be one image's"
+                f"{self.name}_dataset[{index}] has label {label} now, and had {then}: an index must "
+                "always return the same image"
             )
         return image, label
 
 
 class EvaluationOf(_DatasetImages):
-    """Images of a dataset as every command except training sees them."""
+    """Images of a dataset, prepared as in every command except training."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.item(index)
@@ -358,7 +363,7 @@ class EvaluationOf(_DatasetImages):
 
 
 class TrainingOf(_DatasetImages):
-    """Augmented images of a dataset, with the keys of `TrainingImages`; tensors are not augmented."""
+    """Augmented images of a dataset, indexed as `TrainingImages` is. Tensors are not augmented."""
 
     def __init__(
         self, images: Labelled, labels: Sequence[int], name: str, preprocess: Preprocess, augment: Augment, seed: int
@@ -379,13 +384,13 @@ class TrainingOf(_DatasetImages):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What distinguishes an image of a dataset from others.
+    """What an image of a dataset is recognised by.
 
     Attributes:
-        digest: the digest of its pixels.
-        width, height: the size of the image.
-        thumbnail: (16, 16, C), bytes of a picture, and of a tensor the numbers that it has.
-        keypoints: `keypoints.find_keypoints`.
+        digest: SHA-256 of its pixels.
+        width, height: pixels of the image.
+        thumbnail: (16, 16, C), bytes for a picture, floats for a tensor.
+        keypoints: the result of `keypoints.find_keypoints`; empty if the image is too small.
     """
 
     digest: str
@@ -397,14 +402,15 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of one pass over the datasets.
+    """The result of one pass through the user's datasets.
 
     Attributes:
-        table: the table of stand-ins for files: `train/0` and so on, with labels and splits.
-        shared: how many validation pictures are training pictures too, pixel for pixel.
-        contents: a digest of each image by its stand-in; empty where a dataset gives another each time.
-        shapes: the shapes of tensors (C, height, width), by `train` or `val`, with the first that has each.
-        looks: what each image looked like in this pass, in the order of the table.
+        table: a table with labels and splits, whose keys `train/0` and so on take the place of paths.
+        shared: the number of validation images that are also training images, pixel for pixel.
+        contents: the digest of each image by its key; empty if a dataset returns different images each time.
+        shapes: for each pair of `train` or `val` and the shape (C, height, width) of a tensor, the first image that has
+            it.
+        looks: the fingerprint of each image, in the order of the table.
     """
 
     table: ImageTable
@@ -415,14 +421,14 @@ class Survey:
 
     @property
     def is_certain(self) -> bool:
-        """Return whether pictures can be recognised by their looks: a tensor may show another part each time."""
+        """Return whether all copies can be recognised. Tensors may show a different crop of the picture each time."""
         return not self.shapes and bool(self.contents)
 
     def facts(self, preprocess: Preprocess) -> list[Facts]:
-        """Return the facts that copies of a picture are recognised by, as for files.
+        """Return the facts by which copies of a picture are recognised, in the same form as for files.
 
         Args:
-            preprocess: the preprocess of the model, whose normalisation tensors are taken to have.
+            preprocess: the model's preprocessing; tensors are assumed to have its normalisation.
         """
         return [
             Facts(
@@ -437,22 +443,22 @@ class Survey:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the labels and, as far as they are known, of the pictures."""
+        """Return a hash of the labels and, if they are the same each time, of the images."""
         whole = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
         return hashlib.sha256(repr(whole).encode()).hexdigest()
 
     def preprocess_of(self, datasets: Datasets, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
-        """Determine how files are prepared for the trained model, with notes for the user.
+        """Determine how the trained model is to prepare files, with notes for the user.
 
-        Tensors that are judged by decide: a file must become what the validation images are.
+        Validation tensors count more than training tensors, because files must be prepared as the images are that the
+        model is evaluated on.
 
         Args:
-            datasets: the datasets that were looked through.
-            preprocess: the preprocessing of the model. Its size is that of the tensors (`check`), and it prepares
-                pictures that are no tensors.
+            datasets: the datasets of this survey.
+            preprocess: the model's preprocessing, used for PIL images. It must have the size of the tensors (`check`).
 
         Returns:
-            One with `unknown` where tensors are given and their transforms cannot be read.
+            The preprocessing and the notes. If the transforms of tensors cannot be read, its `unknown` has the reason.
         """
         name, dataset = "train", datasets.train
         if datasets.val is not None and "val" in self.table.splits:
@@ -465,7 +471,7 @@ class Survey:
             )
         except VitkitError as error:
             unknown = f"{name}_dataset gave tensors, and {error}"
-            note = f"note: the model will answer about no files: {unknown}; say how they are made with preprocess="
+            note = f"note: the model cannot read files: {unknown}; state how files are prepared with preprocess="
             return replace(preprocess, unknown=unknown), [note]
         judged, learned = (read.mean, read.std), read_scale(datasets.train)
         if name == "train" or learned is None or learned == judged:
@@ -474,10 +480,10 @@ class Survey:
         return read, [f"problem: train_dataset normalises by {theirs}, and val_dataset by {ours}"]
 
     def check(self, preprocess: Preprocess) -> None:
-        """Refuse tensors that a model does not read.
+        """Refuse tensors whose shape is not that of the model's input.
 
         Raises:
-            VitkitError: one has another shape.
+            VitkitError: a tensor has another shape; the message names the first.
         """
         expected = (len(preprocess.mean), *preprocess.size)
         for (_, shape), where in self.shapes.items():
@@ -486,10 +492,10 @@ class Survey:
 
 
 def survey(datasets: Datasets) -> Survey:
-    """Go through all images once, since a dataset need not list its labels in any other way.
+    """Read all images of the datasets once, since a dataset need not list its labels in any other way.
 
     Raises:
-        VitkitError: something is no image, or no label.
+        VitkitError: an item is not a pair of an image and a label.
     """
     names, labels, splits = datasets.names(), list[int](), list[str]()
     contents, shapes = dict[str, str](), dict[tuple[str, tuple[int, ...]], str]()
@@ -520,10 +526,10 @@ def survey(datasets: Datasets) -> Survey:
 
 
 def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:
-    """Return an image, in RGB or as float32 (C, height, width), and the number of its class.
+    """Return an image and its class number. The image is in RGB, or a float32 tensor (C, height, width).
 
     Raises:
-        VitkitError: the dataset fails, or gives something else.
+        VitkitError: the dataset raises an exception or returns something else; the message names the item.
     """
     where = f"{name}_dataset[{index}]"
     try:
@@ -531,7 +537,7 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
         image, label = item if isinstance(item, Sequence) and len(item) == 2 else (None, None)
         if isinstance(image, Image.Image):
             image = _rgb_of(image)
-    except Exception as error:  # of the caller's code, even StopIteration, which would end an epoch
+    except Exception as error:  # the caller's code may raise anything, even StopIteration, which would end an epoch
         raise VitkitError(f"{where}: {type(error).__name__}: {first_line(error)}") from error
     if image is None or label is None:
         raise VitkitError(f"{where} is {type(item).__name__}, not (image, label)")
@@ -559,7 +565,7 @@ def _numbers(values: tuple[float, ...]) -> str:
 def _length(dataset: Labelled, name: str) -> int:
     try:
         return len(dataset)
-    except Exception as error:  # of the caller's code
+    except Exception as error:  # the caller's code may raise anything
         raise VitkitError(f"{name}_dataset has no length, which a dataset needs: {first_line(error)}") from error
 
 
@@ -580,7 +586,7 @@ def _look(image: Image.Image | Tensor, digest: str) -> Fingerprint:
 
 
 def _as_picture(image: Tensor) -> Image.Image:
-    """Convert a tensor of unknown scale into a grey picture: the minimum is black, the maximum white."""
+    """Convert a tensor of unknown scale to a grey picture, with its minimum black and its maximum white."""
     grey = image.mean(dim=0)
     low, high = grey.aminmax()
     return Image.fromarray(((grey - low) * (255 / (high - low).clamp(min=1e-6))).round().byte().numpy())
@@ -596,11 +602,11 @@ def _to_rgb(look: npt.NDArray[np.generic], preprocess: Preprocess) -> bytes:
 
 
 def _rgb_of(image: Image.Image) -> Image.Image:
-    """Convert a picture in memory as `decode` converts a file: upright, RGB, transparency on white.
+    """Convert a PIL image as `decode` converts a file: upright, in RGB, transparency composited on white.
 
     Raises:
-        VitkitError: its numbers have more than 8 bits, and nobody says what they stand for.
+        VitkitError: the pixels have more than 8 bits, so that black and white are unknown.
     """
     if image.mode.startswith(("I", "F")):
-        raise VitkitError(f"a picture of mode {image.mode}, whose numbers may stand for anything: bring it to 8 bits")
+        raise VitkitError(f"a picture of mode {image.mode}, whose range of numbers is unknown: convert it to 8 bits")
     return flattened(ImageOps.exif_transpose(image))

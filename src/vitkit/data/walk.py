@@ -1,4 +1,4 @@
-"""Walk through folders on disk, and decide by its name which file is an image."""
+"""Walk through folders on disk, and decide by their names which files are images."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SUFFIXES = frozenset(
     )
 )
 _SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))
-_LOOKED_AT = 10_000  # files of a hidden folder, for one that is an image
+_LOOKED_AT = 10_000  # files of a hidden folder that are checked for an image
 
 
 @dataclass
 class Overlooked:
-    """Files and folders that a search for images passed over.
+    """Files and folders that a search for images ignored.
 
     Attributes:
-        ignored: count of files and folders that are no images of the user's, by reason.
-        closed: why each folder could not be looked into; there may be images in it.
-        hidden: hidden folders with images in them.
+        ignored: the number of files and folders that are not images of the user, by reason.
+        closed: the folders that could not be read, with the reason; they may contain images.
+        hidden: hidden folders that contain images.
     """
 
     ignored: Counter[str] = field(default_factory=Counter)
@@ -41,16 +41,16 @@ class Overlooked:
     hidden: list[str] = field(default_factory=list)
 
     def close(self, error: OSError) -> None:
-        """Note a folder that could not be read."""
+        """Record a folder that could not be read."""
         self.closed[str(error.filename)] = (error.strerror or type(error).__name__).lower()
 
     def hide(self, folder: str | Path) -> None:
-        """Note a folder that is passed over for its name, if images are in it."""
+        """Record a hidden folder if it contains images."""
         if Path(folder).name.startswith(".") and str(folder) not in self.hidden and _has_images(folder):
             self.hidden.append(str(folder))
 
     def lines(self, root: Path | None = None) -> list[str]:
-        """Describe what was passed over, one sentence each, with folders relative to `root`."""
+        """Describe the ignored folders, one sentence each, with folders relative to `root`."""
         lines = []
         if self.closed:
             named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
@@ -68,12 +68,12 @@ def _from(root: Path | None, folder: str) -> str:
 
 
 def is_passed_over(folder: str) -> bool:
-    """Return whether a folder is hidden, or is the one that macOS adds to its archives."""
+    """Return whether a folder is hidden, or is the one that macOS adds to archives."""
     return folder.startswith(".") or folder == "__MACOSX"
 
 
 def why_ignored(file: str) -> str | None:
-    """Return the reason why a file of this name is not an image; None if it is one."""
+    """Return the reason why a file with this name is not an image; None if it is one."""
     if file.lower() in _SYSTEM or file.startswith("._"):
         return "system file"
     if file.startswith("."):
@@ -88,9 +88,9 @@ def _has_images(folder: str | Path) -> bool:
 
 
 def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
-    """Find the image files below a folder, relative to it, with `/`; others are noted in `overlooked`."""
+    """List the image files below a folder, relative to it and with `/`; record ignored files in `overlooked`."""
     keys = []
-    for parent, files in _walk(folder, overlooked):  # names: a Path takes as long as all the rest
+    for parent, files in _walk(folder, overlooked):  # strings, since `Path` would double the time
         below = os.path.relpath(parent, folder).replace(os.sep, "/")
         before = "" if below == "." else f"{below}/"
         for name in files:
@@ -103,21 +103,21 @@ def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
 
 
 def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
-    """List every file below a folder, sorted. Links are followed, and no folder is entered twice.
+    """Yield every file below a folder, sorted. Links are followed, and no folder is entered twice.
 
-    Hidden folders and __MACOSX are passed over, as are folders that cannot be read; `overlooked` tells of both.
+    Hidden folders, __MACOSX and unreadable folders are ignored, and recorded in `overlooked`.
     """
     for parent, files in _walk(folder, overlooked):
         yield from (Path(parent, name) for name in files)
 
 
 def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder that is entered, with the names of its files, sorted."""
+    """Yield the path of each folder that is searched, with the sorted names of its files."""
     seen: set[str] = set()
     for parent, folders, files in os.walk(
         folder, onerror=None if overlooked is None else overlooked.close, followlinks=True
     ):
-        if os.path.realpath(parent) in seen:  # links lead here a second time
+        if os.path.realpath(parent) in seen:  # reached a second time through a link
             folders.clear()
             continue
         seen.add(os.path.realpath(parent))
@@ -131,14 +131,16 @@ def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, li
 
 
 def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) -> list[str]:
-    """Find the images that files, folders, archives and patterns name, in natural order within a folder.
+    """Find the images that paths and patterns name, which may be files, folders and archives.
+
+    Images of each path or pattern are sorted in natural order.
 
     Args:
-        sources: what the user named.
-        overlooked: receives what is passed over.
+        sources: the paths and patterns that the user typed.
+        overlooked: receives what is ignored.
 
     Raises:
-        VitkitError: there is nothing of that name, or no image in it.
+        VitkitError: nothing has this name, or it contains no image.
     """
     overlooked = Overlooked() if overlooked is None else overlooked
     return [path for source in sources for path in _find(source, overlooked)]
@@ -152,7 +154,7 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
         paths = _as_named(source, overlooked)
     else:
         _note_closed(source, overlooked)
-        matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as it was given
+        matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
         if not matches and len(overlooked.closed) == closed:
             raise VitkitError(f"no such file, folder or pattern: {source}")
         paths = [path for match in matches for path in _as_named(match, overlooked)]
@@ -181,7 +183,7 @@ def _is_image(key: str) -> bool:
 
 
 def _note_closed(pattern: str, overlooked: Overlooked) -> None:
-    """Note unreadable folders that a pattern leads into, which `glob` passes over silently."""
+    """Record unreadable folders that a pattern leads into, which `glob` ignores silently."""
     parts = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern)
     for i in range(1, len(parts)):
         if glob.has_magic(parts[i]):
@@ -193,12 +195,12 @@ def _note_closed(pattern: str, overlooked: Overlooked) -> None:
 
 
 def _as_named(source: str, overlooked: Overlooked) -> list[str]:
-    """Return the images of a folder, an archive or a folder in one; a file is itself."""
+    """Return the images of a folder, an archive, or a folder in one; for a file, the file itself."""
     if not Path(source).is_dir():
         stored = below_storage(source)
         return [source] if stored is None else _below(source, stored)
     files = images_below(Path(source), overlooked)
-    return [os.path.join(source, *file.split("/")) for file in files]  # noqa: PTH118  # as it was given
+    return [os.path.join(source, *file.split("/")) for file in files]  # noqa: PTH118  # keeps the path as the user typed it
 
 
 def natural(text: str) -> list[tuple[int, str]]:

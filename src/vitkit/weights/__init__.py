@@ -1,9 +1,9 @@
 """Load any published Vision Transformer exactly, or report why it cannot be loaded.
 
-Open `loading.py` first. It reads a checkpoint's names and shapes (`checkpoint.py`), recognises its layout (`formats/`,
-one module a publisher), infers the configuration (`infer.py`), accounts for every tensor (`layout.py`) and adapts them
-to the requested size and classes (`adapt.py`). Only then are the numbers read, once, into a model that was never
-initialised. `catalog.py` lists the published weights, and `download.py` fetches them.
+Open `loading.py` first. It reads the names and shapes in a checkpoint (`checkpoint.py`), recognises its layout
+(`formats/`, one module per publisher), infers the configuration (`infer.py`), accounts for every tensor (`layout.py`),
+and adapts the tensors to the requested image size and classes (`adapt.py`). Only then are the values read, once, into a
+model that was never initialised. `catalog.py` lists the published weights, and `download.py` fetches them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Fit the tensors of a checkpoint to another image size, patch size or set of classes.
+"""Adapt the tensors of a checkpoint to another image size, patch size or set of classes.
 
-Learned positions are interpolated in 2-D to another grid (paper, sec. 3.2). Publishers interpolate in different ways,
-and weights are resized as their publisher does it. Patch kernels are resized as in FlexiViT (arXiv 2212.08013).
-Networks of other libraries receive a new head, and some of them another image size.
+Learned position embeddings are interpolated in 2-D to another grid (paper, sec. 3.2). Publishers interpolate
+differently, and weights are resized as their publisher does. Patch embeddings are resized as in FlexiViT (arXiv
+2212.08013). Networks of other libraries receive a new head, and some of them another image size.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ _DINOV2_OFFSET = 0.1  # keeps the authors' scale factor from rounding down to a 
 
 
 def resize_grid(positions: Tensor, old: Pair, new: Pair, convention: PositionResize) -> Tensor:
-    """Positions of one patch grid to those of another; the very same tensor when the grids are equal.
+    """Interpolate the position embeddings of one patch grid to another.
+
+    If the grids are equal, `positions` itself is returned.
 
     Args:
-        positions: (..., h * w, D), row by row, without prefix tokens.
-        old: their grid, (h, w).
-        new: the grid that is wanted.
-        convention: `reference`, scipy's `zoom` of order 1: bilinear, corners aligned (without the zeros that it leaves
-            in the last row or column when it rounds past the edge, as from 28 to 14); `timm`, bicubic and antialiased,
-            as are the register models of DINOv2; `torchvision`, bicubic, corners aligned; `huggingface`, bicubic;
-            `dinov2`, bicubic at a scale of (new + 0.1) / old; `siglip2`, bilinear and antialiased; `linear`, bilinear
-            to a square as long as the longer side, of which what is beyond the shorter one is cut off (C-RADIO's);
-            `linear_aligned`, the same with corners aligned.
+        positions: (..., h * w, D), in row-major order, without those of prefix tokens.
+        old: the grid of `positions`, (h, w).
+        new: the requested grid, (h', w').
+        convention: `reference`: scipy's `zoom` of order 1, that is bilinear with aligned corners (but without the zeros
+            that `zoom` leaves in the last row or column when rounding takes it past the edge, as from 28 to 14);
+            `timm`: bicubic with antialiasing, also used by DINOv2's models with registers; `torchvision`: bicubic with
+            aligned corners; `huggingface`: bicubic; `dinov2`: bicubic with a scale factor of (new + 0.1) / old;
+            `siglip2`: bilinear with antialiasing; `linear`: bilinear to a square with the longer side of the grid,
+            which is then cropped to the shorter one (C-RADIO); `linear_aligned`: the same with aligned corners.
 
     Returns:
-        (..., h' * w', D) of the same type; computed in float32.
+        (..., h' * w', D) in the dtype of `positions`; computed in float32.
     """
     if old == new:
         return positions
@@ -69,18 +71,19 @@ def _interpolate(grid: Tensor, old: Pair, new: Pair, convention: PositionResize)
 
 
 def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
-    """Biases by the offset of two patches of one grid to those of another; the same tensor when the grids are equal.
+    """Interpolate relative position biases, one for each offset between two patches, to another grid.
 
-    As BEiT's fine-tuning does it (arXiv 2106.08254) and timm: known offsets are spread over the new range in steps
-    that grow geometrically, so that near ones change least, and what lies between is interpolated linearly.
+    This is done as in BEiT's fine-tuning (arXiv 2106.08254) and in timm: the old offsets are spread over the new range
+    in steps that grow geometrically, so that small offsets change least, and values between them are interpolated
+    linearly. If the grids are equal, `table` itself is returned.
 
     Args:
-        table: (O + e, H), offsets row by row, and e rows of the class token, which stay.
-        old: the grid that it was learned on, (h, w): O is (2h - 1) (2w - 1).
-        new: the grid that is wanted.
+        table: (O + e, H): one row per offset in row-major order, then e rows of the class token, which stay.
+        old: the grid (h, w) that the biases were learned on; O is (2h - 1) (2w - 1).
+        new: the requested grid.
 
     Returns:
-        (O' + e, H) of the same type; computed in float32.
+        (O' + e, H) in the dtype of `table`; computed in float32.
     """
     if old == new:
         return table
@@ -92,20 +95,23 @@ def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
 
 
 def _between(old: int, new: int) -> Tensor:
-    """(2 new - 1, 2 old - 1): what each offset of the new range takes from those of the old one."""
+    """Return the interpolation matrix from the offsets of the old range to those of the new one.
+
+    Its shape is (2 new - 1, 2 old - 1).
+    """
     known, wanted = _spread(old, new), torch.arange(1 - new, new, dtype=torch.float64)
     if old == 1:
         return torch.ones(len(wanted), 1)
     above = torch.searchsorted(known, wanted).clamp(1, len(known) - 1)
     share = (wanted - known[above - 1]) / (known[above] - known[above - 1])
-    share = share.clamp(0, 1)  # what is farther than all that is known is like the farthest
+    share = share.clamp(0, 1)  # offsets beyond the largest known one get its value
     matrix = torch.zeros(len(wanted), len(known), dtype=torch.float64)
     matrix.scatter_(1, above[:, None] - 1, (1 - share)[:, None]).scatter_(1, above[:, None], share[:, None])
     return matrix.float()
 
 
 def _spread(old: int, new: int) -> Tensor:
-    """Return the old offsets' positions in the new range: 0, ±1, ±(1 + q), ±(1 + q + q^2), ...; (2 old - 1)."""
+    """Return the positions of the old offsets in the new range, (2 old - 1,): 0, ±1, ±(1 + q), ±(1 + q + q^2), ..."""
     low, high = 1.01, 1.5  # BEiT's bounds of q
     while high - low > 1e-6:
         q = (low + high) / 2
@@ -115,18 +121,18 @@ def _spread(old: int, new: int) -> Tensor:
 
 
 def resize_patch(kernel: Tensor, size: Pair) -> Tensor:
-    """Resize a patch embedding so that resized patches give the same answers as the original ones.
+    """Resize a patch embedding so that it gives the same result for resized patches.
 
-    FlexiViT's pseudo-inverse resize (arXiv 2212.08013, sec. 3.4): with B the matrix that resizes a patch, the kernel w
-    becomes pinv(B^T) w, so that <B x, w'> = <x, w> for every patch x when patches grow, and as nearly as can be when
-    they shrink.
+    This is FlexiViT's pseudo-inverse resize (arXiv 2212.08013, sec. 3.4). If B is the matrix that resizes a patch, the
+    kernel w becomes pinv(B^T) w. Then <B x, w'> = <x, w> for every patch x if patches are enlarged, and approximately
+    if they are reduced.
 
     Args:
         kernel: (D, C, p, q).
         size: the new patch's height and width, in pixels.
 
     Returns:
-        (D, C, p', q') of the same type; the very same tensor when the size is unchanged.
+        (D, C, p', q') in the dtype of `kernel`; `kernel` itself if the size is the same.
     """
     old = (kernel.shape[2], kernel.shape[3])
     if old == size:
@@ -143,11 +149,11 @@ Read = Callable[[], Tensor]
 
 @dataclass
 class Adapted:
-    """The tensors of the target, and a record of what was changed.
+    """Functions that read the tensors of the requested model, and a record of the changes.
 
     Attributes:
-        read: every tensor of the target by name, as it will be.
-        resized, replaced, dropped: see `LoadReport`.
+        read: a function for each tensor, by name, that reads and adapts it.
+        resized, replaced, dropped: as in `LoadReport`.
     """
 
     read: dict[str, Read]
@@ -157,16 +163,16 @@ class Adapted:
 
 
 def adapt(read: Mapping[str, Read], source: ViTConfig, target: ViTConfig, shapes: Mapping[str, torch.Size]) -> Adapted:
-    """Adapt the tensors of `source` to `target`, which may differ in grid, patch, classes and representation.
+    """Adapt the tensors of a checkpoint to a configuration with another grid, patch size, head or representation layer.
 
     Args:
-        read: every tensor of the source.
-        source: the configuration of those tensors.
-        target: the one that is wanted.
-        shapes: the shapes of the target's tensors.
+        read: a function for each tensor of the checkpoint.
+        source: the configuration of the checkpoint.
+        target: the requested configuration.
+        shapes: the shapes of the tensors of the requested model.
 
     Raises:
-        VitkitError: positions of this kind cannot be resized.
+        VitkitError: position embeddings of this kind cannot be resized.
     """
     adapted = Adapted(dict(read))
     _resize_positions(adapted, source, target)
@@ -218,7 +224,7 @@ def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) ->
 
 
 def _replace_head(adapted: Adapted, target: ViTConfig, shapes: Mapping[str, torch.Size]) -> None:
-    """Replace the head by zeros, as the paper does for fine-tuning (sec. 3.2)."""
+    """Replace the head by zeros, as the paper does before fine-tuning (sec. 3.2)."""
     for name in shapes:
         if name.startswith("head"):
             adapted.read[name] = lambda name=name: torch.zeros(shapes[name])  # type: ignore[misc]
@@ -232,10 +238,10 @@ def _then(read: Read, change: Callable[[Tensor], Tensor]) -> Read:
 def adapt_network(
     read: Mapping[str, Read], source: NetworkConfig, target: NetworkConfig, shapes: Mapping[str, torch.Size]
 ) -> Adapted:
-    """Adapt the tensors of `source` to `target`, which may have another head and another image size.
+    """Adapt the tensors of another library's network to another head and image size.
 
     Raises:
-        VitkitError: a tensor depends on the image size, which another library's network does not resize.
+        VitkitError: a tensor depends on the image size; only vitkit's own models resize those.
     """
     adapted = Adapted(dict(read))
     head = anatomy_of(target).head

@@ -1,14 +1,14 @@
-"""The catalog of published weights: where they are, their pixels and classes, licence, paper and accuracy.
+"""The catalog of published weights: their address, preprocessing, classes, licence, paper and accuracy.
 
-Names are those of timm, MODEL.TAG, wherever timm has the same weights. `augreg_in21k` and `augreg_in21k_ft_in1k` are
-the AugReg runs that timm chose; `augreg_best_in21k` and `augreg_best_in21k_ft_in1k` are those that AugReg's authors
+Names are those of timm, MODEL.TAG, if timm has the same weights. `augreg_in21k` and `augreg_in21k_ft_in1k` are the
+AugReg weights that timm chose; `augreg_best_in21k` and `augreg_best_in21k_ft_in1k` are those that AugReg's authors
 recommend (arXiv 2106.10270). `orig_*` are the files of the first paper, `jx_in21k` is their conversion with the
-representation layer, and `tv_*` are torchvision's. Repositories on the Hugging Face hub are named by their id.
+representation layer, and `tv_*` are torchvision's weights. Repositories on the Hugging Face hub are named by their id.
 
-The facts are data files beside this module: published.csv is written by `benchmarks/catalog.py` from the sources that
-it names, and an empty cell means that no source is known.
+The facts are in data files next to this module: published.csv is written by `benchmarks/catalog.py`, which names the
+sources. An empty cell means that no source is known.
 
-`meaning_of` resolves the names of weights: a bare model name, for prediction or for training; `MODEL.TAG`; `timm:NAME`.
+`meaning_of` resolves names of weights: a bare model name, for prediction or for training; `MODEL.TAG`; `timm:NAME`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vitkit.system.run_files import CLASS_INDICES
 
 Classes = Literal["imagenet1k", "imagenet21k", "other", "none"]
 
-# Names by timm's rule that timm itself does not have.
+# Names in timm's style that timm does not have.
 _NOT_TIMMS = (
     "vit_base_patch8_224.orig_in21k",
     "vit_base_r26_s32_224.orig_in21k",
@@ -47,18 +47,20 @@ _NOT_TIMMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One set of published weights: a file at `url`, or the folder of a repository on the Hugging Face `hub`.
+    """One set of published weights: a file at `url`, or a repository on the Hugging Face `hub`.
 
     Attributes:
-        name: what a user types.
-        architecture: the model name that builds it. DINOv2's have LayerScale and registers, which no name here stands
-            for: theirs are timm's.
-        preprocess: the pixels that the authors evaluate with. A hub folder's own `preprocessor_config.json` may differ.
-        classes: what the head tells apart; `other` sets, or a projection; `none` for features alone.
-        sha256: of the file, its first digits or all of them; None where nobody publishes it.
-        licence: SPDX identifier where it has one; empty where nobody says.
-        paper: arXiv number; empty where timm's table, which this is of, names none.
-        top1: published accuracy on ImageNet-1k, in percent, at `preprocess.size`.
+        name: the name that users type.
+        architecture: the name of the model. DINOv2's models have LayerScale and registers and no name of vitkit's; they
+            have timm's names.
+        preprocess: the preprocessing of the authors' evaluation. The `preprocessor_config.json` of a hub repository may
+            differ from it.
+        classes: the classes of the head: `other` for another set of classes or a projection, `none` for features
+            without a head.
+        sha256: the file's SHA-256, all digits or the first ones; None if it is not published.
+        licence: the SPDX identifier, or a name if there is none; empty if no licence is stated.
+        paper: the arXiv number; empty if timm's table, from which the entry is taken, names no paper.
+        top1: the published accuracy on ImageNet-1k in percent, at `preprocess.size`.
     """
 
     name: str
@@ -74,8 +76,8 @@ class Entry:
 
     @property
     def timm(self) -> Preprocess | None:
-        """Return timm's preprocessing for the weights of this name; None if timm has no such name."""
-        if not self.paper:  # a row of timm's own
+        """Return the preprocessing that timm uses for the weights with this name; None if timm has no such name."""
+        if not self.paper:  # an entry from timm's table
             return self.preprocess
         if self.hub or self.name in _NOT_TIMMS or re.search(r"\.(augreg_best_\w+|jx_in21k|tv_\w+)$", self.name):
             return None
@@ -89,21 +91,21 @@ class Entry:
 
 
 def google_pixels(size: int) -> Preprocess:
-    """Return the preprocessing of the reference implementation's evaluation."""
+    """Return the preprocessing of the reference implementation's evaluation: squashed to size x size pixels."""
     return Preprocess(size=(size, size), fit="squash", interpolation="bilinear", mean=HALF, std=HALF)
 
 
 def imagenet_pixels(
     size: int, crop_pct: float = 0.875, interpolation: Literal["bilinear", "bicubic"] = "bicubic"
 ) -> Preprocess:
-    """Short side to size / crop_pct, then the centre."""
+    """Return ImageNet's usual preprocessing: resize the short side to size / crop_pct, then crop the centre."""
     return Preprocess(
         size=(size, size), crop_pct=crop_pct, interpolation=interpolation, mean=IMAGENET_MEAN, std=IMAGENET_STD
     )
 
 
 def named_by_hash(url: str, **fields: Any) -> Entry:
-    """Make an entry whose file has the first eight digits of its SHA-256 in its name."""
+    """Make an entry for a file whose name ends with the first eight digits of its SHA-256."""
     return Entry(url=url, sha256=url.rpartition("-")[2].partition(".")[0], **fields)
 
 
@@ -152,7 +154,7 @@ def orig() -> Iterator[Entry]:
         yield _google_file(f"vit_base_patch{patch}_224", "sam_in1k", f"sam/ViT-B_{patch}", "2106.01548")
 
 
-# Model, the AugReg run, the learning rate of its fine-tuning at 384 px, ImageNet top-1 after that.
+# Model, size and settings of the AugReg run, learning rate of its fine-tuning at 384 px, top-1 on ImageNet after it.
 _AUGREG_BEST = (
     ("vit_tiny_patch16", "Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", 0.03, 78.22),
     ("vit_small_patch16", "S_16", "aug_light1-wd_0.03-do_0.0-sd_0.0", 0.03, 83.73),
@@ -164,7 +166,7 @@ _AUGREG_BEST = (
     ("vit_small_r26_s32", "R26_S_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.01, 83.85),
     ("vit_large_r50_s32", "R50_L_32", "aug_medium1-wd_0.1-do_0.1-sd_0.1", 0.01, 85.99),
 )
-# timm's picks: model, run, learning rates of the fine-tunings by resolution.
+# The weights that timm chose: model, size and settings of the run, learning rates of the fine-tuning by resolution.
 _AUGREG_TIMM: tuple[tuple[str, str, str, dict[int, float]], ...] = (
     ("vit_tiny_patch16", "Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
     ("vit_small_patch16", "S_16", "aug_light1-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
@@ -177,7 +179,7 @@ _AUGREG_TIMM: tuple[tuple[str, str, str, dict[int, float]], ...] = (
     ("vit_small_r26_s32", "R26_S_32", "aug_medium2-wd_0.03-do_0.0-sd_0.0", {384: 0.03}),
     ("vit_large_r50_s32", "R50_L_32", "aug_medium2-wd_0.1-do_0.0-sd_0.0", {384: 0.01}),
 )
-# Where timm fine-tuned another run than the one it offers at 224 px.
+# Models for which timm offers fine-tuned weights of another run than the one above.
 _AUGREG_TIMM_APART = (
     ("vit_base_patch32", "B_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.03, 384),
     ("vit_small_r26_s32", "R26_S_32", "aug_light0-wd_0.03-do_0.1-sd_0.1", 0.03, 224),
@@ -241,7 +243,7 @@ _HUB_IN21K = ("base-patch16", "base-patch32", "large-patch16", "large-patch32", 
 
 
 def google_hub() -> Iterator[Entry]:
-    """Make an entry on the hub; the in21k ones keep the representation layer and have no head."""
+    """Yield Google's repositories on the hub; those of ImageNet-21k have a representation layer and no head."""
     for size, bodies in _HUB_IN1K.items():
         for body in bodies:
             yield _google_repository(f"vit-{body}-{size}", size, "imagenet1k")
@@ -375,16 +377,17 @@ _CLASSES: dict[str, Classes] = {"1000": "imagenet1k", "21843": "imagenet21k", "0
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts by which a user chooses weights.
+    """Facts that help a user to choose weights.
 
     Attributes:
-        family: such as CLIP, as the name says.
-        data: what they were trained on, first to last, as the name says.
-        gated: `yes` where an account and its consent are asked for, `no`; empty where no source is at hand.
-        parameters: their number; None where it was not counted.
-        gmacs: 10^9 multiply-accumulates for an image; None where they were not counted.
-        top1: published accuracy on ImageNet-1k, in percent; None where no source is at hand.
-        measured: how that was trained: `linear`, a head alone; `fine-tuned` after other data; `trained` on it alone.
+        family: the family in the name, such as CLIP.
+        data: the data sets that the weights were trained on, first to last, according to the name.
+        gated: `yes` if the download requires an account and accepting the terms, `no` if not; empty if unknown.
+        parameters: the number of parameters; None if unknown.
+        gmacs: 10^9 multiply-accumulate operations per image; None if unknown.
+        top1: the published accuracy on ImageNet-1k in percent; None if unknown.
+        measured: how the weights were trained for `top1`: `linear`, only a head; `fine-tuned`, after training on other
+            data; `trained`, on ImageNet-1k only.
         source: the source of `top1`.
     """
 
@@ -405,7 +408,7 @@ def _rows() -> dict[str, dict[str, str]]:
 
 
 def facts_of(name: str) -> ModelFacts:
-    """Return the facts about weights of the catalog; None for others."""
+    """Return the facts about published weights; for other names, all facts are unknown."""
     row = _rows().get(name)
     if row is None:
         return ModelFacts()
@@ -419,12 +422,12 @@ def facts_of(name: str) -> ModelFacts:
 
 
 def tags() -> list[str]:
-    """Names of timm's tags, `MODEL.TAG`, that vitkit's own catalog has not."""
+    """Return the names MODEL.TAG of timm's weights that are not in `CATALOG`."""
     return [name for name, row in _rows().items() if row["hub"] or row["url"]]
 
 
 def tagged(name: str) -> Entry | None:
-    """Return the entry of a timm tag."""
+    """Return the entry of timm's weights MODEL.TAG; None if there is none."""
     row = _rows().get(name)
     if row is None or not (row["hub"] or row["url"]):
         return None
@@ -449,7 +452,7 @@ def tagged(name: str) -> Entry | None:
     )
 
 
-HUB = "hf:"  # before a repository on the hub, whatever lies on disk
+HUB = "hf:"  # prefix of a repository on the hub, even if a path on disk has its name
 
 CATALOG: dict[str, Entry] = {
     entry.name: entry
@@ -459,33 +462,33 @@ CATALOG: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry | None:
-    """Return the catalog's entry of that name; timm's other tags are not in the catalog."""
+    """Return the entry of this name in `CATALOG`; None if there is none. Other weights of timm are not included."""
     return CATALOG.get(name)
 
 
 def find_published(name: str) -> Entry | None:
-    """Return the entry of that name, from the catalog or from timm's tags."""
+    """Return the entry of this name in `CATALOG` or among timm's weights; None if there is none."""
     return find(name) or tagged(name)
 
 
 def names() -> list[str]:
-    """Return the names of all published weights: the catalog's, then timm's tags."""
+    """Return the names of all published weights: those in `CATALOG`, then timm's others."""
     return [*CATALOG, *tags()]
 
 
 def search(pattern: str = "*") -> list[Entry]:
-    """Entries whose name fits a shell pattern (`*base*`) or contains it (`base`)."""
+    """Return the entries whose name matches a shell pattern (`*base*`) or contains a text (`base`)."""
     matches = [name for name in names() if fnmatch.fnmatch(name, pattern) or pattern in name]
     return [entry for entry in map(find_published, matches) if entry is not None]
 
 
 def tags_of(model: str) -> list[str]:
-    """Return the published tags of a timm model, whether or not vitkit uses the model's name."""
+    """Return the tags of the published weights of a model."""
     return [name.partition(".")[2] for name in names() if name.startswith(f"{model}.")]
 
 
 def suggest(name: str) -> str:
-    """` (did you mean ...?)` with names like this one, or the tags of a model; or nothing."""
+    """Return a suggestion in parentheses: similar names, or the tags of a model; "" if there are none."""
     if known := tags_of(name):
         instead = f"{name}.{known[0]}" if len(known) == 1 else f"one of its tags: {', '.join(known)}"
         return f" (name {instead})"
@@ -493,7 +496,7 @@ def suggest(name: str) -> str:
 
 
 def missing(path: str) -> str:
-    """Return the error for a missing file or folder, with similar names that exist or may be meant."""
+    """Return the message for a missing file or folder, with similar names that the user may have meant."""
     place = Path(path)
     if "," in path:
         return (
@@ -509,7 +512,7 @@ def missing(path: str) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether an otherwise unknown name is a repository on the hub: `owner/name`, and not a path.
+    """Return whether a name that is not otherwise known is a repository on the hub: `owner/name`, and not a path.
 
     A name is a path if its parent folder exists or is called `runs`, or if it has the suffix of a weight file.
     """
@@ -528,7 +531,10 @@ _NAMED = {
 
 
 def class_names(count: int) -> tuple[tuple[str, ...], str]:
-    """Names for a head of so many classes, and on what ground they were taken."""
+    """Return names for the classes of a head with `count` classes, and a note about where they come from.
+
+    A head with as many classes as ImageNet gets ImageNet's names; any other gets numbers.
+    """
     if count not in _NAMED:
         return tuple(map(str, range(count))), f"numbers, as the checkpoint names none of its {count} classes"
     file, whose = _NAMED[count]
@@ -537,7 +543,7 @@ def class_names(count: int) -> tuple[tuple[str, ...], str]:
 
 
 def imagenet_synsets() -> dict[str, str]:
-    """Return the names of ImageNet's classes by WordNet's ids, `n01440764` and so on."""
+    """Return the names of ImageNet's classes by their WordNet ids, such as `n01440764`."""
     folder = resources.files("vitkit.weights")
     ids, names = (
         folder.joinpath(f"imagenet_{what}.txt").read_text(encoding="utf-8").splitlines()
@@ -547,10 +553,10 @@ def imagenet_synsets() -> dict[str, str]:
 
 
 def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str | None]:
-    """Names for a head of so many classes from the `class_indices.json` beside its weights, and a note on them.
+    """Return the class names in the `class_indices.json` next to weights, and a note about them.
 
-    Both ways of writing it are read: {"0": "daisy"} and {"daisy": 0}. There are no names where there is no such file,
-    or where it does not number as many classes from 0 on; what is wrong with it is then the note.
+    The file may be written as {"0": "daisy"} or as {"daisy": 0}. The names are None if there is no such file, or if it
+    does not have a name for each of the `count` classes; the note then says what is wrong.
     """
     path = (weights if weights.is_dir() else weights.parent) / CLASS_INDICES
     if not path.is_file():
@@ -565,7 +571,7 @@ def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str
 
 
 def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
-    """Return the names of a class_indices.json, in the order of their numbers.
+    """Return the class names of a class_indices.json in the order of their numbers.
 
     Raises:
         ValueError: the numbers are not 0, 1, 2, ... without gaps or repetitions.
@@ -578,17 +584,17 @@ def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of which no two are the same: ImageNet has two cranes, one a bird and one a machine."""
+    """Return the names with numbers appended to repeated ones: ImageNet has a bird and a machine called crane."""
     first: dict[str, int] = {}
     return tuple(name if first.setdefault(name, i) == i else f"{name} ({i})" for i, name in enumerate(names))
 
 
 Use = Literal["answers", "training"]
-TIMM = "timm:"  # ahead of a name: the same weights, with the pixels that timm gives them
+TIMM = "timm:"  # prefix of a name: the same weights with timm's preprocessing
 
-# Tags in the order in which they are taken, at the resolution that is named, or else at the nearest.
+# Tags in order of preference; weights of the named resolution come before those of the nearest one.
 _ANSWERS = (
-    "augreg_in21k_ft_in1k",  # timm's own choice where there is no newer one
+    "augreg_in21k_ft_in1k",  # timm's default unless there is a newer one
     "augreg_best_in21k_ft_in1k",
     "orig_in21k_ft_in1k",
     "fb_in1k",
@@ -597,7 +603,7 @@ _ANSWERS = (
     "tv_swag_lc_in1k",
 )
 _TRAINING = ("augreg_best_in21k", "augreg_in21k", "orig_in21k")  # as the paper's transfers do (sec. 3.2), at 224 px
-_IN21K = ("jx_in21k", "orig_in21k", "augreg_best_in21k")  # with the representation layer where there is one
+_IN21K = ("jx_in21k", "orig_in21k", "augreg_best_in21k")  # weights with a representation layer first
 _MODEL = re.compile(r"(?P<body>(?:vit|deit)_\w+)_(?P<side>\d+)(?P<in21k>_in21k)?")
 _TAGGED = re.compile(r"(?P<model>\w+)\.(?P<tag>\w+)")
 _SUFFIXES = ("pth", "pt", "bin", "npz", "safetensors", "ckpt", "onnx", "xml", "pt2", "json")
@@ -605,12 +611,12 @@ _SUFFIXES = ("pth", "pt", "bin", "npz", "safetensors", "ckpt", "onnx", "xml", "p
 
 @dataclass(frozen=True)
 class Meaning:
-    """The published weights that a bare model name means.
+    """The published weights that a bare model name stands for.
 
     Attributes:
         entry: the weights.
-        size: (height, width) in pixels, as the name says.
-        says: which they are and why, a line.
+        size: the (height, width) in the name, in pixels.
+        says: a line that says which weights these are and why.
     """
 
     entry: Entry
@@ -619,10 +625,10 @@ class Meaning:
 
 
 def split_timm(source: str) -> tuple[str, bool]:
-    """Return a name without its prefix `timm:`, and whether it had one.
+    """Remove the prefix `timm:` from a name; also return whether it had the prefix.
 
     Raises:
-        VitkitError: what follows is no published name.
+        VitkitError: the rest is not the name of published weights or of a model.
     """
     if not source.startswith(TIMM) or Path(source).exists():
         return source, False
@@ -634,10 +640,10 @@ def split_timm(source: str) -> tuple[str, bool]:
 
 
 def meaning_of(name: str, use: Use) -> Meaning | None:
-    """Return what a bare model name means for this use; None for any other source.
+    """Return the weights that a bare model name stands for; None if the name is something else.
 
     Raises:
-        VitkitError: no weights of that model are published, or none for this use, or none with that tag.
+        VitkitError: there are no published weights of this model, or none for this use, or none with this tag.
     """
     if Path(name).exists() or find_published(name) is not None:
         return None
@@ -652,10 +658,10 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
 
 
 def weights_for(model: str, use: Use) -> Entry | None:
-    """Return the weights that a bare model name means.
+    """Return the weights that a bare model name stands for; None if there are none for this use.
 
-    For an answer the ImageNet-1k classifier, for training the backbone that fine-tunes best. Names ending in `_in21k`
-    mean files of ImageNet-21k for both, and DeiT has its own.
+    For predictions these are a classifier of ImageNet-1k, for training the backbone that fine-tunes best. Names that
+    end with `_in21k` stand for weights of ImageNet-21k in both cases. DeiT's names always stand for DeiT's weights.
     """
     parsed = _MODEL.fullmatch(model)
     if parsed is None:
@@ -719,7 +725,7 @@ def _refuse_unknown_tag(name: str) -> None:
         return
     if tags := tags_of(tagged["model"]):
         raise VitkitError(
-            f"{tagged['model']} has no weights {tagged['tag']!r} here, but {', '.join(tags)}; what is newer than that "
+            f"{tagged['model']} has no weights {tagged['tag']!r} here, but {', '.join(tags)}; newer ones "
             f"may be on the Hugging Face hub: timm/{name}"
         )
     if is_model_name(tagged["model"]):

@@ -1,11 +1,11 @@
-"""Read checkpoints: names and shapes first, numbers on demand, and never code.
+"""Read checkpoints without running code: first names and shapes, then values when they are needed.
 
 The kind of a file is recognised by its content: safetensors, PyTorch (read with `weights_only`), or numpy's `.npz`. An
-`.npz` file whose arrays are larger than it declares is refused before it is unpacked.
+`.npz` file with arrays that are larger than it declares is refused before it is unpacked.
 
-vitkit's notes in a zip file lie before its central directory, where readers of zip files skip them. An entry would be
-an additional array for whoever loads all arrays of an `.npz` file, and the file's comment has room for 64 KiB only.
-Android packages store their signatures in the same place for the same reason.
+vitkit's notes in a zip file lie before its central directory, where readers of zip files skip them, as the signatures
+of Android packages do. A member would be an extra array for whoever loads all arrays of an `.npz` file, and the comment
+of a zip file is limited to 64 KiB.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.", "teacher.")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: its shape and type are known, and its values are read when they are needed."""
+    """A tensor in a file: its shape and dtype are known, and `read` reads its values when they are needed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -49,14 +49,14 @@ class Checkpoint:
     """The content of a file or folder of weights.
 
     Attributes:
-        path: the path where it is.
+        path: the path of the file or folder.
         tensors: the tensors by name, without wrappers and prefixes.
-        wrappers: the keys that the weights were found under.
-        config: `config.json` beside the weights.
-        preprocessor: `preprocessor_config.json` beside the weights.
-        metadata: the metadata of a safetensors file.
-        passed_over: parts of the file that hold other weights, and why they were not taken.
-        pictures: the record of what the weights were trained on (`data.seen`), where vitkit wrote the file.
+        wrappers: the nested keys of the file under which the weights were stored, such as `model`.
+        config: the content of `config.json` (or OpenCLIP's file) next to the weights.
+        preprocessor: the content of `preprocessor_config.json` next to the weights.
+        metadata: the metadata of a safetensors file, or what vitkit stored in a zip file's comment.
+        passed_over: other sets of weights in the file, each with the reason why it was not chosen.
+        pictures: the record of the pictures that the weights were trained on (`data.seen`), if vitkit wrote the file.
     """
 
     path: Path
@@ -75,12 +75,12 @@ def readers(
 ) -> dict[str, Callable[[], Tensor]]:
     """Return a function for each tensor that reads its parts from the file and joins them.
 
-    The functions return float32 or integer numbers in new memory, because the file may change.
+    The functions return float32 or integers in new memory, since the file may change later.
 
     Args:
         tensors: the tensors of the checkpoint.
-        parts: the names of the parts and the function that joins them (None for a single part), by the name of the
-            resulting tensor; None for each tensor of the checkpoint under its own name.
+        parts: for each resulting tensor, the names of its parts and the function that joins them (None for a single
+            part). If this is None, each tensor of the checkpoint is read under its name.
     """
     if parts is None:
         return {name: _reader((tensor,), None) for name, tensor in tensors.items()}
@@ -104,7 +104,10 @@ def read_all(read: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
 
 
 def noted(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what vitkit's export stored with the tensors: configuration, preprocessing, classes, image size."""
+    """Return what vitkit's export stored with the tensors: configuration, preprocessing, image size, classes.
+
+    Return an empty dictionary if there is nothing of the kind.
+    """
     try:
         said = from_json(checkpoint.metadata["vitkit"])
         pixels = {name: tuple(item) if isinstance(item, list) else item for name, item in said["preprocess"].items()}
@@ -113,13 +116,16 @@ def noted(checkpoint: Checkpoint) -> dict[str, Any]:
             "preprocess": pixels,
             "image_size": tuple(said["image_size"]),
         }
-    except (ValueError, KeyError, TypeError, AttributeError):  # there is none, or it is somebody else's
+    except (ValueError, KeyError, TypeError, AttributeError):  # no note, or another program's
         return {}
     return {**note, "classes": tuple(said["classes"])} if "classes" in said else note
 
 
 def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Names without what wrappers put before them (data parallel, compiled, a model within a model)."""
+    """Remove the prefixes that wrappers put before names (data parallel, torch.compile, a model within a model).
+
+    Raises VitkitError if two names become the same.
+    """
     bare: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         stripped = name
@@ -133,12 +139,14 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> dict[st
     return bare
 
 
-_END = struct.Struct("<Q16s")  # bytes before it, and a name
+_END = struct.Struct("<Q16s")  # size of the embedded bytes, and a name
 _NAME = b"vitkit pictures\n"
 
 
 def tuck_in(path: Path, data: bytes, comment: bytes | None = None) -> None:
-    """Put bytes, unless there are none, and if given a comment, into a zip file.
+    """Embed bytes in a zip file, and replace its comment.
+
+    Empty `data` embed nothing; a comment of None keeps the old one.
 
     Raises:
         OSError: the disk is full or not writable.
@@ -149,11 +157,13 @@ def tuck_in(path: Path, data: bytes, comment: bytes | None = None) -> None:
             archive.fp.seek(archive.start_dir)
             archive.fp.write(data + _END.pack(len(data), _NAME))
             archive.start_dir = archive.fp.tell()
-        archive.comment = archive.comment if comment is None else comment  # which makes it write its directory anew
+        archive.comment = (
+            archive.comment if comment is None else comment
+        )  # setting it makes zipfile write the directory again
 
 
 def tucked_in(path: Path) -> bytes | None:
-    """Return what `tuck_in` embedded in a zip file; None if there is nothing."""
+    """Return the bytes that `tuck_in` embedded in a zip file; None if there are none."""
     with zipfile.ZipFile(path) as archive:
         start = archive.start_dir
     with path.open("rb") as file:
@@ -168,7 +178,7 @@ def tucked_in(path: Path) -> bytes | None:
 
 
 def read_npz(path: Path) -> Checkpoint:
-    """Read the headers of an .npz file; each array is decompressed when it is needed."""
+    """Read the headers of an .npz file. Each array is decompressed when it is needed."""
     try:
         archive = zipfile.ZipFile(path)
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
@@ -179,7 +189,7 @@ def read_npz(path: Path) -> Checkpoint:
 
 
 def _of_comment(comment: bytes) -> dict[str, str]:
-    """Return what vitkit's export stored in the zip file's comment, by section."""
+    """Return what vitkit's export stored in the zip file's comment, as JSON text by section."""
     try:
         content = from_json(comment)
     except ValueError:
@@ -226,7 +236,7 @@ def _fill(stream: IO[bytes], buffer: memoryview, path: Path) -> None:
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     if dtype == np.dtype("V2"):
-        return torch.bfloat16  # as big_vision saves it: numpy has no such type
+        return torch.bfloat16  # as in big_vision's files, since numpy has no bfloat16
     kinds = {np.dtype(np.float32): torch.float32, np.dtype(np.float16): torch.float16, np.dtype(float): torch.float64}
     return kinds.get(dtype, torch.int64)
 
@@ -247,7 +257,7 @@ _SAFE_TYPES = {
 
 
 def read_safetensors(path: Path) -> Checkpoint:
-    """Read the header of a safetensors file; values are read when they are needed."""
+    """Read the header of a safetensors file. Values are read when they are needed."""
     try:
         file: Any = safe_open(path, framework="pt")
         names: list[str] = file.keys()
@@ -255,7 +265,7 @@ def read_safetensors(path: Path) -> Checkpoint:
         metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
-    except RuntimeError as error:  # torch's word for a file that cannot be mapped into memory
+    except RuntimeError as error:  # raised by torch if the file cannot be mapped into memory
         raise VitkitError(f"{path} cannot be opened: {first_line(error)}") from error
     pictures = metadata.get(PICTURES)
     return Checkpoint(
@@ -287,10 +297,10 @@ def is_torch_zip(path: Path) -> bool:
 
 
 def read_torch(path: Path) -> Checkpoint:
-    """Return the weights in the file, without the training state around them."""
+    """Read the weights in a PyTorch file, without the training state that may surround them."""
     is_zip = zipfile.is_zipfile(path)
     try:
-        # Authors keep their command line beside the weights; a Namespace holds plain values and runs nothing.
+        # Authors store their command line with the weights; a Namespace holds plain values and runs no code.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
@@ -341,15 +351,15 @@ def _unwrap(
 
 _OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_BESIDE = r"(?!\.\.?$)[^/\\:\0]+"  # a file's name, and no path on any system
+_BESIDE = r"(?!\.\.?$)[^/\\:\0]+"  # the name of a file, not a path on any system
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Return the names and shapes in a checkpoint file, or in a folder in the Hugging Face hub's layout.
+    """Read the names and shapes in a checkpoint file, or in a folder in the Hugging Face hub's layout.
 
     Raises:
-        VitkitError: there is no such file, it holds no tensors, it is damaged, or reading it would run code.
+        VitkitError: the file does not exist, contains no tensors or is damaged, or reading it would run code.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -384,7 +394,10 @@ def _read_description(path: Path) -> dict[str, Any] | None:
 
 
 def _description_of(files: list[Path]) -> str:
-    """OpenCLIP's folders may hold the same model in transformers' layout, with a config.json of its own."""
+    """Return the name of the file that describes the model in a folder.
+
+    A folder of OpenCLIP may also contain the model in transformers' layout, whose config.json must not be used.
+    """
     return "open_clip_config.json" if files[0].name in _OPEN_CLIP else "config.json"
 
 
@@ -415,7 +428,7 @@ def _shards(path: Path, index: dict[str, Any]) -> list[Path]:
     """Return the files that an index in the same folder names.
 
     Raises:
-        VitkitError: it names none, or one that lies elsewhere.
+        VitkitError: the index names no file, or a file in another folder.
     """
     try:
         shards = sorted(set(index["weight_map"].values()))

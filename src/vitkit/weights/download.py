@@ -1,8 +1,8 @@
-"""Download published weights into the cache: complete and checked, or not at all.
+"""Download published weights into the cache. A file is either complete and checked, or not there.
 
-A file is written to `NAME.part` and renamed when its length and checksum are right. An interrupted download is
-continued next time if the server still has the same file. Repositories of the Hugging Face hub are downloaded with its
-own library. Files in the cache are used without a request.
+A download is written to `NAME.part` and renamed when its length and checksum are right. An interrupted download
+continues next time if the server still has the same file. Repositories of the Hugging Face hub are downloaded with the
+hub's own library. Cached files are used without a request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vitkit.text.fields import settle_types
 
 @dataclass(frozen=True)
 class Version:
-    """The version of a file as the server describes it: validator for If-Range, length, MD5 in base64."""
+    """The version of a file on the server: its validator for If-Range, its length, and its MD5 in base64."""
 
     validator: str | None = None
     length: int | None = None
@@ -48,7 +48,7 @@ class Version:
     @classmethod
     def described(cls, headers: Message, length: int | None) -> Version:
         etag = headers.get("ETag")
-        if etag is None or etag.startswith("W/"):  # a weak one may name other bytes
+        if etag is None or etag.startswith("W/"):  # a weak ETag may be the same for other bytes
             etag = headers.get("Last-Modified")
         hashes = re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash", [])))
         return cls(etag, length, hashes[0] if hashes else None)
@@ -56,7 +56,7 @@ class Version:
 
 @dataclass(frozen=True)
 class PartialFile:
-    """An unfinished download: its bytes, and a note of the version they belong to."""
+    """An unfinished download, with a note about the version of the file that its bytes belong to."""
 
     path: Path
 
@@ -68,7 +68,10 @@ class PartialFile:
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def version(self) -> Version:
-        """Return the version; an empty one if the note is missing or damaged, so that the download starts again."""
+        """Return the version in the note.
+
+        It is empty if the note is missing or damaged, so that the download starts again.
+        """
         with suppress(OSError, ValueError, TypeError):
             return Version(**from_json(self.note.read_text(encoding="utf-8")))
         return Version()
@@ -90,15 +93,17 @@ _ELSEWHERE = "or download it by other means and name the file instead"
 
 
 def fetch_url(url: str, sha256: str | None = None) -> Path:
-    """Return the file at a web address, in the cache. Interrupted downloads resume; processes take turns.
+    """Return the path of a file in the cache, downloading it if necessary.
+
+    Interrupted downloads continue, and processes that need the same file wait for one another.
 
     Args:
-        url: https; http for this machine only.
-        sha256: hexadecimal digits, the first few or all. Without it, the MD5 that Google's servers send is checked.
+        url: an https address, or http for this machine.
+        sha256: hexadecimal digits, all or the first ones. Without it, the MD5 that Google's servers send is checked.
 
     Raises:
-        VitkitError: offline, the server cannot be reached or does not have the file, the checksum is wrong, or the
-            cache cannot be written.
+        VitkitError: downloads are forbidden, the server cannot be reached or does not have the file, the checksum is
+            wrong, or the cache cannot be written.
     """
     final = cache_path(url)
     if final.is_file():
@@ -107,7 +112,7 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with _taking_turns(final):
-            if not final.is_file():  # else another process was first
+            if not final.is_file():  # otherwise another process has downloaded it
                 _download(url, final, sha256)
     except OSError as error:
         raise VitkitError(
@@ -117,16 +122,16 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
 
 
 def cache_path(url: str) -> Path:
-    """Return where the cache keeps the file of this address, whether or not it exists.
+    """Return the path at which the cache keeps the file of an address, whether or not it exists.
 
     Raises:
-        VitkitError: it is no https address of a file.
+        VitkitError: the address is not an https address of a file.
     """
     if not _may_ask(url):
         raise VitkitError(f"cannot download {url!r}: expected an address that begins with https://")
     parts = urlsplit(url)
     *folders, name = parts.path.split("/")[1:] or [""]
-    if parts.query:  # another query may be another file
+    if parts.query:  # each query may be a different file
         folders.append(hashlib.sha256(parts.query.encode()).hexdigest()[:8])
     if any(re.fullmatch(r"\.*", part) or set(part) & set('\\:*?"<>|') for part in (*folders, name)):
         raise VitkitError(f"cannot download {url}: expected the address of a file")
@@ -140,7 +145,7 @@ def _may_ask(url: str) -> bool:
 
 
 def refuse_offline(what: str, instead: str) -> None:
-    """Refuse to download where that is switched off; `instead` is what to do."""
+    """Raise VitkitError if downloads are forbidden; `instead` says what the user can do."""
     switch = offline()
     if switch:
         raise VitkitError(f"{what} is not in the cache, and {switch} forbids downloading: {instead}")
@@ -161,7 +166,7 @@ def _taking_turns(final: Path) -> Iterator[None]:
 
 
 class _BrokenOffError(Exception):
-    """An attempt failed, and another one may succeed."""
+    """An attempt failed, but another one may succeed."""
 
 
 def _download(url: str, final: Path, sha256: str | None) -> None:
@@ -186,14 +191,14 @@ def _download(url: str, final: Path, sha256: str | None) -> None:
     with part.path.open("rb+") as file:
         os.fsync(file.fileno())
     part.path.replace(final)
-    part.delete()  # its note
+    part.delete()  # deletes the note
 
 
 def _receive(url: str, part: PartialFile, what: str) -> None:
-    """Make one attempt to complete the part."""
+    """Make one attempt to complete the partial file."""
     version, offset = part.version(), part.size()
     if version.length is not None and offset == version.length:
-        return  # it was interrupted after the last byte
+        return  # interrupted after the last byte
     resuming = bool(offset and version.validator)
     headers = {"Range": f"bytes={offset}-", "If-Range": version.validator} if resuming else {}
     with _open(url, {name: value for name, value in headers.items() if value}, part) as response:
@@ -224,7 +229,7 @@ def _open(url: str, headers: dict[str, str], part: PartialFile) -> http.client.H
         response: http.client.HTTPResponse = urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT)
     except HTTPError as error:
         error.close()
-        if error.code == 416:  # the file is shorter than the part
+        if error.code == 416:  # the file on the server is shorter than the partial file
             part.delete()
         if error.code in (408, 416, 429) or error.code >= 500:
             raise _BrokenOffError(f"the server answered {error.code} {error.reason}") from error
@@ -242,7 +247,7 @@ def _open(url: str, headers: dict[str, str], part: PartialFile) -> http.client.H
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects only to addresses that could have been requested directly."""
+    """Follow redirects only to addresses that may be requested directly."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -254,7 +259,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _check_range(headers: Message, version: Version, offset: int, part: PartialFile) -> None:
-    """Check that a partial answer continues where the part ends, in the same file."""
+    """Check that a partial response continues where the partial file ends, in the same version of the file."""
     now = Version.described(headers, None).validator
     begins = re.match(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
     if begins is None or int(begins[1]) != offset or now not in (None, version.validator):
@@ -304,14 +309,14 @@ _OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
 
 
 def fetch_hub(repo_id: str) -> Path:
-    """Return the folder of a Hugging Face repository's weights and descriptions in the hub's cache.
+    """Return the folder of a Hugging Face repository in the hub's cache, downloading its weights and descriptions.
 
-    Weights are safetensors, or what else there is. HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE are respected,
-    and files that other programs put into that cache are used.
+    Safetensors are preferred to other weights. HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE are respected, and
+    files that other programs have put into this cache are used.
 
     Raises:
-        VitkitError: offline and not in the cache, there is no such repository, it is private or gated, the hub cannot
-            be reached, or the repository has no weights.
+        VitkitError: the repository is not cached and downloads are forbidden, it does not exist, it is private or
+            gated, the hub cannot be reached, or the repository has no weights.
     """
     folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_SAFETENSORS])
     if not any(folder.glob("*.safetensors")):
@@ -347,7 +352,7 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
         ) from error
     except errors.HFValidationError as error:
         raise VitkitError(f"{repo_id!r} is no repository on the hub: expected owner/name") from error
-    except Exception as error:  # the errors of its HTTP library, which changes from release to release
+    except Exception as error:  # the hub's HTTP library, and so its errors, change from release to release
         refuse_offline(repo_id, "download its files elsewhere and name their folder")
         reason = first_line(error)
         raise VitkitError(
@@ -376,7 +381,7 @@ def _reporting(what: str) -> type[Any]:
 
 
 class _Nowhere:
-    """A stream that discards what is written."""
+    """A text stream that discards what is written."""
 
     def write(self, text: str) -> int:
         return len(text)

@@ -1,8 +1,9 @@
 """Infer the configuration of a model from the shapes of its tensors.
 
-Most sizes follow from many tensors, and the majority decides, so that one damaged tensor is named instead of misleading
-the rest. A missing tensor is never taken for another configuration where the two can be distinguished. Architectures
-that share names and shapes cannot be told apart without a description; the report says which was assumed.
+Most sizes follow from many tensors, and the majority decides. A single damaged tensor is then named in the error, and
+does not mislead the rest. A missing tensor is never mistaken for another configuration if the two can be distinguished.
+Architectures with equal names and shapes cannot be distinguished without a description; the report then says which one
+was assumed.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ _STEM_UNIT = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\."
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Facts about the checkpoint besides its shapes.
+    """What is known about a checkpoint apart from its shapes.
 
     Attributes:
-        fields: the fields of the configuration: what the user says, over what the format says.
-        image_size: (height, width) that the user asks for, or None.
-        written_size: (height, width) that a file beside the weights says, or None.
-        grid: the patch grid of the positions, if the user says so.
-        is_hybrid: whether a ResNet stands in front of the patches.
-        theirs: the checkpoint's name of a tensor of ours, for messages.
-        is_published: whether the weights were asked for by their published name.
-        is_described: whether that, or a file beside the weights, says which architecture this is.
+        fields: fields of the configuration: those that the user sets, then those that the format determines.
+        image_size: the (height, width) that the user requests, or None.
+        written_size: the (height, width) in a file next to the weights, or None.
+        grid: the patch grid of the position embeddings, if the user states it.
+        is_hybrid: whether a ResNet precedes the patch embedding.
+        theirs: returns the checkpoint's name of one of our tensors, for messages.
+        is_published: whether the user requested the weights by their published name.
+        is_described: whether that name, or a file next to the weights, determines the architecture.
     """
 
     fields: Mapping[str, Any]
@@ -50,17 +51,17 @@ class Known:
 
 @dataclass(frozen=True)
 class Inferred:
-    """The configuration of the checkpoint, and the assumptions made."""
+    """The inferred configuration, and the assumptions by field."""
 
     config: ViTConfig
     assumed: dict[str, str]
 
 
 def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
-    """Infer the configuration of tensors of these shapes, under our names.
+    """Infer the configuration from the shapes of the tensors, by our names.
 
     Raises:
-        VitkitError: a tensor is missing without which the configuration cannot be told, or the grid is ambiguous.
+        VitkitError: a tensor is missing that is needed to infer the configuration, or the grid is ambiguous.
     """
     is_learned = known.fields.get("position", "learned_1d") == "learned_1d"
     for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
@@ -90,8 +91,8 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
     fields |= _head(shapes, fields, known)
     is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and fields["pool"] == "gap" and not fields["fc_norm"]
     if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(known.fields):
-        # DeiT III and DINOv2 have positions for the patches alone: without this they would pass for mean-pooled models.
-        raise VitkitError(f"{known.theirs('cls_token')} is missing; if there is none to be, say pool='gap'")
+        # DeiT III and DINOv2 have positions only for patches: without this check they would look mean-pooled.
+        raise VitkitError(f"{known.theirs('cls_token')} is missing; if the model has none, say pool='gap'")
     assumed: dict[str, str] = {}
     if fields["pool_mlp_size"] == fields["mlp_size"]:
         fields["pool_mlp_size"] = None
@@ -114,7 +115,7 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
 
 
 def _remainder(written: Pair, config: ViTConfig) -> bool:
-    """Return whether images of the stated size have this grid, with pixels left over."""
+    """Return whether images of the stated size have the grid of this configuration, with pixels left over."""
     sides = zip(written, config.image_size, config.patch_size, strict=True)
     return written != config.image_size and all(0 <= side - length < patch for side, length, patch in sides)
 
@@ -134,13 +135,20 @@ def _last(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
 
 
 def _embedding(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """CLIP's: normalised, of patches without a bias; any other without one lacks a tensor."""
+    """Infer `embed_norm` and `patch_bias`.
+
+    CLIP normalises embeddings and has no bias in the patch embedding; in any other model without this bias, a tensor is
+    missing.
+    """
     is_normalised = any(name.startswith("norm_pre.") for name in shapes)
     return {"embed_norm": is_normalised, "patch_bias": "patch_embed.proj.bias" in shapes or not is_normalised}
 
 
 def _mlp(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Plain: fc1 gives what fc2 takes; gated: twice that."""
+    """Infer the kind and size of the MLPs.
+
+    In a plain MLP, fc1 has as many outputs as fc2 has inputs; in a gated one, twice as many.
+    """
     into = _last(shapes, r"^blocks\.\d+\.mlp\.fc1\.(weight|bias)$", 0)
     out_of = _last(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
     plain, gated = [*into, *out_of], [*into, *(2 * size for size in out_of)]
@@ -192,10 +200,10 @@ def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) 
 
 
 def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> int:
-    """Return the most common length of the first axis of these tensors; 0 if there are none.
+    """Return the most common length of the first axis of these tensors; 0 if none of them exists.
 
     Raises:
-        VitkitError: there is no majority; which is the damaged one cannot be told.
+        VitkitError: there is no majority, so it is unknown which tensor is damaged.
     """
     sizes = {name: shapes[name][0] for name in names if shapes.get(name)}
     size = _vote(sizes.values())
@@ -204,7 +212,7 @@ def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> 
     return size
 
 
-# Fields that the tensors tell, and a tensor that does.
+# Fields that tensors determine, each with a tensor that does.
 _SETTING_BY = {
     "layers": "norm.weight",
     "hidden_size": "norm.weight",
@@ -222,14 +230,17 @@ _SETTING_BY = {
 
 
 def _check_settings(fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known) -> None:
-    """Check that the settings agree with what the tensors show."""
+    """Raise VitkitError if a setting contradicts what the tensors show."""
     for name, tensor in _SETTING_BY.items():
         if name in settings and settings[name] != fields[name]:
             raise VitkitError(f"{known.theirs(tensor)}: the weights have {name} {fields[name]}, not {settings[name]}")
 
 
 def _check_kernel(kernel: Shape, known: Known) -> None:
-    """Patches are square in every published model; anything else must be written down."""
+    """Check the shape of the patch embedding.
+
+    Patches are square in every published model; other shapes must be stated.
+    """
     name = known.theirs("patch_embed.proj.weight")
     if len(kernel) != 4 or 0 in kernel:
         raise VitkitError(f"{name} must be a convolution, not of shape {kernel}")
@@ -241,7 +252,8 @@ def _check_kernel(kernel: Shape, known: Known) -> None:
         raise VitkitError(f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing says so")
 
 
-# Heads by layers and hidden size of sizes beyond the paper's: g, G, So400m (arXiv 2106.04560, 2305.13035), DINOv2's g.
+# Heads by (layers, hidden size), for models larger than the paper's: g, G, So400m (arXiv 2106.04560, 2305.13035) and
+# DINOv2's g.
 _LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 24}
 _TOKENLESS = {(40, 1536): 16}  # SigLIP 2's g-opt, which has no class token
 
@@ -250,7 +262,7 @@ _DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transform
 
 
 def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
-    """Return whether naming only another width gives the same tensors with other heads."""
+    """Return whether a model with the default number of heads of timm and transformers has the same tensors."""
     others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
     has_others = any(fields[name] for name in others) or fields["stem"] is not None
     is_plain = not has_others and fields.get("rotary", "none") == "none"
@@ -260,7 +272,7 @@ def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
 
 def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: bool) -> Any:
     if "heads" in fields:
-        return fields["heads"]  # the configuration refuses what is no number of heads
+        return fields["heads"]  # `ViTConfig` checks the value
     layers, hidden_size = fields["layers"], fields["hidden_size"]
     known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _LARGER
     known |= {} if fields["class_token"] else _TOKENLESS
@@ -280,7 +292,10 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
 def _possible_losses(
     shapes: Mapping[str, Shape], fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known
 ) -> dict[str, str]:
-    """Return, by field, the tensors whose absence means a rarer architecture or a damaged common one."""
+    """Return the assumption, by field, that tensors are absent on purpose and were not lost.
+
+    Files without these tensors are either of a rarer architecture or a damaged file of a common one.
+    """
     assumed: dict[str, str] = {}
     usual = {size.hidden_size: size.layers for size in VARIANTS.values()}
     usual |= {hidden_size: layers for layers, hidden_size in _LARGER}
@@ -307,7 +322,7 @@ def _possible_losses(
 
 
 def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, assumed: dict[str, str]) -> Pair:
-    """Return the patch grid that the positions were learned on, and settle `prefix_positions`."""
+    """Return the patch grid of the position embeddings, and set `prefix_positions`."""
     stride = stride_of(fields["stem"])
 
     def grid_of(size: Pair) -> Pair:
@@ -319,11 +334,11 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
     if "pos_embed" not in shapes:
         result = written or requested if fields.get("position") == "relative_bias" else requested or written
         if result is None:
-            raise VitkitError("there are no learned positions to tell the grid: give image_size=(height, width)")
+            raise VitkitError("there are no learned positions that determine the grid: give image_size=(height, width)")
         return result
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
-    said = fields.get("prefix_positions")  # by a format that knows
+    said = fields.get("prefix_positions")  # if the format determines it
     for prefix in dict.fromkeys((tokens, 0)) if said is None else (tokens if said else 0,):
         side = math.isqrt(max(length - prefix, 0))
         candidates = [written, requested, (side, side)]
@@ -337,7 +352,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
 
 
 def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> str:
-    """Return why these positions fit no grid: a missing token, or a grid that is not square."""
+    """Explain why the position embeddings fit no grid: a token is missing, or the grid is not square."""
     extra = length - math.isqrt(length) ** 2
     positions = known.theirs("pos_embed")
     if extra in (1, 2) and not fields["class_token"]:
@@ -353,12 +368,12 @@ def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> str:
 
 
 class Namesake(NamedTuple):
-    """Another architecture whose files have the same tensors.
+    """A pair of architectures whose files have the same tensors.
 
     Attributes:
-        field: the field of the configuration, in which the two differ.
-        fits: whether a configuration has the shape that both share.
-        says: what was taken, what else it may be, and what to do.
+        field: the field of the configuration in which the two differ.
+        fits: returns whether a configuration has the shape that both share.
+        says: describes what was assumed, what else the file may be, and how to state it.
     """
 
     field: str
@@ -367,7 +382,7 @@ class Namesake(NamedTuple):
 
 
 def _is_tokenless(config: ViTConfig) -> bool:
-    """Mean-pooled, without a class token, LayerScale or registers, as SigLIP's towers and I-JEPA's are."""
+    """Return whether a model is mean-pooled without class token, LayerScale and registers (SigLIP, I-JEPA)."""
     return not (config.class_token or config.layer_scale or config.registers) and config.pool == "gap"
 
 
@@ -432,12 +447,12 @@ _TUTORIAL = Namesake(
 
 
 def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str]) -> dict[str, str]:
-    """Return, by field, the assumptions about a file with timm's names and no description.
+    """Return the assumptions, by field, about a file with timm's names and without a description.
 
     Args:
         config: the inferred configuration.
         names: the names of the file's tensors.
-        settled: fields that the user gave.
+        settled: the fields that the user has set.
     """
     known = (*_TIMM, _CLIP, _UNNORMED, _UNREGISTERED, *((_TUTORIAL,) if "pos_embedding.pos_embedding" in names else ()))
     return {each.field: each.says(config) for each in known if each.field not in settled and each.fits(config)}

@@ -1,7 +1,8 @@
 """Layouts of published checkpoints: how each stores the tensors that vitkit calls by timm's names.
 
-A `Layout` is made of pieces that can be read and written back. `account_for` compares a checkpoint with it, tensor by
-tensor, so that nothing is loaded only in part by mistake.
+"Our" tensors are vitkit's; "their" names are those in the checkpoint. A `Layout` consists of pieces, each of which
+converts a tensor in both directions. `account_for` compares a checkpoint with a layout tensor by tensor, so that no
+checkpoint is loaded only partly by mistake.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from vitkit.text.cells import listed
 if TYPE_CHECKING:
     from vitkit.weights.checkpoint import StoredTensor
 
-_GAP = 8  # blocks that a partially loaded checkpoint may lack
+_GAP = 8  # blocks whose numbers may be missing
 Join = Callable[..., Tensor]
 Split = Callable[[Tensor, ViTConfig], tuple[Tensor | None, ...]]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One of vitkit's tensors, as a layout stores it.
+    """How a layout stores one of vitkit's tensors.
 
     Attributes:
-        theirs: the names of the tensors that hold it.
-        join: the function from those tensors to ours; None if the tensor merely has another name.
-        split: the function from ours to those tensors; it returns None for a tensor that another piece writes. None if
-            the tensor merely has another name.
+        theirs: the names of the stored tensors that it consists of.
+        join: makes our tensor from the stored ones; None if only the name differs.
+        split: makes the stored tensors from ours, with None for a tensor that another piece writes; None if only the
+            name differs.
     """
 
     theirs: tuple[str, ...]
@@ -41,29 +42,30 @@ class Piece:
     split: Split | None = None
 
     def joined(self, *parts: Tensor) -> Tensor:
-        """Join the stored tensors into ours."""
+        """Make our tensor from the stored ones."""
         return parts[0] if self.join is None else self.join(*parts)
 
     def parts_of(self, ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
-        """Split our tensor into the stored ones."""
+        """Make the stored tensors from ours; None for a tensor that another piece writes."""
         return (ours,) if self.split is None else self.split(ours, config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A format as one checkpoint uses it.
+    """The format of one checkpoint, and what it implies.
 
     Attributes:
-        format: the name that reports show.
-        pieces: every tensor that the format may hold, by our name.
-        fields: fields of the configuration that the format, or a file beside the weights, determines.
-        preprocess: fields of `Preprocess`, except for the size.
-        is_preprocess_known: whether `preprocess` was recorded with the weights, rather than being usual for the format.
-        classes: the class names, if the checkpoint has them.
-        image_size: (height, width), if a file beside the weights names it.
-        pixel_size: (height, width) that images are resized to, if the source resizes its positions to that.
-        assumed: fields that nothing determines, and the assumption in words.
-        dropped: tensors that are not part of the classifier, and why.
+        format: the name of the format in reports.
+        pieces: how each tensor that the format may contain is stored, by our name.
+        fields: fields of the configuration that the format, or a file next to the weights, determines.
+        preprocess: fields of `Preprocess`, except the size.
+        is_preprocess_known: whether `preprocess` was stored with the weights; otherwise it is what the format usually
+            implies.
+        classes: the class names, if the checkpoint contains them.
+        image_size: (height, width), if a file next to the weights states it.
+        pixel_size: the (height, width) of input images, if the publisher's code resizes positions to match it.
+        assumed: fields that nothing determines, each with a description of the assumed value.
+        dropped: tensors that are not part of the classifier, each with the reason.
     """
 
     format: str
@@ -78,11 +80,14 @@ class Layout:
     dropped: Mapping[str, str] = field(default_factory=dict)
 
     def theirs(self, name: str) -> tuple[str, ...]:
-        """Return the checkpoint's names for one of our tensors."""
+        """Return the names under which the checkpoint stores one of our tensors."""
         return self.pieces[name].theirs if name in self.pieces else (name,)
 
     def shapes(self, tensors: Mapping[str, StoredTensor]) -> dict[str, torch.Size]:
-        """Return the shapes of our tensors that a checkpoint holds completely and does not drop."""
+        """Return the shapes, by our names, of the tensors that a checkpoint contains completely.
+
+        Dropped tensors are not included.
+        """
         shapes = {}
         for name, piece in self.pieces.items():
             shape = _joined_shape(piece, [tensors.get(theirs) for theirs in piece.theirs])
@@ -93,7 +98,10 @@ class Layout:
 
 @dataclass
 class Account:
-    """The comparison of a checkpoint's tensors with those that the model expects, by the checkpoint's names."""
+    """The comparison of a checkpoint's tensors with those that the model needs.
+
+    Names are those of the checkpoint, except in `expected` and `unfit`, which have our names.
+    """
 
     expected: Mapping[str, torch.Size]
     used: set[str]
@@ -115,7 +123,7 @@ class Account:
 def account_for(
     tensors: Mapping[str, StoredTensor], layout: Layout, config: ViTConfig, expected: Mapping[str, torch.Size]
 ) -> Account:
-    """Compare the tensors of a checkpoint with the expected shapes of a model of this configuration."""
+    """Compare the tensors of a checkpoint with the shapes that a model of this configuration needs."""
     account = Account(expected, set(), [], [], {}, [])
     for name, shape in expected.items():
         theirs = layout.theirs(name)
@@ -153,7 +161,7 @@ def _wrong_shapes(piece: Piece, stored: Sequence[StoredTensor], shape: torch.Siz
 
 
 def _joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.Size | None:
-    """Return the shape of one of our tensors; None if a part is missing or the parts cannot be joined."""
+    """Return the shape of our tensor if the stored ones are joined; None if one is missing or they do not fit."""
     if any(tensor is None for tensor in stored):
         return None
     try:
@@ -167,17 +175,17 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def same(name: str) -> Piece:
-    """Return the piece of a tensor that merely has another name."""
+    """Return the piece of a tensor that only has another name."""
     return Piece((name,))
 
 
 def joined(*names: str) -> Piece:
-    """Return the piece of several tensors that are concatenated in ours, as q, k and v are in one linear layer."""
+    """Return the piece of a tensor that is the concatenation of several stored ones, such as q, k and v."""
     return Piece(names, lambda *parts: torch.cat(parts), lambda ours, _: ours.chunk(len(names)))
 
 
 def without_keys(q: str, v: str) -> Piece:
-    """Return the piece of biases for q and v alone; the bias of k is zero in such checkpoints."""
+    """Return the piece of a q, k, v bias of which only q and v are stored; the bias of k is zero."""
 
     def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
         q, _, v = ours.chunk(3)
@@ -192,14 +200,14 @@ def pair(ours: str, theirs: str, parts: tuple[str, ...] = ("weight", "bias")) ->
 
 
 def with_axes(name: str, axes: int) -> Piece:
-    """Return the piece of a tensor that lacks so many leading axes of length 1."""
+    """Return the piece of a tensor that is stored without its leading `axes` axes of length 1."""
     return Piece((name,), lambda theirs: theirs[(None,) * axes], lambda ours, _: (ours.reshape(ours.shape[axes:]),))
 
 
 def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
-    """Return the pieces for positions that include the class token, but not the registers.
+    """Return the pieces for position embeddings that include the class token, but not the registers.
 
-    The class token's position is added to the token itself, which gives the same sum.
+    The position of the class token is added to the token itself when loading, which gives the same sum.
     """
 
     def unfold(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, ...]:
@@ -212,21 +220,21 @@ def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
 
 
 def numbered(digits: str) -> int:
-    """Convert the number in a tensor's name.
+    """Convert the block number in a tensor's name to an integer.
 
     Raises:
-        VitkitError: the number is larger than any model is deep, so that building so many blocks would take hours.
+        VitkitError: the number exceeds the depth of any model, and building so many blocks would take hours.
     """
     if len(digits) > len(str(MAX_LAYERS)) or int(digits) >= MAX_LAYERS:
-        raise VitkitError(f"a tensor's name has the number {digits:.12}, and no model is as deep as that")
+        raise VitkitError(f"a tensor's name has the number {digits:.12}, which exceeds the depth of any model")
     return int(digits)
 
 
 def depth_of(digits: Iterable[str]) -> int:
-    """Return the number of blocks, judged by the numbers in the names of their tensors.
+    """Return the number of blocks, from the block numbers in the names of tensors.
 
     Raises:
-        VitkitError: a number is too large, or most of those below it are missing.
+        VitkitError: a number is too large, or most of the lower numbers are missing.
     """
     numbers = {numbered(text) for text in digits}
     depth = max(numbers, default=-1) + 1

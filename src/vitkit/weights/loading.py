@@ -1,7 +1,7 @@
 """Load a classifier from a path or a published name, and create models by name.
 
-`load` works in three steps: `look` finds the source and reads its names and shapes, `WeightsSource.plan` adapts them to
-the requested size and classes, and `LoadPlan.build` reads the numbers into a model.
+`load` has three steps: `look` finds the source and reads names and shapes, `WeightsSource.plan` adapts them to the
+requested image size and classes, and `LoadPlan.build` reads the values into a model.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_o
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """A plan for loading a checkpoint whose numbers have not been read yet.
+    """A plan for loading a checkpoint whose values have not been read yet.
 
     Attributes:
         config: the configuration of the model that will be built.
-        classes, preprocess, temperature, thresholds, provenance, pictures: fields of the future `Classifier`.
-        report: the outcome for every tensor.
-        read: a function for each tensor of the model that reads its numbers.
+        classes, preprocess, temperature, thresholds, provenance, pictures: as in the `Classifier` that will be built.
+        report: what happens to every tensor.
+        read: a function for each tensor of the model that reads its values.
     """
 
     config: Config
@@ -68,10 +68,10 @@ class LoadPlan:
     pictures: bytes | None = None
 
     def tensors(self) -> tuple[dict[str, Tensor], LoadReport]:
-        """Read all tensors, and return them by name, with the report extended by warnings about their numbers.
+        """Read all tensors; return them by name, and the report with warnings about their values.
 
         Raises:
-            VitkitError: a number is NaN or infinite; the message names its tensor.
+            VitkitError: a value is NaN or infinite; the message names the tensor.
         """
         tensors = read_all(self.read)
         for name, tensor in tensors.items():
@@ -79,10 +79,10 @@ class LoadPlan:
         return tensors, self._report_zeros(tensors)
 
     def build(self) -> Classifier:
-        """Read the numbers into a model that was never initialised.
+        """Read the values into a model that was never initialised, and return it as a classifier.
 
         Raises:
-            VitkitError: a number is NaN or infinite; the message names its tensor.
+            VitkitError: a value is NaN or infinite; the message names the tensor.
         """
         tensors, report = self.tensors()
         return Classifier(
@@ -97,10 +97,10 @@ class LoadPlan:
         )
 
     def _report_zeros(self, tensors: Mapping[str, Tensor]) -> LoadReport:
-        """Return the report with a warning for weights that are all zeros, as in a file with holes.
+        """Return the report with a warning about weights that are all zeros, as in a file with holes.
 
-        A head of zeros was never trained, as in some ImageNet-21k files, and gets a note instead. Biases may well be
-        zeros. Files saved by vitkit are protected by a checksum and are not searched.
+        A head of zeros, as in some ImageNet-21k files, was never trained, and gets a note instead. Biases may be zeros.
+        Files of vitkit have a checksum and are not searched.
         """
         report = self.report
         if report.format == "vitkit":
@@ -119,7 +119,7 @@ class LoadPlan:
     def _check_finite(self, name: str, tensor: Tensor) -> None:
         """Raise an error if a tensor holds NaN or infinite numbers."""
         low, high = torch.aminmax(tensor) if tensor.numel() else (tensor.sum(), tensor.sum())
-        if low.isfinite() and high.isfinite():  # both are NaN if any number is
+        if low.isfinite() and high.isfinite():  # both are NaN if any value is
             return
         spoiled = int((~tensor.isfinite()).sum())
         theirs = self.report.renamed.get(name, name)
@@ -133,13 +133,16 @@ _MAY_BE_ZEROS = ("bias", "running_mean", "num_batches_tracked")
 
 
 def _has_zeros(name: str, tensor: Tensor) -> bool:
-    """Return whether a tensor is all zeros; for fused q, k and v, whether one of the three is."""
+    """Return whether a tensor contains only zeros.
+
+    A fused tensor of q, k and v counts if one of the three contains only zeros.
+    """
     parts = tensor.chunk(3) if name.endswith("attn.qkv.weight") else (tensor,)
     return tensor.is_floating_point() and not all(part.any() for part in parts)
 
 
 def target_of(source: Config, num_classes: int | None, size: Pair | None, changes: Mapping[str, Any]) -> Config:
-    """Return the source's configuration with the requested classes, size and other changes."""
+    """Return the configuration of a source with the requested number of classes, image size and other changes."""
     fields: dict[str, Any] = {}
     if size is not None:
         fields["image_size"] = size
@@ -163,7 +166,10 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
 
 
 def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
-    """Return whether the caller keeps the representation layer, under either name of the option; None if unset."""
+    """Return whether the caller keeps the representation layer; None if the caller did not say.
+
+    The option has two names, `has_logits` and `representation_size`.
+    """
     has_logits: bool | None = changes.get("has_logits")
     if "representation_size" not in changes:
         return has_logits
@@ -172,14 +178,14 @@ def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
         raise VitkitError(f"has_logits {has_logits} and representation_size {size} contradict each other: name one")
     if size not in (None, source.representation_size):
         there = "none" if source.representation_size is None else f"one of {source.representation_size} features"
-        raise VitkitError(f"representation_size {size}: the weights have {there}; leave it out, or take has_logits")
+        raise VitkitError(f"representation_size {size}: the weights have {there}; leave it out, or use has_logits")
     return size is not None
 
 
 def make_plan(
     name: str, origin: SourceWeights, target: Config, classes: Sequence[str] | None, preprocess: PreprocessLike | None
 ) -> LoadPlan:
-    """Adapt the weights of a source to the target configuration, and report what becomes of every tensor."""
+    """Adapt the weights of a source to the requested configuration, and report what happens to every tensor."""
     shapes = shapes_of(target)
     adapted = _adapt(origin, target, shapes)
     if classes is None:
@@ -215,22 +221,22 @@ def make_plan(
 
 
 def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
-    """Return the plan with the requested preprocessing instead of its own.
+    """Return the plan with the requested preprocessing in place of its own.
 
-    The request replaces what the report assumed about the preprocessing; settings that it leaves open stay assumed.
-    Overriding the preprocessing that vitkit recorded in training is reported as a warning.
+    The request replaces what the report assumed about the preprocessing; settings that are not requested stay assumed.
+    If vitkit recorded the preprocessing of the training, replacing it is reported as a warning.
     """
     settings = settings_of(requested, plan.preprocess)
     preprocess = dataclasses.replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
     if (open_text := assumed.pop("preprocess", None)) is not None and leaves_open(settings):
-        assumed["preprocess"] = f"{open_text}; but for {', '.join(settings)}, as was said"
+        assumed["preprocess"] = f"{open_text}; except for {', '.join(settings)}, as requested"
     if "mean" in settings:
-        assumed.pop("family", None)  # the families differ in their preprocessing alone
+        assumed.pop("family", None)  # the families differ only in their preprocessing
     if plan.report.format == "vitkit" and preprocess != plan.preprocess and not plan.preprocess.unknown:
         theirs = describe(plan.preprocess.to_dict())
-        warnings += (f"images are read otherwise than in its training, which had {theirs}: expect other answers",)
-    notes = (*plan.report.notes, f"preprocess, as was said: {describe(preprocess.to_dict())}")
+        warnings += (f"images are prepared otherwise than in its training ({theirs}): expect other predictions",)
+    notes = (*plan.report.notes, f"preprocess, as requested: {describe(preprocess.to_dict())}")
     report = dataclasses.replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
     return dataclasses.replace(plan, preprocess=preprocess, report=report)
 
@@ -334,7 +340,7 @@ def inspect(
     progress: Progress = silent,
     **overrides: Any,
 ) -> LoadPlan:
-    """Return what `load` would do with the same arguments, without reading the numbers."""
+    """Return the plan that `load` would follow with the same arguments, without reading the values."""
     return look(source, use=use, network=network).plan(
         num_classes,
         image_size,
@@ -348,18 +354,18 @@ def inspect(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightsSource:
-    """A source of weights that was opened once, and from which any number of plans can be made.
+    """A source of weights whose names and shapes were read, and from which any number of plans can be made.
 
     Attributes:
-        source: the source as the caller named it, without the network of a file.
-        path: the file or folder; None for a network that another library publishes.
+        source: the source as the caller named it; for NAME@FILE, only the file.
+        path: the file or folder; None for published weights of another library's network.
         checkpoint: names and shapes; None for networks of another library.
-        description: the content of a model folder's `model.json`; None for any other source.
-        network: the name of another library's network, if the weights belong to one.
-        entry: the catalog's entry, for published weights.
-        meaning: the published weights that a bare model name stands for.
+        description: the content of `model.json`; None if the source is not a model folder.
+        network: the name of another library's network; None for a Vision Transformer of vitkit.
+        entry: the catalog's entry; None if the weights were not requested by a published name.
+        meaning: the published weights that a bare model name stands for; None if the source is not a bare name.
         is_timms: whether timm's preprocessing was requested.
-        progress: called with the steps of a download.
+        progress: called with the progress of a download.
     """
 
     source: str
@@ -383,14 +389,14 @@ class WeightsSource:
         allow_partial: bool = False,
         **overrides: Any,
     ) -> LoadPlan:
-        """Adapt the weights to the request, as `load` does with the same arguments.
+        """Adapt the weights to a request; the arguments are those of `load`.
 
         Raises:
-            VitkitError: as `load`.
+            VitkitError: as for `load`.
         """
         if classes is not None:
             if num_classes not in (None, len(classes)):
-                raise VitkitError(f"{len(classes)} class names for num_classes {num_classes}")
+                raise VitkitError(f"{len(classes)} class names, but num_classes is {num_classes}")
             num_classes = len(classes)
         size = None if image_size is None else as_pair(image_size, "image_size")
         changes: dict[str, Any] = {name: overrides.pop(name) for name in _BY_TARGET if name in overrides}
@@ -436,7 +442,7 @@ def look(source: str | Path, *, use: Use = "answers", network: str | None = None
     meaning = meaning_of(bare, use)
     path, entry = locate(bare if meaning is None else meaning.entry.name)
     if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
-        path = path.parent  # the weights file alone has neither classes nor preprocessing
+        path = path.parent  # the weights file has neither classes nor preprocessing
     if model_folder.is_model_folder(path):
         description = model_folder.read_description(path)
         return WeightsSource(
@@ -455,9 +461,9 @@ def look(source: str | Path, *, use: Use = "answers", network: str | None = None
 
 
 def _pixels_of_timm(entry: Entry) -> dict[str, Any]:
-    """Return timm's preprocessing of the published weights that timm has under the same name."""
+    """Return timm's preprocessing for the weights that timm publishes under the same name."""
     if entry.timm is None:
-        raise VitkitError(f"timm has no weights of the name {entry.name}, so it has no pixels for them")
+        raise VitkitError(f"timm has no weights named {entry.name}, and so no preprocessing for them")
     return {name: value for name, value in asdict(entry.timm).items() if name != "size"}
 
 
@@ -468,7 +474,7 @@ def _named_file(source: str) -> tuple[str, str | None]:
 
 
 def _network_of(source: str, network: str | None) -> str | None:
-    """Return the name of the other library's network that a source's weights belong to; None for any other source."""
+    """Return the name of another library's network that a source stands for; None for any other source."""
     name = source if network is None else network
     path = Path(source)
     if split_network(name) is None or find(name.removeprefix(TIMM)) is not None:
@@ -481,7 +487,7 @@ def _network_of(source: str, network: str | None) -> str | None:
 
 
 def _network_config(name: str, size: Pair | None, overrides: Mapping[str, Any], *, is_published: bool) -> NetworkConfig:
-    """Return the configuration of another library's network, by default for the size that it is published for."""
+    """Return the configuration of another library's network, at the size of its published weights by default."""
     config = config_of(name, **overrides)
     assert isinstance(config, NetworkConfig)
     size = size or (published_size(config) if is_published else None)
@@ -489,7 +495,7 @@ def _network_config(name: str, size: Pair | None, overrides: Mapping[str, Any], 
 
 
 def locate(source: str | Path) -> tuple[Path, Entry | None]:
-    """Return the path of the weights and their catalog entry; download published weights that are not in the cache.
+    """Return the path of weights, downloading them if necessary, and their catalog entry if there is one.
 
     Raises:
         VitkitError: the source is neither a path nor a published name, or it cannot be downloaded.
@@ -511,10 +517,10 @@ def locate(source: str | Path) -> tuple[Path, Entry | None]:
 
 
 def fetch(entry: Entry) -> Path:
-    """Return the file or folder of published weights; download it unless it is in the cache.
+    """Return the file or folder of published weights, downloading it unless it is in the cache.
 
     Raises:
-        VitkitError: as `download.fetch_url` and `download.fetch_hub`.
+        VitkitError: as for `download.fetch_url` and `download.fetch_hub`.
     """
     from vitkit.weights import download
 

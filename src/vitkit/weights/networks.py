@@ -1,4 +1,4 @@
-"""Load the weights of a network of another library: published by it, or from a file with its names of tensors."""
+"""Load the weights of another library's network: its published weights, or a file with its names of tensors."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from vitkit.weights.catalog import class_names, unique
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint, readers
 from vitkit.weights.origin import SourceWeights, shapes_of
 
-_ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # GoogLeNet's and Inception's classifiers at the side
-_COUNTERS = "num_batches_tracked"  # which files of torch before 0.4.1 lack
+_ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # the auxiliary classifiers of GoogLeNet and Inception
+_COUNTERS = "num_batches_tracked"  # missing in files of torch before 0.4.1
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)")
 
 
 def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeights:
-    """Read a network's weights, its preprocessing and its classes.
+    """Read the weights of another library's network, with its preprocessing and its classes.
 
     Args:
-        config: the config whose network it is, and its name.
-        source: a file; None: what the library publishes under the name.
+        config: the configuration of the network.
+        source: a file; None for the weights that the library publishes for this network.
 
     Raises:
-        VitkitError: there are no such weights, they cannot be had, or they are not of this network.
+        VitkitError: there are no such weights, they cannot be downloaded, or they do not fit the network.
     """
     path = Path(source) if source is not None else _fetch(config)
     checkpoint = read_checkpoint(path)
@@ -65,9 +65,9 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
 
 
 def published_pixels(config: NetworkConfig) -> tuple[dict[str, Any], str]:
-    """Return the preprocessing of the library's published weights as fields of `Preprocess`, and its owner.
+    """Return the preprocessing of the library's published weights as fields of `Preprocess`, and a description.
 
-    Where it publishes none, they are torchvision's usual ones.
+    If the library publishes none, these are torchvision's usual values.
     """
     pixels = _pixels_of_torchvision(config) if config.library == "torchvision" else _pixels_of_timm(config)
     if pixels is None:
@@ -105,9 +105,12 @@ def _pixels_of_timm(config: NetworkConfig) -> dict[str, Any] | None:
 
 
 def published_size(config: NetworkConfig) -> Pair | None:
-    """(height, width) in pixels that the published weights are for."""
+    """Return the (height, width) in pixels that the published weights are for; None if it is unknown.
+
+    For timm it is None, since the configuration has timm's size already.
+    """
     if config.library != "torchvision":
-        return None  # the configuration has timm's
+        return None  # the configuration has timm's size
     weights = _torchvision_weights(config)
     return None if weights is None else (weights.transforms().crop_size[0],) * 2
 
@@ -117,7 +120,7 @@ def _torchvision_weights(config: NetworkConfig) -> Any:
 
     try:
         return models.get_model_weights(config.name).DEFAULT
-    except (ValueError, AttributeError):  # it publishes none
+    except (ValueError, AttributeError):  # there are no published weights
         return None
 
 
@@ -143,10 +146,10 @@ def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor],
 
 
 def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, StoredTensor], counters: set[str]) -> None:
-    """Hold every tensor of both sides against the other.
+    """Compare the tensors of a file with those of the network.
 
     Raises:
-        VitkitError: one is missing, left over or of another shape.
+        VitkitError: a tensor is missing, left over or of another shape.
     """
     expected = shapes_of(config)
     parts = {
@@ -176,7 +179,7 @@ def _classes(
 
 
 def _modern(name: str) -> str:
-    """Return torchvision's present name of a tensor: DenseNet's names once had one more point."""
+    """Return torchvision's current name of a tensor; DenseNet's names once had an additional dot."""
     old = _OLD_DENSENET.fullmatch(name)
     return name if old is None else f"{old[1]}{old[2]}"
 

@@ -1,7 +1,7 @@
 """Recognise the layout of a checkpoint, and read its configuration and its tensors under vitkit's names.
 
-A checkpoint that cannot be loaded is identified by names that only its family has, so that the error can say what it
-is.
+A checkpoint that cannot be loaded is identified by tensor names that only its family has, so that the error can say
+what it is.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ from vitkit.weights.layout import Layout, account_for
 
 
 def shapes_of(config: Config) -> Mapping[str, torch.Size]:
-    """Return the shapes of the saved tensors of a model of this configuration."""
-    is_registered = isinstance(config, NetworkConfig) or config.block != "standard"  # and may be registered anew
+    """Return the shapes in the state dictionary of a model of this configuration."""
+    is_registered = (
+        isinstance(config, NetworkConfig) or config.block != "standard"
+    )  # not cached: it may be registered again
     shapes: Mapping[str, torch.Size] = _shapes_of.__wrapped__(config) if is_registered else _shapes_of(config)
     return shapes
 
 
-@functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target
+@functools.lru_cache(maxsize=4)  # a load needs the source's shapes and the target's
 def _shapes_of(config: Config) -> Mapping[str, torch.Size]:
     if isinstance(config, NetworkConfig):
         return {name: torch.Size(shape) for name, shape in network.shapes_of(config).items()}
@@ -52,12 +54,12 @@ def _shapes_of(config: Config) -> Mapping[str, torch.Size]:
 
 
 class TensorFamily(NamedTuple):
-    """A family, recognised by the names of its tensors.
+    """A family of models, recognised by the names of its tensors.
 
     Attributes:
-        name: the name of the family, and what it has that vitkit's model has not.
-        has: patterns that each match the beginning of some tensor's name.
-        lacks: patterns that match none.
+        name: the name of the family, with the part of it that vitkit's model does not have.
+        has: patterns, each of which must match the start of some tensor's name.
+        lacks: patterns that must not match the start of any tensor's name.
     """
 
     name: str
@@ -67,7 +69,7 @@ class TensorFamily(NamedTuple):
 
 NAFLEX = "SigLIP 2 NaFlex, for images of any aspect"
 _BLOCK = r"blocks\.(?:\d+\.)?\d+\."
-# In this order: the first whose names are all there.
+# The first family that matches is chosen.
 _FAMILIES = (
     # Text beside the images
     TensorFamily("CLIP with a ResNet", (r"visual\.layer1\.",)),
@@ -127,7 +129,7 @@ _FAMILIES = (
     TensorFamily("ResNet, a CNN", (r"resnet\.embedder\.",)),
     TensorFamily("RegNet, a CNN", (r"s1\.b1\.conv1\.",)),
 )
-# `model_type` in config.json, where its own spelling is not what people say.
+# Common names of families, by `model_type` in config.json.
 _TYPES = {
     "dinov3_convnext": "ConvNeXt, of DINOv3",
     "siglip2": NAFLEX,
@@ -172,7 +174,7 @@ def _written(config: Mapping[str, Any]) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceWeights:
-    """A source of weights: its configuration, its tensors under our names, and what came with them."""
+    """The weights of a source under our names, with their configuration and what was stored with them."""
 
     format: str
     config: Config
@@ -185,7 +187,7 @@ class SourceWeights:
     left_over: tuple[str, ...] = ()
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    pixel_size: Pair | None = None  # what images are brought to, where that is not the size of the positions
+    pixel_size: Pair | None = None  # the size of input images, if it differs from that of the positions
     temperature: float = 1.0
     thresholds: tuple[float, ...] | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -200,7 +202,7 @@ def read_model_folder(
 ) -> SourceWeights:
     refused = [name for name in overrides if name not in _FREE]
     if refused:
-        raise VitkitError(f"{folder} says itself what its {refused[0]} is; it cannot be changed on loading")
+        raise VitkitError(f"{folder} determines {refused[0]}, which cannot be changed on loading")
     try:
         config = config_from_dict(description["config"]).replace(**overrides)
         stored = checkpoint.tensors
@@ -237,7 +239,10 @@ def read_model_folder(
 
 
 def _shapes(config: Config, folder: Path) -> Mapping[str, Any]:
-    """Return the tensors of the model; a network that cannot be built here is not treated as damaged."""
+    """Return the shapes of the model's tensors.
+
+    A network that cannot be built here is reported as such, and not as a damaged folder.
+    """
     try:
         return shapes_of(config)
     except VitkitError as error:
@@ -251,13 +256,13 @@ def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
 
 
 def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Hold the order of the classes against class_indices.json, which a training writes beside its model.
+    """Compare the order of the classes with class_indices.json, which training writes next to its model.
 
     Returns:
-        A note where that names others, as after classes were renamed.
+        A note if the file has other names, as after classes were renamed; otherwise nothing.
 
     Raises:
-        VitkitError: it has the same names in another order.
+        VitkitError: the file has the same names in another order.
     """
     beside, _ = names_beside(folder, len(classes))
     if beside is None or beside == classes:
@@ -278,7 +283,7 @@ def _positive(description: Mapping[str, Any], name: str) -> float:
 
 
 def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return where the weights came from, in the form that later commands read."""
+    """Return where the weights come from, after checking the types of its fields."""
     stored = description["provenance"]
     if not isinstance(stored, dict):
         raise VitkitError(f"provenance must be an object, not {stored!r:.80}")
@@ -297,7 +302,7 @@ def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_balance(balance: Mapping[str, Any] | None, classes: Sequence[str]) -> None:
-    """Check that the class corrections of balanced training have a number or more for each class."""
+    """Check that the corrections for balanced training have a number for each class."""
     if balance is None:
         return
     lists = {name: balance.get(name) for name in ("counts", "shift", "in_head")}
@@ -377,7 +382,10 @@ def read_foreign(
 
 @dataclasses.dataclass(frozen=True)
 class _ClassNames:
-    """Class names, and where they come from."""
+    """Class names, with assumptions and notes about them.
+
+    `is_beside` says that they come from a class_indices.json next to the weights.
+    """
 
     classes: tuple[str, ...] = ()
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -386,7 +394,7 @@ class _ClassNames:
 
 
 def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _ClassNames:
-    """Name the classes by the checkpoint, else by a file next to it, else by their numbers."""
+    """Name the classes by the checkpoint, otherwise by a file next to it, otherwise by their numbers."""
     if layout.classes and config.num_classes and len(layout.classes) != config.num_classes:
         raise VitkitError(f"{checkpoint.path} names {len(layout.classes)} classes for a head of {config.num_classes}")
     if not config.num_classes:
@@ -402,10 +410,10 @@ def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, 
 
 
 def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
-    """Return the preprocessing of weights that nothing describes, and the reason for the choice.
+    """Return the usual preprocessing of weights that nothing describes, and the reason for the choice.
 
-    Scripts of tutorials that fine-tune the weights of ImageNet-21k write class_indices.json, and read images otherwise
-    than timm does: what lies beside that file was trained by one of them.
+    Some tutorials' scripts fine-tune ImageNet-21k weights, write class_indices.json, and preprocess images differently
+    from timm. Weights next to such a file were probably trained by one of them.
     """
     if is_tutorials and layout.format == "timm" and layout.preprocess["mean"] == HALF:
         return (
@@ -446,13 +454,13 @@ def _glance(checkpoint: Checkpoint) -> str:
 
 
 def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
-    """Return the refusal, naming the family of the checkpoint if it is one that vitkit does not know."""
+    """Return an error that names the checkpoint's family, if the family is known but not supported; else `error`."""
     family = family_of(checkpoint)
     return error if family is None else VitkitError(f"{checkpoint.path}: this is {family}; it is not supported yet")
 
 
 def _fresh(config: ViTConfig, names: Sequence[str]) -> dict[str, Callable[[], Tensor]]:
-    """Initial values for what a partial checkpoint lacks."""
+    """Return functions that give initial values for tensors that a partial checkpoint lacks."""
     if not names:
         return {}
     state = VisionTransformer(config).state_dict()

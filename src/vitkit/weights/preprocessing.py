@@ -1,4 +1,4 @@
-"""The preprocessing that a user states for weights without one: a name, a mapping, or a file."""
+"""The preprocessing that a user states for weights without one, as a name, as settings, or as a file."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ _FILES = (model_folder.DESCRIPTION, "preprocessor_config.json", "open_clip_confi
 
 
 def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
-    """Return a preprocessing from any form of naming one; omitted fields keep the values of `base`.
+    """Return a preprocessing from any form in which a user may state it; omitted fields keep the values of `base`.
 
     Args:
         named: one of these:
 
             - a `Preprocess`;
-            - whose weights read images so: google, torchvision, dinov2, augreg or deit;
+            - the publisher whose preprocessing is used: google, torchvision, dinov2, augreg or deit;
             - text of settings, such as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or a mapping of
-              them: fields of `Preprocess`, or as torchvision's transforms have them: `resize` is what the short side
-              becomes, or (height, width) that the picture is stretched to, and `crop` is cut from its centre;
+              them. The settings are fields of `Preprocess`, or torchvision's `resize` (the new length of the short
+              side, or the (height, width) to which the picture is stretched) and `crop` (cut from the centre);
             - a JSON file of such settings, a model.json, or a preprocessor_config.json, config.json or
-              open_clip_config.json as they lie beside published weights; or the folder that holds one of these.
-        base: the model's preprocessing; its size is what the model reads, which nothing else can change.
+              open_clip_config.json of published weights; or the folder that contains one of these.
+        base: the model's preprocessing. Its size is that of the model's input and cannot be changed.
 
     Raises:
-        VitkitError: it is none of these, a value is not allowed, or it is for another size.
+        VitkitError: the argument has none of these forms, a value is not allowed, or it is for another size.
     """
     return dataclasses.replace(base, **{"unknown": "", **settings_of(named, base)})
 
 
 def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
-    """Return the named fields of `Preprocess`, checked, without the size, which belongs to the model.
+    """Return the stated fields of `Preprocess`, checked. The size is not included, since it belongs to the model.
 
     Raises:
-        VitkitError: as `preprocess_of`.
+        VitkitError: as for `preprocess_of`.
     """
     if isinstance(named, Preprocess):
         named = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
@@ -61,12 +61,12 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     elif not isinstance(named, Mapping):
         raise VitkitError(f"preprocess must be text, a mapping, a file or a Preprocess, not {type_of(named)}")
     fields = _fields(named, base)
-    dataclasses.replace(base, **fields)  # which checks the values
+    dataclasses.replace(base, **fields)  # checks the values
     return fields
 
 
 def leaves_open(settings: Mapping[str, Any]) -> bool:
-    """Return whether the settings leave so much open that the answers depend on assumptions."""
+    """Return whether settings lack fields, so that the model's predictions would depend on assumptions."""
     needed = {"fit", "interpolation", "mean", "std"}
     if str(settings.get("fit", "")).endswith("crop"):
         needed.add("crop_pct")
@@ -75,18 +75,18 @@ def leaves_open(settings: Mapping[str, Any]) -> bool:
 
 def _is_file(text: str) -> bool:
     is_settings = "=" in text or text.strip() in pixel_owners()
-    return not is_settings and os.path.exists(text)  # noqa: PTH110  # False of text that is no path, too
+    return not is_settings and os.path.exists(text)  # noqa: PTH110  # False also for text that is no path
 
 
 def _in_words(text: str, channels: int) -> dict[str, Any]:
-    """Parse an owner's name, or settings separated by commas."""
+    """Parse the name of a publisher, or settings separated by commas."""
     text = text.strip()
     theirs = pixels_of(text)
     if theirs is not None:
         means = {name: tuple(theirs[name])[:channels] for name in ("mean", "std") if name in theirs}
         return {**_USUAL, **theirs, **means}
     if text == "timm":
-        raise VitkitError("preprocess='timm' is for published names, MODEL.TAG: for a file say augreg, deit or dinov2")
+        raise VitkitError("preprocess='timm' is for published names, MODEL.TAG: for a file use augreg, deit or dinov2")
     if "=" not in text:
         raise VitkitError(
             f"preprocess {text!r:.60} is none of {', '.join(pixel_owners())}, timm, no file, and no text such as "
@@ -124,7 +124,7 @@ def _known(name: str) -> str:
 
 
 def _in_file(path: Path) -> Mapping[str, Any]:
-    """Read the settings in a file, or in a file that describes a model in a folder."""
+    """Read the settings in a JSON file, or in the file that describes the model of a folder."""
     file = path
     if path.is_dir():
         file = next((path / name for name in _FILES if (path / name).is_file()), path)
@@ -138,12 +138,15 @@ def _in_file(path: Path) -> Mapping[str, Any]:
         raise VitkitError(f"preprocess: {file} must hold a JSON object, not {type_of(written)}")
     settings = _in_description(written)
     if settings is None:
-        raise VitkitError(f"preprocess: {file} describes a model, and does not say how its images are read")
+        raise VitkitError(f"preprocess: {file} describes a model, but not how its images are prepared")
     return settings
 
 
 def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
-    """Read the settings in a file of ours, transformers, timm or OpenCLIP; or in a file of nothing else."""
+    """Return the settings in a description by vitkit, transformers, timm or OpenCLIP, or in a file of settings only.
+
+    Return None if the file describes a model but not its preprocessing.
+    """
     from vitkit.weights.formats import huggingface_described, open_clip, timm
 
     if isinstance(written.get("preprocess"), dict):
@@ -160,7 +163,7 @@ def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _fields(named: Mapping[str, Any], base: Preprocess) -> dict[str, Any]:
-    """Settings as fields of `Preprocess`, in the types of those."""
+    """Convert settings to fields of `Preprocess`, with the types of these."""
     hints = hints_of(Preprocess)
     fields = {_known(name): value for name, value in named.items()}
     sides = {name: _sides(name, fields.pop(name)) for name in _SIDES if name in fields}
@@ -178,12 +181,12 @@ def _fields(named: Mapping[str, Any], base: Preprocess) -> dict[str, Any]:
     if "resize" in sides:
         return fields | _fit_of(sides["resize"], fields, base.size, is_both=not is_number(named["resize"]))
     if "crop" in sides:
-        raise VitkitError("preprocess: crop needs resize, too: what the short side is brought to before it")
+        raise VitkitError("preprocess: crop needs resize, too: the length of the short side before the crop")
     return fields
 
 
 def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both: bool) -> dict[str, Any]:
-    """`fit` and `crop_pct` of what torchvision calls Resize and CenterCrop."""
+    """Return `fit` and `crop_pct` for torchvision's Resize to `resized` followed by CenterCrop to `size`."""
     if "crop_pct" in described:
         raise VitkitError("preprocess: resize and crop_pct are two ways of saying the same: leave one out")
     if not is_both and size[0] != size[1]:
@@ -195,7 +198,7 @@ def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both:
     fit = described.get("fit", stretched if is_both else "crop")
     if not str(fit).endswith("crop"):
         if resized != size:
-            raise VitkitError(f"preprocess: fit {fit} brings pictures to {_by(size)} pixels: leave out resize")
+            raise VitkitError(f"preprocess: fit {fit} already resizes pictures to {_by(size)} pixels: leave out resize")
         return {"fit": fit}
     return {"fit": fit, "crop_pct": shares[0]}
 
@@ -208,7 +211,7 @@ def _sides(name: str, value: Any) -> Pair:
 
 
 def _of_channels(name: str, value: Any, channels: int) -> Any:
-    """Return one number for each channel from one for all, or from one for each."""
+    """Return a tuple with one number per channel, from a single number for all or from one for each."""
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if not values or not all(map(is_number, values)) or max(values) > 1:
         raise VitkitError(

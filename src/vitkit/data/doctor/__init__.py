@@ -1,1 +1,1 @@
-"""What would spoil a training run: files that cannot be read, copies across splits, classes too small."""
+"""Find what would spoil a training run: unreadable files, copies across splits, classes that are too small."""

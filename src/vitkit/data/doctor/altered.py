@@ -1,9 +1,8 @@
-"""Find altered copies: pictures that were cropped, captioned, recoloured, framed, slightly rotated or put into a
-collage.
+"""Find altered copies: pictures that were cropped, captioned, recoloured, framed, rotated or put into a collage.
 
-Keypoints that may correspond are found by a hash of the signs of their descriptors. If three or more of two pictures
-lie in the same arrangement, all keypoints of both are matched, and those that one movement of the plane explains are
-counted. As in `likeness`, whether two pictures are altered copies depends on these two alone
+Keypoints that may correspond are found by a hash of the signs of their descriptors. If at least three keypoints of two
+pictures have the same arrangement, all keypoints of both are matched, and the matches that agree with one affine map of
+the plane are counted. As in `likeness`, whether two pictures are altered copies depends on these two pictures only
 (docs/decisions/0009-duplicates.md).
 """
 
@@ -30,28 +29,28 @@ PRECISE, DEARER = 0.0035, 1300.0  # the score must be so much more for each shor
 LEAST_AGREEING = 8
 LEAST_REACHED = 0.4
 LEAST_CORRELATION = 0.25
-_ALIKE = 0.7  # cosine of two keypoints' descriptions from which on they may be the same place
-_PROBES = 96  # hashes that each keypoint is looked up by
-_UNSURE = 10  # signs of a hash that may be the other way: those of the numbers nearest to zero
+_ALIKE = 0.7  # least cosine of the descriptors of two keypoints that match
+_PROBES = 96  # hashes with which each keypoint is looked up
+_UNSURE = 10  # signs of a hash that may be flipped: those of the values nearest to zero
 _LEAST_HITS = 3
-_MANY_HITS = 5  # from which on it does not matter how many others there are
-_ARRANGED = 16  # hits of two pictures whose arrangement is looked at
-_MATCHES, _BASES = 48, 12  # matches that are counted, and those among them that movements are taken from
-_SHORTEST = 0.08  # between two keypoints that a movement is taken from; lengths are in short sides of the picture
-_TURN = 0.36  # tangent of the angle that two pictures may be turned against each other
-_SCALE = 3.0  # factor of area by which the sizes of two keypoints may contradict their distances
-_NEAR = 0.02  # between where a keypoint is and where it should be
-_ROUGH = 0.03  # likewise, before the movement is fitted
-_AROUND = 0.2  # between a keypoint and one that agrees, for a part of the picture to count as reached
-_FINE = 3  # places along a thumbnail's pixel that are looked up in the other thumbnail
-_LEAST_CELLS = 12  # of a thumbnail, that must be on the other picture
-_HITS = 1 << 19  # that are looked at at a time
+_MANY_HITS = 5  # that suffice whatever the number of other hits
+_ARRANGED = 16  # hits of two pictures whose arrangement is compared
+_MATCHES, _BASES = 48, 12  # matches that are counted, and the best of them, from which maps are computed
+_SHORTEST = 0.08  # distance of two keypoints that define a map; lengths are in short sides of the picture
+_TURN = 0.36  # tangent of the largest angle between two pictures
+_SCALE = 3.0  # largest factor between the change of area and that of the keypoints' sizes
+_NEAR = 0.02  # largest distance of a keypoint from its mapped position
+_ROUGH = 0.03  # the same before the map is fitted
+_AROUND = 0.2  # largest distance of a keypoint from an agreeing one to count as reached
+_FINE = 3  # samples along each side of a thumbnail's pixel
+_LEAST_CELLS = 12  # pixels of a thumbnail that must lie in the other picture
+_HITS = 1 << 19  # hits that are processed at a time
 _MOST_HITS = 4_000_000  # of a picture, before giving up
 _MOST_LOOKS, _MOST_COPIES, _ALLOWED = 200, 25, 5_000  # of a picture and in all, before giving up
 _PART = 128  # pairs of pictures that are matched at a time
-_AT_ONCE = 1024  # and whose arrangement is looked at
-_BLOCK = 128  # pictures whose keypoints are looked up at a time
-_REPORT_EVERY = 2048  # pictures between two words of progress
+_AT_ONCE = 1024  # pairs of pictures whose arrangement is compared at a time
+_BLOCK = 128  # pictures whose keypoints are looked up in one task
+_REPORT_EVERY = 2048  # pictures between two reports of progress
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -62,14 +61,14 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 
 @dataclass(frozen=True)
 class Described:
-    """The appearance of n pictures.
+    """The appearance of n pictures: their keypoints and thumbnails.
 
     Attributes:
-        words: descriptions of their keypoints, picture by picture, (keypoints,): `keypoints.find_keypoints`.
-        places: x and y of each, in 4095ths of the picture, (keypoints, 2).
-        ends: the ends where each picture's keypoints begin, and where the last one's end, (n + 1,).
+        words: the packed descriptors of all keypoints, one picture after the other, (keypoints,).
+        places: x and y of each keypoint, in 4095ths of the picture's width and height, (keypoints, 2).
+        ends: indices into `words`: picture i has the keypoints from ends[i] up to ends[i + 1], (n + 1,).
         aspects: width / height, (n,).
-        pixels: thumbnails, (n, 16, 16, 3).
+        pixels: the thumbnails, (n, 16, 16, 3).
     """
 
     words: npt.NDArray[np.uint64]
@@ -80,7 +79,7 @@ class Described:
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> Described:
-        """Collect what the doctor has read."""
+        """Collect the keypoints and thumbnails of some pictures from their facts."""
         counts = [len(fact.keypoints) // BYTES for fact in facts]
         aspects = np.array([fact.width / fact.height for fact in facts], np.float64)
         words, places = unpack([fact.keypoints for fact in facts])
@@ -91,17 +90,20 @@ class Described:
 
     @cached_property
     def has_much(self) -> Bools:
-        """Return whether a picture has the detail of photographs: two drawings or digits may share all of theirs."""
+        """Return whether each picture has as much detail as photographs do, (n,).
+
+        Two drawings or digits may have all their keypoints in common without being copies.
+        """
         return np.diff(self.ends) == MOST
 
     @cached_property
     def owner(self) -> Ints:
-        """Return the picture of each keypoint."""
+        """Return the index of the picture that each keypoint belongs to, (keypoints,)."""
         return np.repeat(np.arange(len(self)), np.diff(self.ends))
 
     @cached_property
     def codes(self) -> npt.NDArray[np.int8]:
-        """(keypoints, 20) odd numbers of -7 to 7."""
+        """Return the descriptors (keypoints, 20), whose values are odd numbers from -7 to 7."""
         shifts = 3 * np.arange(COEFFICIENTS, dtype=np.uint64)
         codes = np.empty((len(self.words), COEFFICIENTS), np.int8)
         for start in range(0, len(codes), 1 << 16):
@@ -111,7 +113,7 @@ class Described:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.float32]:
-        """Return the lengths of the codes."""
+        """Return the norm of each descriptor, (keypoints,)."""
         return np.sqrt((self.codes.astype(np.float32) ** 2).sum(axis=1))
 
     @cached_property
@@ -124,7 +126,7 @@ class Described:
 
     @cached_property
     def points(self) -> npt.NDArray[np.complex128]:
-        """Return the position of each keypoint, x + y i in short sides of its picture."""
+        """Return the position x + y i of each keypoint; the unit is the short side of its picture."""
         wide = self.aspects / np.minimum(self.aspects, 1)
         high = 1 / np.minimum(self.aspects, 1)
         x, y = self.places.T
@@ -132,13 +134,16 @@ class Described:
 
     @cached_property
     def tags(self) -> npt.NDArray[np.uint64]:
-        """Return a number for each picture, which decides which picture of a pair is mapped onto the other."""
+        """Return a number for each picture that depends only on its keypoints, (n,).
+
+        It decides which picture of a pair is mapped onto the other.
+        """
         sums = np.concatenate([[np.uint64(0)], np.cumsum(self.words)])
         return sums[self.ends[1:]] - sums[self.ends[:-1]]
 
 
 _MIRROR = np.where(frequencies()[1] % 2, -1, 1).astype(np.int8)
-# What a blob has of the even frequencies, bright ones; dark ones the opposite. Measured on photographs.
+# The mean descriptor of bright blobs, measured on photographs; dark blobs have the opposite.
 _BLOB = np.array(
     [
         {(0, 2): -2, (2, 0): -2, (2, 2): 2, (0, 4): 2, (4, 0): 2}.get(frequency, 0)
@@ -146,26 +151,27 @@ _BLOB = np.array(
     ],
     np.int8,
 )
-# How far the numbers commonly are from that.
+# The typical deviation from this mean.
 _SPREAD = np.array([4, 4, 3.3, 3.5, 3.5, 3.3, 3.3, 2.3, 3.3, 3.3, 2.7, 2.7, 1.9, 1.9, 2.6, 2.6, 2.1, 2.1, 1.7, 1.7])
 
 
 def ends_of(counts: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Ints:
-    """Return the index of the first keypoint of each picture, and the end of the last one's."""
+    """Return the index of each picture's first keypoint, and the number of all keypoints, (n + 1,)."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence that pairs of pictures show the same, one entry per pair.
+    """The evidence that the two pictures of a pair show the same, one entry per pair.
 
     Attributes:
-        matches: keypoints of the first that are most like one of the second, and the other way round.
-        agreeing: those of them that the best movement explains.
-        off: how far those commonly are from where they should be, in short sides of the picture that is shown larger.
-        reached: part of the keypoints of either, where the pictures overlap, that have one of those nearby; the
-            lesser of the two.
-        correlation: the correlation of the overlapping greys of the thumbnails; -1 if the overlap is small or uniform.
+        matches: the number of pairs of keypoints that are each other's most similar one.
+        agreeing: the number of these matches that agree with the best affine map.
+        off: the median distance of the agreeing keypoints from their mapped positions, in short sides of the picture
+            that is shown larger.
+        reached: the share of the keypoints in the overlap that have an agreeing keypoint nearby; the lower of the two
+            pictures' shares.
+        correlation: the correlation of the thumbnails' greys in the overlap; -1 if the overlap is small or uniform.
     """
 
     matches: Ints
@@ -193,12 +199,15 @@ class Evidence:
 def find_altered(
     pictures: Described, others: Described | None, progress: Callable[[int, int], None] | None = None
 ) -> Pairs | None:
-    """Find all pairs of altered copies, as they are and mirrored; None if too many look alike to decide.
+    """Find all pairs of altered copies, mirrored or not.
+
+    Return None if too many pictures look alike to decide.
 
     Args:
-        pictures: some.
-        others: what they are compared with; None for one another, each pair once, the lower first.
-        progress: receives how many of how many pictures have been looked up.
+        pictures: the pictures to search for.
+        others: the pictures to compare them with; None to compare `pictures` with one another. Each pair then occurs
+            once, with the lower index first.
+        progress: receives the number of pictures that have been searched for, and their total.
     """
     if not (pictures.has_much.any() or (others is not None and others.has_much.any())):
         if progress is not None:
@@ -237,22 +246,25 @@ def _is_too_many(looks: int, pictures: int) -> bool:
 
 @dataclass(frozen=True)
 class _SearchTask:
-    """The pictures from `start` to `stop` of one set, to be searched for in the other."""
+    """A range of pictures of one set, to be searched for in the other set.
 
-    is_swapped: bool  # the `others` are looked up
+    The range is `start` to `stop` of `pictures`, or of `others` if `is_swapped`.
+    """
+
+    is_swapped: bool
     start: int
     stop: int
 
 
 @dataclass(frozen=True)
 class _Index:
-    """The keypoints of detailed pictures, sorted by hash.
+    """The keypoints of all detailed pictures, sorted by hash.
 
     Attributes:
-        starts: the starts where each hash begins.
-        numbers: the numbers of the keypoints, in that order, (keypoints,).
-        codes, lengths: theirs.
-        ranks: those of their pictures, of which the lower one is looked up.
+        starts: the position of the first keypoint with each hash.
+        numbers: the indices of the keypoints, sorted by hash, (keypoints,).
+        codes, lengths: their descriptors and the norms of these, in the same order.
+        ranks: the ranks of their pictures, in the same order; of a pair, the picture with the lower rank is looked up.
     """
 
     starts: Ints
@@ -271,13 +283,13 @@ class _Index:
 
 
 class _Search:
-    """A search for keypoints by hash.
+    """A search for pairs of pictures whose keypoints have equal hashes.
 
-    Of two pictures the one that has less in it is looked up, or else the one with the lower tag, so that it does not
-    matter which set it is in. Two that have little are not compared.
+    Of each pair, the picture with less detail is looked up, or the one with the lower tag if both are detailed. The
+    result then does not depend on which set a picture is in. Two pictures with little detail are not compared.
 
     Args:
-        pictures, others: see `find_altered`.
+        pictures, others: the sets of pictures, as for `find_altered`.
     """
 
     def __init__(self, pictures: Described, others: Described | None) -> None:
@@ -298,7 +310,7 @@ class _Search:
         self.size = sum(map(len, sides))
 
     def block(self, task: _SearchTask) -> tuple[Pairs | None, int]:
-        """Return the pairs of a task's pictures, None if too many are alike; and the number of close comparisons."""
+        """Return the pairs that a task finds, None if there are too many, and the number of detailed comparisons."""
         source = self._sides[task.is_swapped]
         target = 0 if self._within or task.is_swapped else 1
         side = self._sides[target]
@@ -324,9 +336,9 @@ class _Search:
     def _hits(
         self, source: Described, index: _Index, task: _SearchTask, *, is_mirrored: bool
     ) -> tuple[Ints, Ints] | None:
-        """Keypoints of a task's pictures, and those of pictures of higher rank that are like them, by number.
+        """Return similar keypoints as two arrays of indices: those of the task's pictures, and those of the index.
 
-        None where there are too many.
+        Only pictures of a higher rank are searched. Return None if there are too many.
         """
         ends = source.ends[task.start : task.stop + 1]
         span = slice(int(ends[0]), int(ends[-1]))
@@ -360,7 +372,10 @@ class _Search:
 
 
 def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> Ints:
-    """(keypoints, probes) hashes: the signs, and with the least certain ones turned, the likely ones first."""
+    """Return the hashes of keypoints (keypoints, probes): signs of the descriptor, some of them flipped.
+
+    The values nearest to zero have the least certain signs; the likeliest combinations come first.
+    """
     codes = side.codes[rows] * (_MIRROR if is_mirrored else np.int8(1))
     bright = side.is_bright[rows]
     codes = codes - np.where(bright[:, None], _BLOB, -_BLOB)
@@ -373,14 +388,17 @@ def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> In
 
 @cache
 def _choices(probes: int) -> Ints:
-    """(probes, 10): which of the signs nearest to zero are turned; few before many, and near ones before others."""
+    """Return which of the 10 signs nearest to zero are flipped in each probe, (probes, 10).
+
+    Probes with fewer flips, and flips of values nearer to zero, come first.
+    """
     sets = [chosen for size in range(5) for chosen in combinations(range(_UNSURE), size)]
     likely = sorted(sets, key=lambda chosen: (sum((i + 1) * (i + 2) for i in chosen), chosen))[:probes]
     return np.array([[i in chosen for i in range(_UNSURE)] for chosen in likely], np.int64)
 
 
 def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, is_mirrored: bool) -> tuple[Ints, Ints]:
-    """Return the pairs of pictures in which three hits or more have the same arrangement."""
+    """Return the pairs of pictures in which at least three hits have the same arrangement."""
     pair = source.owner[first] * len(side) + side.owner[second]
     order = np.argsort(pair, kind="stable")
     starts = np.flatnonzero(np.diff(pair[order], prepend=-1))
@@ -412,13 +430,13 @@ def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, 
 
 
 def _distinct(numbers: Ints, which: Bools) -> Ints:
-    """Return how many different numbers of each row are chosen, (rows,)."""
+    """Return the number of distinct values of each row among those that are selected, (rows,)."""
     ordered = np.sort(np.where(which, numbers, -1), axis=1)
     return (np.diff(ordered, axis=1, prepend=-1) > 0).sum(axis=1)
 
 
 def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.complex128]:
-    """Return the positions of keypoints in the picture or its mirror image."""
+    """Return the positions of keypoints in their picture, or in its mirror image."""
     points = side.points[rows]
     if not is_mirrored:
         return points
@@ -429,7 +447,11 @@ def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.c
 def _movements(
     a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, p: Ints, q: Ints
 ) -> tuple[npt.NDArray[np.complex128], Bools]:
-    """Return rotation and scale between pairs p, q of matches (..., m) as complex numbers, and their validity."""
+    """Return the rotation and scale that pairs of matches imply, as complex numbers, and whether they are plausible.
+
+    The matches are points `a` and `b` (..., m); p and q are the indices of the two matches of each pair. `grown` is the
+    difference between the size levels of the two keypoints.
+    """
     before = a[..., q] - a[..., p]
     movement = (b[..., q] - b[..., p]) / np.where(before == 0, 1, before)
     area = movement.real**2 + movement.imag**2
@@ -441,7 +463,7 @@ def _movements(
 
 
 def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_mirrored: bool) -> Evidence:
-    """Gather the evidence that pictures i of one set are altered copies of pictures j of the other."""
+    """Gather the evidence that each picture i of one set is an altered copy of the picture j of the other set."""
     n = len(i)
     first, second = _padded(source, i), _padded(side, j)  # (n, 96) keypoints, -1 for none
     a_codes, b_codes = (
@@ -484,7 +506,7 @@ def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_
 
 
 def _padded(side: Described, pictures: Ints) -> Ints:
-    """Return the indices of the pictures' keypoints, (n, 96), padded with -1."""
+    """Return the indices of the keypoints of each picture, (n, 96), padded with -1."""
     numbers = side.ends[pictures, None] + np.arange(MOST)
     return np.where(numbers < side.ends[pictures + 1, None], numbers, -1)
 
@@ -492,8 +514,11 @@ def _padded(side: Described, pictures: Ints) -> Ints:
 def _best_movement(
     a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, there: Bools
 ) -> tuple[Bools, Floats, Floats]:
-    """The matches that agree with the movement that most agree with, (n, 48); that, as an affine map, (n, 3, 2); and
-    how far those commonly are off, (n,)."""
+    """Find, for each pair of pictures, the affine map that agrees with most matches.
+
+    Return three arrays: which matches agree with the map (n, 48), the map (n, 3, 2), and the median distance of these
+    matches from their mapped positions (n,).
+    """
     n, m = a.shape
     p, q = np.triu_indices(_BASES, 1)
     movement, fits = _movements(a, b, grown, p, q)
@@ -510,7 +535,7 @@ def _best_movement(
     plane = np.stack([best.real, best.imag, -best.imag, best.real, origin.real, origin.imag], axis=1).reshape(n, 3, 2)
     flat = np.stack([a.real, a.imag, np.ones((n, m))], axis=2)  # (n, 48, 3)
     goal = np.stack([b.real, b.imag], axis=2)
-    for _ in range(2):  # perspective and other aspects
+    for _ in range(2):  # an affine map also approximates perspective and other aspect ratios
         weighted = flat * kept[:, :, None]
         normal = weighted.transpose(0, 2, 1) @ flat + 1e-9 * np.eye(3)
         fitted = np.linalg.solve(normal, weighted.transpose(0, 2, 1) @ goal)
@@ -529,26 +554,26 @@ def _best_movement(
 
 
 def _inverse(plane: Floats) -> Floats:
-    """Invert an affine map, (3, 2)."""
+    """Return the inverse of an affine map (3, 2)."""
     turned = np.linalg.inv(plane[:2])
     return np.vstack([turned, -plane[2] @ turned])
 
 
 def _extent(aspect: float) -> Floats:
-    """Width and height of a picture in its short sides."""
+    """Return the width and height of a picture; the unit is its short side."""
     return np.array([aspect, 1.0]) / min(aspect, 1.0)
 
 
 def _reached(
     points: npt.NDArray[np.complex128], agreeing: npt.NDArray[np.complex128], onto: Floats, aspect: float
 ) -> float:
-    """Part of the keypoints that lie on the other picture that have one nearby that agrees.
+    """Return the share of the keypoints in the overlap that have an agreeing keypoint nearby.
 
     Args:
-        points: keypoints of a picture.
-        agreeing: those that agree.
-        onto: the movement to the other picture.
-        aspect: the aspect of the other picture.
+        points: the keypoints of a picture.
+        agreeing: the keypoints of this picture whose matches agree.
+        onto: the affine map to the other picture, (3, 2).
+        aspect: the width / height of the other picture.
     """
     there = np.stack([points.real, points.imag, np.ones(len(points))], axis=1) @ onto
     inside = ((there >= 0) & (there <= _extent(aspect))).all(axis=1)
@@ -558,7 +583,10 @@ def _reached(
 
 
 def _correlation(a: Pixels, b: Pixels, plane: Floats, aspects: tuple[float, float]) -> float:
-    """Correlate the greys of two thumbnails where the pictures overlap, with the second mapped onto the first."""
+    """Return the correlation of two thumbnails' greys in the overlap of the pictures.
+
+    `plane` maps positions of the first picture to positions of the second.
+    """
     greys = [pixels @ _LUMA for pixels in (a, b)]
     side = _FINE * THUMBNAIL
     at = (np.arange(side) + 0.5) / side

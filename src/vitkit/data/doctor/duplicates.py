@@ -20,7 +20,7 @@ Kind = Literal["exact", "near", "altered", "mirrored"]
 LookedFor = Literal[
     "altered", "near", "exact"
 ]  # copies of this kind and of those before it in `Kind`, and mirrored ones
-# Where this part of the images are near copies of one another, the likeness is of the scene, not of the pictures.
+# If a larger share of the images are near copies of one another, they show one scene rather than one picture.
 LARGEST_GROUP, LEAST_LARGE = 0.25, 20
 _MOST_PAIRS = 100  # of a kind, for each image, before giving up
 
@@ -29,8 +29,8 @@ _MOST_PAIRS = 100  # of a kind, for each image, before giving up
 class Link:
     """Two images, by index, that show the same picture.
 
-    `exact`: equal bytes; `near`: resized or recompressed; `altered`: cropped, captioned, recoloured and the like;
-    `mirrored`: left and right are swapped, whatever else was done.
+    The kinds are `exact` (equal bytes), `near` (resized or recompressed), `altered` (cropped, captioned, recoloured and
+    the like) and `mirrored` (left and right are swapped, whatever else was done).
     """
 
     first: int
@@ -41,17 +41,17 @@ class Link:
 def find_known(
     new: Described, known: Described, progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[tuple[int, int, Kind]], LookedFor]:
-    """Find the pictures that show a known one: resized, recompressed, altered or mirrored.
+    """Find the new pictures that show a known one: resized, recompressed, altered or mirrored.
 
     Args:
-        new: pictures.
-        known: pictures.
-        progress: receives how many of how many have been compared.
+        new: the pictures to search for.
+        known: the pictures to compare them with.
+        progress: receives the number of comparisons done and their total.
 
     Returns:
-        Number of a new picture, number of the known one and kind (near, altered, mirrored), and what could be looked
-        for: where a large part of the new ones show the same as one another, as from a camera that never moves,
-        altered copies or even near ones are not told from others.
+        Tuples of the index of a new picture, the index of a known one and the kind (near, altered, mirrored); and how
+        far the search went: to `exact`, `near` or `altered` copies. It stops early if a large share of the new pictures
+        are similar to one another, as from a fixed camera.
     """
     first, second = _halves(progress)
     pairs = find_pairs(new.pixels, known.pixels, _MOST_PAIRS * (len(new) + len(known)), first)
@@ -82,7 +82,7 @@ def _with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
 
 
 def _are_alike(links: Sequence[tuple[int, int, Kind]], new: int, known: int) -> bool:
-    """Return whether a large part of the new pictures would be copies of one another."""
+    """Return whether the links would make copies of a large share of the new pictures."""
     forest = Forest(new + known)
     for i, j, _ in links:
         forest.join(i, new + j)
@@ -92,13 +92,13 @@ def _are_alike(links: Sequence[tuple[int, int, Kind]], new: int, known: int) -> 
 
 @dataclass(frozen=True)
 class Compared:
-    """Contents that have all been compared with each other.
+    """Contents of files that have all been compared with one another, and the pairs of copies among them.
 
     Attributes:
-        digests: the digests of the contents, in order.
-        pairs: those whose thumbnails agree, by their places among the contents, the lower first; None where there are
-            too many to mean anything.
-        altered: others whose keypoints do; None likewise.
+        digests: the SHA-256 digests of the contents, sorted.
+        pairs: near and mirrored copies, by thumbnails: pairs of indices into `digests`, the lower first; None if there
+            are too many to be meaningful.
+        altered: further altered and mirrored copies, by keypoints; None if there are too many.
     """
 
     digests: tuple[bytes, ...]
@@ -109,12 +109,12 @@ class Compared:
 def compare(
     facts: Sequence[Facts], before: Compared | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Compared:
-    """Compare every picture with every other, but for those that have been compared with one another before.
+    """Compare all pictures with one another, except those that `before` has compared already.
 
     Args:
-        facts: the facts of readable images.
-        before: contents that have been compared, of which any may be among these.
-        progress: receives how many of how many images have been compared.
+        facts: the facts of the images, all of them readable.
+        before: the result of an earlier comparison, which may include some of these images.
+        progress: receives the number of images compared and their total.
     """
     content = {fact.digest: fact for fact in facts}
     digests = tuple(sorted(content))
@@ -163,7 +163,7 @@ def _none() -> Pairs:
 
 
 def _kept(pairs: Pairs, before: Sequence[bytes], now: Sequence[bytes]) -> Pairs:
-    """Return the pairs of which both images remain, by their present indices; digests are sorted at both times."""
+    """Return the pairs whose contents both remain, by their new indices. Digests before and now are sorted."""
 
     def place(pair: int) -> int | None:
         i = bisect_left(now, before[pair])
@@ -188,14 +188,14 @@ def find_duplicates(
     """Find all pictures that occur more than once.
 
     Args:
-        facts: the facts of readable images.
-        progress: receives how many of how many images have been compared.
-        compared: what `compare` says of them, where that is known.
+        facts: the facts of the images, all of them readable.
+        progress: receives the number of images compared and their total.
+        compared: the result of `compare` for these images, if it is known.
 
     Returns:
-        Links that connect all copies of a picture, mirrored ones last, and what could be looked for: where a large part
-        of the images are alike, as from a camera that never moves, altered copies, or even near ones, are not told from
-        other images.
+        Links that connect all copies of a picture, mirrored ones last; and how far the search went: to `exact`, `near`
+        or `altered` copies. It stops early if a large share of the images are similar to one another, as from a fixed
+        camera.
     """
     first_of: dict[bytes, int] = {}
     exact = []
@@ -227,7 +227,7 @@ def _links(
     altered: Sequence[tuple[int, int]],
     mirrored: Sequence[tuple[int, int]],
 ) -> list[Link]:
-    """Return the fewest links that connect the pairs, with all mirrored ones that stay separate otherwise."""
+    """Return the fewest links that connect all near and altered pairs, and the mirrored pairs that remain separate."""
     forest = Forest(images)
     links = [Link(i, j, "near") for i, j in near if forest.join(i, j)]
     links += [Link(i, j, "altered") for i, j in altered if forest.join(i, j)]
@@ -239,7 +239,7 @@ def _is_one_scene(links: Sequence[Link], images: int, contents: int) -> bool:
 
 
 class Forest:
-    """Sets of items that belong together, by number; each set is represented by its lowest number."""
+    """A partition of numbered items into sets; each set is represented by its lowest number (union-find)."""
 
     def __init__(self, things: int) -> None:
         self._above = list(range(things))
@@ -252,18 +252,18 @@ class Forest:
         return thing
 
     def join(self, first: int, second: int) -> bool:
-        """Make one group of two; False where they were one already."""
+        """Merge the sets of two items; return False if they were in the same set already."""
         low, high = sorted((self.find(first), self.find(second)))
         self._above[high] = low
         return low != high
 
     def roots(self) -> list[int]:
-        """Return the set of each item."""
+        """Return the lowest number of each item's set."""
         return [self.find(thing) for thing in range(len(self._above))]
 
 
 def connect(links: Sequence[Link], images: int) -> list[int]:
-    """Return a number for each image, the same for all connected images: the lowest index among them."""
+    """Return a number for each image, equal for all images that links connect: the lowest index among them."""
     forest = Forest(images)
     for link in links:
         forest.join(link.first, link.second)

@@ -24,9 +24,12 @@ from vitkit.system.progress import progress
 from vitkit.text.cells import plural
 
 TINY_CLASS = 10  # images
-MOST_LOST, MOST_CROPPED = 0.5, 0.2  # a crop that loses more of the area, in more of the images, is warned of
-_SINGLY = 20  # classes that lack a split and are each told in a line of their own
-_IMBALANCE = 10.0  # of the largest class to the smallest
+MOST_LOST, MOST_CROPPED = (
+    0.5,
+    0.2,
+)  # warn if a crop loses more than this share of the area in more than this share of the images
+_SINGLY = 20  # with more classes that lack a split, they share a line
+_IMBALANCE = 10.0  # ratio of the largest class to the smallest
 _JPEG = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"))
 _SUFFIXES_OF = {
     "JPEG": _JPEG,
@@ -53,10 +56,11 @@ class Copies:
     """Images, by index, that show the same picture.
 
     Attributes:
-        images: two or more.
-        kind: `exact` where all are the same file, byte for byte; `mirrored` where one is another's mirror image.
-        is_leak: they are in more than one split, so that what is trained on is tested on.
-        is_conflict: they have more than one label.
+        images: the indices of two or more images.
+        kind: the least similar kind of link among them: `exact` if all files are equal, `mirrored` if one is a mirror
+            image of another.
+        is_leak: the images are in more than one split, so the model would be tested on what it was trained on.
+        is_conflict: the images have more than one label.
     """
 
     images: tuple[int, ...]
@@ -66,7 +70,7 @@ class Copies:
 
 
 def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
-    """Files that are no images, or none that can be read."""
+    """Report files that are ignored or unreadable, and what a label file changed."""
     if unreadable:
         named = _list([f"{path} ({reason})" for path, reason in unreadable.items()], "; ")
         were = f"{len(unreadable)} of {len(table)} images {'is' if len(unreadable) == 1 else 'are'}"
@@ -80,7 +84,7 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
 
 
 def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
-    """Pictures that are there more than once; those that spoil the result by name."""
+    """Report pictures that occur more than once, with examples of those that spoil the result."""
     conflicts, leaks = [group for group in copies if group.is_conflict], [group for group in copies if group.is_leak]
     what = table.task.conflict
     same = [group for group in conflicts if group.kind != "altered"]
@@ -102,11 +106,14 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     if harmless:
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(group.kind for group in harmless).most_common())
         kept = "" if any(table.splits) else "; copies are kept in one split"
-        yield Finding("note", f"{_pictures(harmless)} there more than once ({kinds}){kept}")
+        yield Finding("note", f"{_pictures(harmless)} in the data more than once ({kinds}){kept}")
 
 
 def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
-    """Report what the search for copies could not decide."""
+    """Report copies that could not be searched for, and mirror images in other classes.
+
+    `opposite` is the number of links between mirror images in different classes.
+    """
     if looked_for != "altered":
         left = {"exact": "exact copies", "near": "exact, resized, recompressed and mirrored copies"}[looked_for]
         kind = {"exact": "near", "near": "altered"}[looked_for]
@@ -120,14 +127,14 @@ def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
 
 
 def of_sets(table: ImageTable) -> Iterator[Finding]:
-    """Report that images may have several classes, which a `;` alone may have decided."""
+    """Report that images may have several classes. The user should know, since a single `;` in a label decides it."""
     summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
     if summary is not None:
         yield Finding("note", summary)
 
 
 def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]:
-    """Classes without images, with few, or with far fewer than others."""
+    """Report classes without images, with few, or with far fewer than others. `lost` are the unreadable ones."""
     if gone := sorted({*lost, *table.empty}):
         have, are = ("class folder has", "is") if len(gone) == 1 else ("class folders have", "are")
         yield Finding("warning", f"{len(gone)} {have} no readable image and {are} left out: {_list(gone)}")
@@ -142,7 +149,7 @@ def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]
 
 
 def of_splits(table: ImageTable) -> Iterator[Finding]:
-    """Classes that a split has no image of."""
+    """Report classes that have no image in a split."""
     have = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
     if have and "train" not in have:
         there = " and ".join(have)
@@ -163,15 +170,17 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
 
 
 def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
-    """Classes without an image in the same splits, in one line."""
+    """Report in one line the classes that have no image in the same splits."""
     lesson = ", so the model cannot learn them" if "train" in missing else ""
     have = plural(len(counts), "class has", "classes have")
     named = _list([f"{name} ({count})" for name, count in counts])
-    return Finding("warning", f"{have} no image in {' or '.join(missing)}{lesson}; with their images in all: {named}")
+    return Finding(
+        "warning", f"{have} no image in {' or '.join(missing)}{lesson}; the numbers of their images: {named}"
+    )
 
 
 def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
-    """Groups of images that the data's own splits have torn apart."""
+    """Report scenes whose images are spread over several of the data's own splits."""
     splits: dict[int, set[str | None]] = {}
     for group, split in zip(groups, table.splits, strict=True):
         splits.setdefault(group, set()).add(split)
@@ -191,7 +200,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     doubtful = [f"{path} ({fact.doubt})" for path, fact in zip(table.paths, facts, strict=True) if fact.doubt]
     if doubtful:
         were = plural(len(doubtful), "picture is", "pictures are")
-        yield Finding("warning", f"{were} read darker or lighter than meant, perhaps: {_list(doubtful, '; ', 3)}")
+        yield Finding("warning", f"{were} possibly read too dark or too light: {_list(doubtful, '; ', 3)}")
     misnamed = [path for path, fact in zip(table.paths, facts, strict=True) if not _fits_name(path, fact.format)]
     if misnamed:
         were = plural(len(misnamed), "image is", "images are")
@@ -199,7 +208,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
-    """Report how much of the pictures the model will not see."""
+    """Report if the crop removes much of the pictures."""
     lost = [1 - preprocess.kept(fact.width, fact.height) for fact in facts]
     cropped = sum(part > MOST_LOST for part in lost)
     if cropped > MOST_CROPPED * len(facts):
@@ -214,7 +223,7 @@ def _fits_name(path: str, image_format: str) -> bool:
 
 
 def _pair(table: ImageTable, copies: Copies, groups: Sequence[Any]) -> str:
-    """Return two of the images that are in different groups."""
+    """Return the paths of two copies that have different values in `groups`."""
     first = copies.images[0]
     other = next(i for i in copies.images if groups[i] != groups[first])
     return f"{table.paths[first]} = {table.paths[other]}" + ("" if copies.kind == "exact" else f" ({copies.kind})")
@@ -231,15 +240,15 @@ def _list(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The content of a data set, and its problems.
+    """What the examination of a data set found.
 
     Attributes:
         table: the readable images, without classes that have none.
-        facts: what each of them holds.
-        unreadable: reason of each path that was left out.
-        copies: pictures that are there more than once.
-        twins: a number for each image, the same for copies of one picture.
-        findings: the findings in words, the worst first.
+        facts: the facts of these images.
+        unreadable: the reason why each unreadable image was left out, by path.
+        copies: the pictures that occur more than once.
+        twins: a number for each image; copies of one picture have the same number.
+        findings: the findings in words, the most severe first.
     """
 
     table: ImageTable
@@ -255,7 +264,7 @@ class Diagnosis:
         return any(finding.severity == "problem" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the diagnosis as plain JSON types."""
         table, facts = self.table, self.facts
         return {
             "data": table.name,
@@ -288,14 +297,16 @@ class Diagnosis:
 
 
 def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosis:
-    """Decode every file once, in full, and look for what a careful person would look for.
+    """Decode every file of a table, search for copies, and report problems.
+
+    Files that have been examined before are not decoded again.
 
     Args:
         table: the images.
-        preprocess: how the model will see them; without it, how much a crop loses is not looked at.
+        preprocess: the model's preprocessing; if it is None, the loss of area by the crop is not examined.
 
     Raises:
-        VitkitError: fewer than two classes have a readable image; of a table of one class, none is readable.
+        VitkitError: fewer than two classes have a readable image, or a table of one class has no readable image.
     """
 
     with Memory() as memory:
@@ -322,11 +333,13 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosi
 
 
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
-    """Return a group number for each image, equal for copies; computed again if connecting images are gone.
+    """Return a number for each image, equal for copies of one picture.
+
+    A group of copies may fall apart when images are left out; this function finds the groups among those that remain.
 
     Args:
-        table: readable images, all of which have been compared before.
-        facts: what each of them holds.
+        table: the images, all of which have been examined before.
+        facts: the facts of each image.
     """
     with Memory() as memory:
         links, _ = _compare(list(facts), memory, lambda *_: None)
@@ -335,7 +348,7 @@ def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
 
 
 def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], None]) -> tuple[list[Link], LookedFor]:
-    """Compare new images with all; pairs that were compared before are not compared again."""
+    """Find the copies among images. Pairs that were compared before are not compared again."""
     digests = tuple(sorted({fact.digest for fact in facts}))
     before = memory.compared(digests)
     compared = None if before is None else Compared(before[0], *before[1])
@@ -356,8 +369,11 @@ def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
 
 
 def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequence[Facts]) -> tuple[list[Link], int]:
-    """Without links from a picture to its mirror image in another class, which is no copy where left and right are
-    classes; and how many those were. A link is between contents, of which files in several classes may be copies."""
+    """Remove links between mirror images that have different classes; also return their number.
+
+    Such pictures are no copies if the classes distinguish left from right. A link is between contents, and files with
+    the same content may have several classes; one class in common is enough to keep it.
+    """
     labels: dict[bytes, set[int]] = {}
     for fact, label in zip(facts, table.labels, strict=True):
         labels.setdefault(fact.digest, set()).add(label)
@@ -370,7 +386,7 @@ def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequen
 
 
 def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> list[Copies]:
-    """Return the groups that the links form."""
+    """Return the groups of images that the links connect."""
     kinds: dict[int, set[Kind]] = {}
     for link in links:
         kinds.setdefault(twins[link.first], set()).add(link.kind)
@@ -390,6 +406,6 @@ def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> l
 
 
 def _range(values: Sequence[float]) -> dict[str, float]:
-    """Least, middle and most."""
+    """Return the minimum, the median and the maximum."""
     ordered = sorted(values)
     return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}

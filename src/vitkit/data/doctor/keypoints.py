@@ -1,10 +1,10 @@
-"""Keypoints: places in a picture that are recognised again after it was cropped, captioned, recoloured or framed.
+"""Keypoints: positions in a picture that are recognised again after it was cropped, captioned, recoloured or framed.
 
 A keypoint is a bright or a dark blob (an extremum of a difference of Gaussians: Lowe 2004,
-doi:10.1023/B:VISI.0000029664.99615.94) at one of eight sizes. What surrounds it is described by the 20 lowest cosine
-coefficients of a patch, without mean and contrast, in three bits each. Patches are upright, so that a picture turned by
-more than about 15 degrees is another one; the mirror image's coefficients are the same but for the sign of those that
-are odd from left to right. All arithmetic up to the patches is in whole numbers.
+doi:10.1023/B:VISI.0000029664.99615.94) at one of eight sizes. Its descriptor consists of the 20 lowest cosine
+coefficients of the patch around it, without mean and contrast, in three bits each. Patches are upright, so a picture
+that is rotated by more than about 15 degrees is not recognised. The coefficients of the mirror image differ only in the
+sign of those that are odd from left to right. All arithmetic up to the patches is in integers.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from PIL import Image
 SHORT = 96  # pixels of the short side, whatever the picture has
 LEVELS = 8  # sizes of blobs, each about 1.4 times the one before
 COEFFICIENTS = 20
-STEP = 0.14  # of a coefficient of unit length, between two of its eight values
+STEP = 0.14  # quantisation step of the coefficients, whose vector has length 1
 BYTES = 12  # of a keypoint
-PLACES = 4095  # along either side of a picture
-MOST = 96  # keypoints of a picture; of one that has little in it there is one less, however many were found
-_MANY, _CLEAR = 120, 48  # so many blobs of so much contrast make a picture one that has much in it, as photographs do
-_LONGEST = 4 * SHORT  # a picture that is longer is squeezed
-_GRID = 32  # canvases are so many pixels wide and high, or a multiple of it, so that many pictures share a shape
+PLACES = 4095  # positions along either side of a picture
+MOST = 96  # keypoints of a detailed picture; one with little detail has at most one less, by which it is known
+_MANY, _CLEAR = 120, 48  # a picture is detailed, as photographs are, if it has this many blobs of this contrast
+_LONGEST = 4 * SHORT  # longer pictures are compressed to this length
+_GRID = 32  # sides of canvases are multiples of this, so that many pictures share a shape
 _FINE = 4  # bits below a grey level
-_LEAST = 6  # of a blob's contrast, in 16ths of a grey level
-_ROUNDEST = 6.0  # ratio of the principal curvatures from which on a blob is an edge
-_CELLS = 4  # along the short side: keypoints are taken from all over a picture
-_PATCH = 8  # samples of a patch's sides
-_PARTS = 16  # of a pixel: how exactly a patch's place is kept to
+_LEAST = 6  # contrast of a blob, in 16ths of a grey level
+_ROUNDEST = 6.0  # largest ratio of the principal curvatures; beyond it, an extremum is an edge
+_CELLS = 4  # along the short side, from each of which keypoints are taken
+_PATCH = 8  # samples along each side of a patch
+_PARTS = 16  # of a pixel: the precision of a patch's position
 
-# Make up for unequal steps between the levels of an octave, and hold back the finest, which JPEG and noise spoil.
+# Correct the unequal steps between the levels of an octave, and weaken the finest, which JPEG and noise affect.
 _WEIGHTS = np.array([1.2, 1.0] + [2.0, 1.0] * (LEVELS // 2 - 1))
 
-# Where a patch's samples lie about its keypoint, in pixels, at the two sizes of an octave; and where its border is.
+# The samples of a patch relative to its keypoint, in pixels, for the two sizes of an octave; and the patch's border.
 _SAMPLES = np.array([[-7, -5, -3, -1, 1, 3, 5, 7], [-10, -7, -4, -1, 1, 4, 7, 10]])
 _REACH = (8.0, 8 * 2**0.5)
 
@@ -49,7 +49,7 @@ Fine = npt.NDArray[np.uint16]
 
 
 def working_copy(picture: Image.Image) -> Grey:
-    """Return the greys of a picture at the size in which keypoints are searched, (height, width)."""
+    """Return the greys of a picture (height, width) at the size at which keypoints are searched."""
     scale = SHORT / min(picture.size)
     width, height = (min(_LONGEST, max(SHORT, round(side * scale))) for side in picture.size)
     filter_ = Image.Resampling.BILINEAR if scale < 1 else Image.Resampling.BICUBIC
@@ -57,7 +57,7 @@ def working_copy(picture: Image.Image) -> Grey:
 
 
 def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
-    """Find the keypoints of each picture, at most 96 of 12 bytes each, which `unpack` reads.
+    """Find the keypoints of each picture: at most 96, packed into 12 bytes each, which `unpack` reads.
 
     Args:
         pictures: results of `working_copy`. Those of similar shape are processed together, which only saves time.
@@ -75,7 +75,10 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
 
 
 def unpack(packed: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
-    """Descriptions of some pictures' keypoints, (keypoints,), and x and y in 4095ths of the picture, (keypoints, 2)."""
+    """Return the descriptors (keypoints,) and the positions (keypoints, 2) of the keypoints of several pictures.
+
+    Positions are x and y in 4095ths of the picture's width and height.
+    """
     counts = [len(blob) // BYTES for blob in packed]
     words = [np.frombuffer(blob, "<u8", count) for blob, count in zip(packed, counts, strict=True)]
     places = [
@@ -87,7 +90,7 @@ def unpack(packed: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArray
 
 @dataclass(frozen=True)
 class _Level:
-    """The images of one blob size in `_Pyramid.images`: their offset, their number n, and the size of a pixel."""
+    """The images of one blob size in `_Pyramid.images`: where they start, their size, and the size of a pixel."""
 
     start: int
     height: int
@@ -97,13 +100,13 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Pyramid:
-    """Pictures at eight blurs, one level after the other, each (n, height, width) and flattened.
+    """Pictures at eight levels of blur, one level after the other. Each level is (n, height, width), flattened.
 
     Attributes:
-        images: blurred.
-        differences: the differences from the level before.
-        levels: the levels where each begins.
-        extrema: places in `differences` that are larger than all within two pixels.
+        images: the blurred pictures.
+        differences: each level minus the level before.
+        levels: the start and the shape of each level.
+        extrema: indices into `differences` whose absolute value is larger than all within two pixels.
     """
 
     images: Fine
@@ -114,15 +117,15 @@ class _Pyramid:
 
 @dataclass(frozen=True)
 class _Points:
-    """Keypoints of several pictures, one entry each.
+    """The keypoints of several pictures, one entry per keypoint.
 
     Attributes:
-        picture: the picture whose they are.
-        level: which of the eight sizes.
-        row, column: the position in that level's images.
-        y, x: pixels of the canvas.
-        contrast: how much they stand out, below 2 ** 14.
-        is_bright: than what is around them.
+        picture: the index of the picture.
+        level: the index of the size, 0 to 7.
+        row, column: the position in the images of this level.
+        y, x: the position in pixels of the canvas.
+        contrast: the contrast to the surroundings, below 2 ** 14.
+        is_bright: whether the keypoint is brighter than its surroundings.
     """
 
     picture: Ints
@@ -139,7 +142,7 @@ class _Points:
 
 
 def _find(canvas: Grey, sizes: Ints) -> list[bytes]:
-    """Return the packed keypoints of pictures on canvases (n, H, W); `sizes` are heights and widths, (n, 2)."""
+    """Return the packed keypoints of pictures on canvases (n, H, W); `sizes` (n, 2) has heights and widths."""
     pyramid = _pyramid(canvas)
     points = _blobs(pyramid)
     inside = (points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1])
@@ -184,13 +187,13 @@ def _pyramid(canvas: Grey) -> _Pyramid:
 
 
 def _on_canvas(picture: Grey, shape: tuple[int, ...]) -> Grey:
-    """Return the picture with its last row and column repeated."""
+    """Extend a picture to the shape of the canvas by repeating its last row and column."""
     bottom, right = (wide - side for wide, side in zip(shape, picture.shape, strict=True))
     return np.pad(picture, ((0, bottom), (0, right)), "edge") if bottom or right else picture
 
 
 def _smooth(images: Fine, apart: int = 1) -> Fine:
-    """Images blurred by [1 4 6 4 1] / 16 in both directions, the taps that many pixels apart, (n, h, w)."""
+    """Blur images (n, h, w) by [1 4 6 4 1] / 16 in both directions, with taps that are `apart` pixels apart."""
     n, h, w = images.shape
     margin = 2 * apart
     framed = np.empty((n, h + 2 * margin, w + 2 * margin), np.uint16)
@@ -207,7 +210,7 @@ def _smooth(images: Fine, apart: int = 1) -> Fine:
 
 
 def _extrema(differences: npt.NDArray[np.int16]) -> Ints:
-    """Flat places of (n, h, w) numbers that are larger, with whatever sign, than all within two rows and columns."""
+    """Return flat indices of the numbers (n, h, w) whose absolute value is the largest within two rows and columns."""
     _, h, w = differences.shape
     size = np.abs(differences.reshape(-1))
     best = size
@@ -253,7 +256,10 @@ def _blobs(pyramid: _Pyramid) -> _Points:
 
 
 def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
-    """Choose each picture's strongest keypoints: first one per cell of a grid, then the second of each, ..."""
+    """Select the strongest keypoints of each picture, spread over the cells of a grid.
+
+    First comes the strongest of each cell, then the second of each cell, and so on.
+    """
     cells = np.maximum(np.round(_CELLS * sizes / sizes.min(axis=1, keepdims=True)), 1)[points.picture]  # (points, 2)
     row, column = (
         (part * at / side).astype(np.int64)
@@ -266,7 +272,7 @@ def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
 
 
 def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
-    """Return each entry's rank in its group by merit, and the order by group and rank."""
+    """Return each entry's rank in its group by descending merit, and the order by group and rank."""
     index = np.arange(len(group))
     order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)  # much faster than by two keys
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
@@ -276,7 +282,7 @@ def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
 
 
 def _describe(points: _Points, pyramid: _Pyramid) -> npt.NDArray[np.uint64]:
-    """(points, 20) values of 0 to 7: what surrounds each."""
+    """Return the quantised descriptors of keypoints (points, 20), whose values are 0 to 7."""
     starts, heights, widths, pixels = (
         np.array([getattr(level, name) for level in pyramid.levels])[points.level, None]
         for name in ("start", "height", "width", "pixels")
@@ -302,7 +308,7 @@ def _describe(points: _Points, pyramid: _Pyramid) -> npt.NDArray[np.uint64]:
 
 
 def frequencies() -> tuple[Ints, Ints]:
-    """Downward and rightward frequency of each coefficient, the lowest first."""
+    """Return the vertical and the horizontal frequency of each coefficient, the lowest first."""
     down, right = (each.reshape(-1) for each in np.mgrid[:6, :6])
     low = np.flatnonzero((down + right > 0) & (down + right < 6))
     order = low[np.argsort(np.hypot(down[low], right[low]), kind="stable")]
@@ -311,7 +317,10 @@ def frequencies() -> tuple[Ints, Ints]:
 
 @cache
 def _waves(size: int) -> npt.NDArray[np.float64]:
-    """(64, 20) whole numbers: the cosines, of which higher ones count for more, as photographs have less of them."""
+    """Return the cosine basis of patches as whole numbers, (64, 20).
+
+    Higher frequencies have larger factors, since they are weaker in photographs.
+    """
     down, right = frequencies()
     x = np.pi * (_SAMPLES[size] / _REACH[size] + 1) / 2
     waves = np.cos(down[:, None, None] * x[:, None]) * np.cos(right[:, None, None] * x)  # (20, 8, 8)

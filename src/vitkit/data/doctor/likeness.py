@@ -15,16 +15,18 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
-THUMBNAIL = 16  # pixels of its sides: enough to know a picture again, too few to know it by its details
+THUMBNAIL = 16  # pixels of its sides: enough to recognise a picture, too few to show its details
 LEAST_CORRELATION = 0.985
 MOST_DIFFERENCE = 10.0  # root mean square over the thumbnail's 8-bit RGB
 _LUMA = np.array([299, 587, 114])  # thousandths
-_COARSE = 6  # the lowest frequencies in either direction, which rule out nearly all pairs
-_EVEN = _COARSE**2 // 2 + 1  # numbers of a spectrum that a mirror leaves as they are
-_LIKELY = LEAST_CORRELATION - 1e-4  # of products in single precision
-_REACH = float(np.sqrt(2 * (1 - _LIKELY))) + 1e-3  # between likely pairs along any axis, as they are unit vectors
+_COARSE = 6  # low frequencies in either direction, which suffice to exclude nearly all pairs
+_EVEN = _COARSE**2 // 2 + 1  # values of a spectrum that do not change in a mirror image
+_LIKELY = LEAST_CORRELATION - 1e-4  # the same limit for products in single precision
+_REACH = (
+    float(np.sqrt(2 * (1 - _LIKELY))) + 1e-3
+)  # largest distance of a likely pair along any axis; the vectors have length 1
 _BLOCK, _WIDE = 512, 4096  # rows and columns of pairs at a time: about what a core's cache holds
-_REPORT_EVERY = 2048  # pictures between two words of progress, or spectra at a time
+_REPORT_EVERY = 2048  # pictures between two reports of progress, and spectra computed at a time
 
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
@@ -33,26 +35,29 @@ Pairs = tuple[list[tuple[int, int]], list[tuple[int, int]]]  # near ones, and mi
 
 
 def as_pixels(thumbnails: list[bytes]) -> Pixels:
-    """(n, 16, 16, 3)."""
+    """Return thumbnails as an array (n, 16, 16, 3)."""
     return np.frombuffer(b"".join(thumbnails), np.uint8).reshape(-1, THUMBNAIL, THUMBNAIL, 3)
 
 
 def find_pairs(
     pixels: Pixels, others: Pixels | None, most: int, progress: Callable[[int, int], None] | None = None
 ) -> Pairs | None:
-    """Find all pairs that agree, as they are and mirrored; None if there are more than `most`.
+    """Find all pairs of thumbnails that agree, mirrored or not.
+
+    Return None if there are more than `most` pairs.
 
     Args:
-        pixels: thumbnails, (n, 16, 16, 3).
-        others: what they are compared with, (m, 16, 16, 3); None for one another, each pair once, the lower first.
-        most: pairs of both kinds together.
-        progress: receives how many of how many have been compared.
+        pixels: the thumbnails, (n, 16, 16, 3).
+        others: the thumbnails to compare them with, (m, 16, 16, 3); None to compare `pixels` with one another. Each
+            pair then occurs once, with the lower index first.
+        most: the largest number of pairs, mirrored ones included.
+        progress: receives the number of pictures compared and their total.
     """
     near: list[tuple[int, int]] = []
     mirrored: list[tuple[int, int]] = []
     reported = 0
     blocks = range(0, len(pixels), _BLOCK)
-    # Blocks are shared among threads: the matrix library's own would wait for one another, spinning.
+    # Our threads share the blocks; the matrix library's own threads would spin while they wait for one another.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         search = _LikenessSearch(pixels, others)
         for start, pairs in zip(blocks, pool.map(search.block, blocks), strict=True):
@@ -68,12 +73,13 @@ def find_pairs(
 
 
 class _LikenessSearch:
-    """Pictures and candidates, sorted along the axis of the pictures' largest variance.
+    """A search for similar thumbnails, sorted along the axis of the largest variance.
 
-    Along it no likely pair lies far apart, so that a block of pictures is compared with those that lie near it alone.
+    Along this axis, similar pictures are close together, so each block of pictures is compared only with the pictures
+    near it.
 
     Args:
-        pixels, others: see `find_pairs`.
+        pixels, others: the thumbnails, as for `find_pairs`.
     """
 
     def __init__(self, pixels: Pixels, others: Pixels | None) -> None:
@@ -91,7 +97,7 @@ class _LikenessSearch:
         )
 
     def block(self, start: int) -> Pairs:
-        """Return the pairs of the pictures from this position of the order on."""
+        """Return the pairs of the block of pictures that starts at this position of the sorted order."""
         first, second = self._likely(start)
         even = _dot(self._spectra[first, :_EVEN], self._beside[second, :_EVEN])
         odd = _dot(self._spectra[first, _EVEN:], self._beside[second, _EVEN:])
@@ -104,7 +110,7 @@ class _LikenessSearch:
         return matches
 
     def _likely(self, start: int) -> tuple[Places, Places]:
-        """Return the pairs that may agree according to their bounds."""
+        """Return the pairs whose upper bound on the correlation is large enough."""
         end = min(start + _BLOCK, len(self._keys))
         low = start if self._within else int(np.searchsorted(self._keys_beside, self._keys[start] - _REACH))
         high = int(np.searchsorted(self._keys_beside, self._keys[end - 1] + _REACH, side="right"))
@@ -122,7 +128,7 @@ class _LikenessSearch:
 
 
 def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Places, Floats, Floats]:
-    """Return the order of pictures along an axis, their positions on it, and the sorted bounds."""
+    """Sort pictures along an axis: return their order, their sorted positions, and the sorted bounds."""
     keys = bounds @ axis.astype(np.float32)
     order = np.argsort(keys, kind="stable")
     return order, keys[order], bounds[order]
@@ -138,11 +144,12 @@ def _bounds(spectrum: Floats) -> Floats:
 
 
 def spectra(pixels: Pixels) -> Floats:
-    """(n, 37): the greys' low frequencies that a mirror leaves alone, the length of the high ones, and those it turns.
+    """Return (n, 37): the low frequencies of each thumbnail's greys and, in one number, the rest.
 
-    In the cosine basis the correlation of two pictures is the product of their low frequencies plus that of their
-    high ones, and the latter is at most the product of its lengths. The frequencies that change sign in a mirror are
-    subtracted in the place of added for the mirror image.
+    The columns are the low frequencies that do not change in a mirror image, the norm of the high frequencies, and the
+    low frequencies that change sign. In the cosine basis, the correlation of two pictures is the dot product of their
+    low frequencies plus that of the high ones; the latter is at most the product of their norms. For the mirror image,
+    the products of the frequencies that change sign are subtracted.
     """
     basis = cosines()[:_COARSE]
     waves = np.kron(basis, basis)  # (36, 256)
@@ -162,7 +169,7 @@ def spectra(pixels: Pixels) -> Floats:
 
 
 def cosines() -> Floats:
-    """(16, 16): the orthonormal discrete cosine basis (DCT-II), a row for each frequency."""
+    """Return the orthonormal discrete cosine basis (DCT-II), (16, 16), with a row for each frequency."""
     k, x = np.mgrid[:THUMBNAIL, :THUMBNAIL]
     basis = np.cos(np.pi * k * (2 * x + 1) / (2 * THUMBNAIL)) * np.sqrt(2 / THUMBNAIL)
     basis[0] /= np.sqrt(2)
@@ -170,16 +177,19 @@ def cosines() -> Floats:
 
 
 def _structure(pixels: Pixels) -> Floats:
-    """Greys without their mean, at unit length, (n, THUMBNAIL ** 2); zero for a flat picture."""
+    """Return the greys of thumbnails without their mean, as unit vectors (n, 256); zero for a uniform picture."""
     grey = (pixels.reshape(-1, 3) @ (_LUMA / 1000).astype(np.float32)).reshape(len(pixels), -1)
     grey -= grey.mean(axis=1, keepdims=True)
     length = np.linalg.norm(grey, axis=1, keepdims=True)
-    # A spread below one level is noise; a hair less here, where `agree` decides.
+    # A spread below one level is noise. The limit here is slightly lower, since `agree` decides.
     return np.where(length > 0.999 * THUMBNAIL, grey / np.maximum(length, 1e-6), 0)
 
 
 def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_mirrored: bool) -> npt.NDArray[np.bool_]:
-    """Return which pairs of thumbnails agree in structure and colour, (pairs,), the first mirrored if requested."""
+    """Return which pairs of thumbnails agree in structure and colour, (pairs,).
+
+    With `is_mirrored`, the first of each pair is mirrored before.
+    """
     result = np.zeros(len(first), bool)
     for start in range(0, len(first), _REPORT_EVERY):
         span = slice(start, start + _REPORT_EVERY)

@@ -1,7 +1,7 @@
 """Examine image files: read each once, decode it in full, and compute its digest, thumbnail and keypoints.
 
-Python decodes small pictures in one thread at a time, so many files are shared among processes (`system.workers`). If
-one cannot start, or dies, its files are examined in this process.
+Python decodes small pictures in one thread at a time, so many files are divided among processes (`system.workers`). If
+a process cannot start, or dies, its files are examined in this process.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ from vitkit.data.file_facts import Facts, Memory, row_of, stamp_of
 from vitkit.data.storage import Place, UnreadableImageError, open_place
 from vitkit.system.workers import Worker, answer_questions
 
-Stamped = tuple[Place, bytes | None]  # a file, and what changes whenever it does
+Stamped = tuple[Place, bytes | None]  # a file, and its stamp (`stamp_of`)
 _PART = 2**20  # bytes read at a time
-LEAST_SIDE = 48  # pixels of a picture that has keypoints: of smaller ones each blob would be a few pixels
-_KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # what decodes from memory as from a file, by how it begins
+LEAST_SIDE = 48  # pixels; in smaller pictures, blobs have too few pixels for keypoints
+_KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of the formats that decode from memory as from a file
 
 
 def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
-    """Return facts of files not known by their stamps; None if a picture is too large to decode in this process."""
+    """Examine files whose stamp is not known yet, and store the facts.
+
+    The facts of a picture are None if it needs more memory than this process may use.
+    """
     with QUIET:
         contents = [_read(file) for file, _ in files]
         known = memory.of_contents([content.digest for content in contents if isinstance(content, _Content)])
@@ -68,12 +71,12 @@ def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
 
 @dataclass(frozen=True)
 class _Look:
-    """What a process reads from a file.
+    """The result of reading one file.
 
     Attributes:
-        facts: None for a picture larger than this process may decode.
-        grey: the grey where keypoints are to be looked for yet.
-        is_lasting: it will be the same when it is looked at again.
+        facts: the facts; None for a picture that needs more memory than this process may use.
+        grey: the greys in which keypoints are still to be searched, if any.
+        is_lasting: whether reading the file again would give the same facts.
     """
 
     facts: Facts | None
@@ -116,7 +119,7 @@ def _look(file: Place, content: _Content, known: Facts | None) -> _Look:
 
 
 def _may_pass(cause: BaseException | None) -> bool:
-    """Return whether the failure is due to the machine and not to the file."""
+    """Return whether a failure is due to the machine rather than to the file."""
     return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
 
 
@@ -143,10 +146,10 @@ _MOST = 32  # processes
 
 
 class Readers:
-    """Processes that examine files. They are safe to use from several threads.
+    """Processes that examine files. Several threads may use them.
 
     Args:
-        processes: how many; one is this process alone.
+        processes: the number of processes; 1 means only this process.
     """
 
     def __init__(self, processes: int) -> None:
@@ -172,7 +175,7 @@ class Readers:
             reader.wait()
 
     def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
-        """Return the facts of each file; None if it must be examined in this process."""
+        """Return the facts of each file; None for files that the calling process must examine."""
         if not self._all:
             return [None] * len(files)
         reader = self._idle.get()
@@ -183,11 +186,11 @@ class Readers:
 
 
 class _Reader:
-    """One process, which may fail."""
+    """A process that examines files; it may fail at any time."""
 
     def __init__(self, room: int) -> None:
         self._worker = Worker(__name__, is_quiet=True)
-        self._is_able: bool | None = None  # until it is asked
+        self._is_able: bool | None = None  # None until the process has answered
         self._room = room
 
     def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
@@ -199,23 +202,32 @@ class _Reader:
                     [(str(file) if isinstance(file, Path) else file, stamp) for file, stamp in files]
                 )
                 return [None if row is None else Facts(*row) for row in rows]
-        except (OSError, EOFError, pickle.PickleError, AttributeError, TypeError):  # of a storage that stays here, too
+        except (
+            OSError,
+            EOFError,
+            pickle.PickleError,
+            AttributeError,
+            TypeError,
+        ):  # pickling fails for a storage that only this process has
             self._is_able = False
         return [None] * len(files)
 
     def close(self) -> None:
-        """Let it write down what it has learned, and end."""
+        """Let the process store its results and end."""
         self._worker.close()
 
     def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the process has ended."""
         self._worker.wait()
 
 
 def serve() -> None:
-    """Examine the files that another process names: first how much it may decode at a time, then lists of files."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both, and the other one decides
-    gc.set_threshold(100_000)  # little of what a picture leaves behind needs it
+    """Examine the files that the parent process sends.
+
+    The first message is the largest number of bytes that a picture may need; the others are lists of files.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal also sends it to the parent process, which decides
+    gc.set_threshold(100_000)  # decoding creates few reference cycles
     with Memory() as memory:
 
         def answer(question: Any) -> Any:
@@ -232,17 +244,17 @@ if __name__ == "__main__":
     serve()
 
 
-_BATCH = 32  # files that are looked at in one go
-_MANY = 2_000  # new files from which on processes are worth their start
+_BATCH = 32  # files examined together
+_MANY = 2_000  # new files for which it is worth starting processes
 
 
 def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], None] | None = None) -> list[Facts]:
-    """Return the facts of each file, in order. Known contents are recognised under any name and not decoded again.
+    """Return the facts of each file, in order. Known files and contents are not decoded again.
 
     Args:
-        files: any number of image files.
-        memory: the memory of earlier scans.
-        progress: receives how many of how many are done.
+        files: the image files.
+        memory: the facts of earlier scans.
+        progress: receives the number of files done and their total.
     """
     stamps = [stamp_of(file) for file in files]
     seen = memory.of_files(stamps)
@@ -268,7 +280,7 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
 
 
 def _examine_all(files: Sequence[Stamped], readers: Readers, memory: Memory) -> list[Facts]:
-    """Examine the files in another process; those that are too large for it, in this one."""
+    """Examine files in another process, or in this one if the other process cannot."""
     facts = readers.examine(files)
     left = [i for i, fact in enumerate(facts) if fact is None]
     if left:

@@ -1,1 +1,1 @@
-"""How each publisher names and shapes the tensors of a checkpoint: one module a publisher."""
+"""How each publisher names and shapes the tensors of a checkpoint: one module per publisher."""

@@ -1,7 +1,7 @@
 """Checkpoints in the layouts of their authors: DINOv2, DINOv3, EVA-02 and Perception Encoder.
 
-(arXiv 2304.07193 and 2309.16588; 2508.10104; 2303.11331; 2504.13181.) DINOv2's names are timm's but for registers,
-gated MLP and mask token; its class token has a position, and its registers have none.
+Their papers are arXiv 2304.07193 and 2309.16588; 2508.10104; 2303.11331; 2504.13181. DINOv2's names are timm's except
+for registers, gated MLP and mask token. In DINOv2, the class token has a position embedding, and registers have none.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _OF_TRAINING = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "l
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it is one of these; None otherwise.
+    """Return the layout of a checkpoint of DINOv3, EVA-02 or Perception Encoder; None for any other.
 
     Raises:
-        VitkitError: it is, and lacks what all of the family have.
+        VitkitError: the checkpoint lacks a tensor that all models of its family have.
     """
     names = checkpoint.tensors
     if "storage_tokens" in names or eva.has(names, r"blocks\.\d+\.attn\.qkv\.bias_mask$"):
@@ -53,7 +53,7 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
     dropped["rope_embed.periods"] = "it tells the base"
     base = _base_of(checkpoint)
     features = names["patch_embed.proj.weight"].shape[:1]
-    pairs = names["rope_embed.periods"].shape  # each of a row's and a column's
+    pairs = names["rope_embed.periods"].shape  # frequencies of each axis
     fields: dict[str, Any] = {
         "rotary": "dinov3",
         "rotary_base": base,
@@ -79,10 +79,12 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
 
 
 def _base_of(checkpoint: Checkpoint) -> float:
-    """Fit the base of periods base ** (i / n), which bfloat16 has rounded; for a single period it is 1.
+    """Return the base of rotary periods base ** (i / n), rounded to bfloat16 in the file.
+
+    A single period is always 1, so the usual base is returned.
 
     Raises:
-        VitkitError: they are otherwise.
+        VitkitError: the periods are not powers of one base.
     """
     periods = checkpoint.tensors["rope_embed.periods"].read().double().flatten()
     n = len(periods)
@@ -116,7 +118,7 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
 
 
 def _masked(bias: str, mask: str) -> Piece:
-    """Return the tensors of a layer that multiplies its bias by a mask, which is 0 for k."""
+    """Return the piece of a bias that is multiplied by a mask, which is 0 for k."""
     return Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), lambda ours, _: (ours, _mask(ours)))
 
 
@@ -184,12 +186,12 @@ _POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
 
 
 def _unsplit(_ours: Tensor, _config: ViTConfig) -> tuple[None]:
-    """Write nothing under these names: a part alone does not determine the original tensor."""
+    """Write no tensor: a part alone does not determine the original tensor."""
     return (None,)
 
 
 def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
-    """Return the Perception Encoder's layout, derived from timm's; the text encoder is ignored."""
+    """Return the Perception Encoder's layout, derived from timm's. The text encoder is dropped."""
     names = checkpoint.tensors
     for name in ("visual.positional_embedding", "visual.conv1.weight"):
         if name not in names:
@@ -215,7 +217,7 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
         whole = (f"{_POOLED}{kind}",)
         pieces[f"attn_pool.q.{kind}"] = Piece(whole, lambda both: both[: len(both) // 3], _unsplit)
         pieces[f"attn_pool.kv.{kind}"] = Piece(whole, lambda both: both[len(both) // 3 :], _unsplit)
-    for timms, their in back:  # so that what is missing is called by its authors' name
+    for timms, their in back:  # errors about missing tensors then have the authors' names
         if their.startswith("visual.") and their.endswith(".") and not timms.endswith("blocks."):
             for kind in ("weight", "bias"):
                 pieces.setdefault(f"{timms}{kind}", same(f"{their}{kind}"))
@@ -225,7 +227,10 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
-    """Return the names that every block has, so that a missing tensor is called by its authors' name."""
+    """Return the pieces, completed so that every block has the pieces of all blocks.
+
+    Errors about missing tensors then have the authors' names.
+    """
     matches = {match: piece for name, piece in pieces.items() if (match := _BLOCK.fullmatch(name))}
     layers, completed = {match[1] for match in matches}, dict(pieces)
     for match, piece in matches.items():
@@ -250,12 +255,12 @@ DINO_PIXELS = {
 }
 _BLOCK_DINO = re.compile(
     r"^(blocks\.(?:\d+\.)?(\d+)\.)(.+)"
-)  # may be in chunks, as they were trained: chunk, then layer
+)  # blocks may be in chunks, as in training: chunk, then layer
 _RENAMED_DINO = {".mlp.w12.": ".mlp.fc1.", ".mlp.w3.": ".mlp.fc2."}
 
 
 def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it is DINOv2's own; None otherwise."""
+    """Return the layout of a checkpoint if it is DINOv2's by its authors; None for any other."""
     names = checkpoint.tensors
     has_blocks = any(re.match(r"blocks\.(\d+\.)?\d+\.ls1\.gamma$", name) for name in names)
     if not has_blocks or not ({"register_tokens", "mask_token"} & set(names) or any(".mlp.w12." in n for n in names)):
@@ -269,7 +274,9 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
         "class_token": True,
         "prefix_positions": not has_registers,
         "norm_eps": 1e-6,
-        "position_resize": "timm" if has_registers else "dinov2",  # with registers: size and antialias
+        "position_resize": "timm"
+        if has_registers
+        else "dinov2",  # with registers, the authors resize to a size, with antialiasing
     }
     dropped = {name: "trained to predict masked patches" for name in names if name == "mask_token"}
     dropped |= {name: "DINOv2's projection head" for name in names if name.startswith(("dino_head.", "ibot_head."))}
@@ -277,7 +284,7 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _absent(names: Collection[str]) -> list[str]:
-    """Return the file's names of the tensors it lacks: all blocks have the same ones."""
+    """Return the names of tensors that some blocks of the file have and others lack, and of missing registers."""
     matches = [match for name in names if (match := _BLOCK_DINO.fullmatch(name))]
     blocks, parts = ({match[group]: None for match in matches} for group in (1, 3))
     expected = ["register_tokens", *(block + part for block in blocks for part in parts)]

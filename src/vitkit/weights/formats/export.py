@@ -1,7 +1,7 @@
-"""What writers of other layouts share: refusals, renamed tensors, notes and folders.
+"""What the writers of all formats share: refusals, renamed tensors, notes and folders.
 
-A choice that a layout cannot express is refused by its name and never left out, because a model that others would
-compute differently is another model.
+If a format cannot express a field of the configuration, the model is refused with an error that names the field:
+without it, other programs would compute something else.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and 
 
 
 def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse a model that the layout cannot express.
+    """Raise an error if a format cannot express a model.
 
     Args:
-        config: the config of the model.
-        to: the layout's name.
-        allowed: the values that it can say of some fields. Of others it can say any where they are `WRITTEN`, and none
-            but the default otherwise, unless the registry has a handler.
+        config: the configuration of the model.
+        to: the name of the format.
+        allowed: the values of some fields that the format can express. Of other fields, it can express any value if
+            they are in `WRITTEN`; otherwise only the default, unless the registry of variants has a handler.
 
     Raises:
-        VitkitError: a field has another value; the message names both.
+        VitkitError: a field has another value; the message names the field and the value.
     """
     allowed = {"gelu": ("erf", "tanh"), **allowed}
     handled = {row.field for row in variants_of(config) if f"the {to} layout" in row.handlers}
@@ -52,7 +52,10 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
 
 
 def settled(classifier: Classifier) -> dict[str, Tensor]:
-    """Return the tensors for layouts without a temperature: the same probabilities at temperature 1."""
+    """Return the tensors for formats without a temperature: the heads are divided by it.
+
+    At temperature 1, the probabilities are then the same.
+    """
     tensors = classifier.model.state_dict()
     if classifier.temperature != 1:
         heads = [name for name in tensors if name.partition(".")[0] in ("head", "head_dist")]
@@ -61,10 +64,10 @@ def settled(classifier: Classifier) -> dict[str, Tensor]:
 
 
 def ours_of(classifier: Classifier) -> VisionTransformer:
-    """Return the classifier's model if it is ours, which other layouts exist for.
+    """Return the classifier's model if it is a Vision Transformer of vitkit.
 
     Raises:
-        VitkitError: it is another library's network, whose tensors have that library's names already.
+        VitkitError: the model is another library's network, whose tensors have that library's names already.
     """
     return vit_of(classifier.model, "a checkpoint of another layout")
 
@@ -84,7 +87,7 @@ def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
 
 
 def said(classifier: Classifier) -> dict[str, Any]:
-    """Return the text that describes what arrays cannot express."""
+    """Return the note that is stored with the tensors: what the tensors cannot express, as JSON types."""
     config = ours_of(classifier).config
     fields = ("gelu", "position_resize", "heads", "pool", "in_channels")
     return {
@@ -104,7 +107,7 @@ def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: di
 
 
 def metadata(classifier: Classifier) -> dict[str, str]:
-    """Return a safetensors file's metadata: what transformers needs, and the record of the training data."""
+    """Return the metadata of a safetensors file: what transformers needs, and the record of pictures."""
     pictures = {} if classifier.pictures is None else {PICTURES: to_text(classifier.pictures)}
     return {"format": "pt", **pictures}
 
@@ -135,13 +138,13 @@ def one(pair: Pair) -> int | list[int]:
 
 
 def write(classifier: Classifier, destination: Path, to: str) -> None:
-    """Write a classifier: `folder` is vitkit's own, every other a row of `CHECKPOINT_FORMATS`.
+    """Write a classifier in a format: `folder` for vitkit's model folder, or a key of `CHECKPOINT_FORMATS`.
 
-    All of them take the record of what the weights were trained on. Others than vitkit's own know no temperature, so
-    the heads are divided by it (`foreign.settled`).
+    All formats contain the record of the pictures that the weights were trained on. Formats other than vitkit's have no
+    temperature, so the heads are divided by it (`settled`).
 
     Raises:
-        VitkitError: the layout cannot express the model; the message names the field.
+        VitkitError: the format cannot express the model; the message names the field.
         OSError: the disk is full or not writable; nothing is left behind.
     """
     if to == VITKIT:

@@ -1,7 +1,8 @@
 """The layout of the reference implementation (Flax, `.npz`) and of its successor big_vision.
 
 Published files number the sublayers of a block 0, 1, 2, 3; newly saved files count each kind separately. Kernels are
-(in, out), and convolutions HWIO. The tensors of q, k and v keep the heads apart, (D, H, D_h), so their number is known.
+(in, out), and convolutions HWIO. The tensors of q, k and v have an axis for heads, (D, H, D_h), which determines their
+number.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _OLD, _NEW = (
         "MlpBlock_0",
     ),
 )
-_POSITIONS = "Transformer/posembed_input/pos_embedding"  # big_vision's are at the top
+_POSITIONS = "Transformer/posembed_input/pos_embedding"  # big_vision has them at the top level
 _BIG_VISION = "Transformer/encoderblock/"
-# The reference evaluates without a crop, on pictures squashed to the size.
+# The reference implementation evaluates on pictures that are squashed to the size, without a crop.
 PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 FIELDS: dict[str, Any] = {
     "gelu": "tanh",
@@ -45,7 +46,7 @@ FIELDS: dict[str, Any] = {
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it is one of these; None otherwise."""
+    """Return the layout of a checkpoint of the reference implementation or big_vision; None for any other."""
     names = checkpoint.tensors
     prefix = next((p for p in _PREFIXES if any(name.startswith(f"{p}Transformer/") for name in names)), "")
     if not any(name.startswith(f"{prefix}Transformer/") for name in names):
@@ -79,7 +80,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def layout_for(config: ViTConfig) -> Layout:
-    """Return the reference's names for a model of this configuration, numbered as in the published files."""
+    """Return the reference implementation's layout for this configuration, numbered as in the published files."""
     stages = config.stem or ()
     pieces = _pieces(config.layers, _OLD, _POSITIONS, stages, stacked=False)
     return Layout(format="Google npz", pieces=pieces, fields=FIELDS, preprocess=PIXELS)
@@ -125,7 +126,7 @@ def _block(ours: str, theirs: str, sublayers: tuple[str, str, str]) -> dict[str,
 
 
 def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
-    """Layers that keep heads apart as one that does not."""
+    """Return the pieces of a layer of ours that joins stored layers whose tensors have an axis for heads."""
     number = len(theirs)
     weight = Piece(
         tuple(f"{name}/kernel" for name in theirs),
@@ -143,7 +144,7 @@ def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
 
 
 def _out(ours: str, theirs: str) -> dict[str, Piece]:
-    """Return the pieces of the projection that joins the heads."""
+    """Return the pieces of the output projection of the attention, whose stored kernel has an axis for heads."""
     weight = Piece(
         (f"{theirs}/kernel",),
         lambda kernel: kernel.flatten(0, 1).t(),  # (H, D_h, D)
@@ -153,7 +154,7 @@ def _out(ours: str, theirs: str) -> dict[str, Piece]:
 
 
 def _attention_pool() -> dict[str, Piece]:
-    """SigLIP's head (arXiv 2303.15343)."""
+    """Return the pieces of SigLIP's attention pooling (arXiv 2303.15343)."""
     attention, ours = "MAPHead_0/MultiHeadDotProductAttention_0", "attn_pool"
     return {
         f"{ours}.latent": same("MAPHead_0/probe"),
@@ -176,7 +177,7 @@ def _norm(ours: str, theirs: str) -> dict[str, Piece]:
 
 
 def _group_norm(ours: str, theirs: str) -> dict[str, Piece]:
-    """Arrays may be (1, 1, 1, C)."""
+    """Return the pieces of a group norm, whose stored arrays may be (1, 1, 1, C)."""
     return {
         f"{ours}.{part}": Piece((f"{theirs}/{array}",), Tensor.flatten, lambda ours, _: (ours,))
         for part, array in (("weight", "scale"), ("bias", "bias"))
@@ -207,7 +208,10 @@ def _stem(stages: Iterable[int]) -> dict[str, Piece]:
 
 
 def _slice(piece: Piece, layer: int, depth: int) -> Piece:
-    """big_vision may stack all blocks along the first axis. It is read, not written: the split tells the shape."""
+    """Return the piece of one block, where big_vision stacks all blocks along the first axis.
+
+    Stacked files are read, not written; `split` only gives the shapes that are expected.
+    """
 
     def split(ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
         parts = piece.parts_of(ours, config)
@@ -227,13 +231,13 @@ def _stacked_depth(tensors: Mapping[str, StoredTensor]) -> int:
 
 
 def _stages(names: Iterable[str]) -> list[int]:
-    """Units of each ResNet stage."""
+    """Return the number of units in each ResNet stage."""
     units = [(numbered(m[1]), numbered(m[2])) for name in names if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
     return [max(unit for s, unit in units if s == stage) for stage in sorted({s for s, _ in units})]
 
 
 def _heads(tensors: Mapping[str, StoredTensor]) -> int | None:
-    """Return the heads by the kernels of query, key and value; the most common, in case one is damaged."""
+    """Return the number of heads in most kernels of query, key and value, since one may be damaged; None if unknown."""
     heads = [
         tensor.shape[-2]
         for name, tensor in tensors.items()
@@ -272,7 +276,10 @@ def write(classifier: Classifier, destination: Path) -> None:
 
 
 def _comment(classifier: Classifier) -> bytes:
-    """Return the note as a comment of the zip file, which every reader ignores."""
+    """Return the note as a comment of the zip file, which other readers ignore.
+
+    Class names are left out if the comment would be too long.
+    """
     note = said(classifier)
     if len(to_json({"vitkit": note}).encode()) > _COMMENT:
         del note["classes"]

@@ -1,8 +1,8 @@
-"""Hugging Face's ViT, DeiT, Dinov2 and Dinov2WithRegisters, and the ViTs of ViTMAE, ViTMSN and IJepa.
+"""Hugging Face's ViT, DeiT, Dinov2 and Dinov2WithRegisters, and the encoders of ViTMAE, ViTMSN and IJepa.
 
-config.json and preprocessor_config.json are read, too. Published files have q, k and v under
-`attention.attention.query`; version 5 of transformers has `attention.q_proj` in memory, so that state dictionaries may
-have either. Models are written as a folder, as on the hub.
+config.json and preprocessor_config.json are read as well. Published files have q, k and v under
+`attention.attention.query`; version 5 of transformers has `attention.q_proj` in memory, so state dictionaries may have
+either. Models are written as a folder, as on the hub.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _BLOCK = re.compile(
     r"(?:attention\.(?:attention\.(?:query|key|value)|output\.dense|[qkvo]_proj)|layernorm_(?:before|after)|norm[12]\.|"
     r"intermediate\.dense|layer_scale[12]\.lambda1)"
 )
-# The gated MLP, in files and in memory: what gives gate and value, and what takes their product.
+# The gated MLP, in files and in memory: the layer of gate and value, and the layer after their product.
 _GATES = (("weights_in", "weights_out"), ("gate_proj", "up_proj", "down_proj"))
 _IMAGENET = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "interpolation": "bicubic"}
-# What the image processor of each family does when no preprocessor_config.json says otherwise.
+# What the image processor of each family does without a preprocessor_config.json.
 _CUSTOMARY: dict[str, dict[str, Any]] = {
     "vit": {"fit": "squash", "interpolation": "bilinear", "mean": HALF, "std": HALF},
     "deit": {"fit": "squash_crop", "crop_pct": 224 / 256, **_IMAGENET},
@@ -52,7 +52,7 @@ _CUSTOMARY: dict[str, dict[str, Any]] = {
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it is Hugging Face's; None otherwise."""
+    """Return the layout of a checkpoint if it is one of these; None for any other."""
     names = checkpoint.tensors
     matches = [match for name in names if (match := _BLOCK.match(name))]
     if not matches:
@@ -63,7 +63,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     family = _family(names, config, prefix)
     is_folded = family == "dinov2_with_registers"
     registers = f"{prefix}embeddings.register_tokens"
-    if is_folded and registers not in names:  # without a config.json nothing else tells how many
+    if is_folded and registers not in names:  # without a config.json, nothing else determines their number
         raise VitkitError(f"{checkpoint.path} (Hugging Face {family}): {registers} is missing")
     depth = depth_of(match[3] for match in matches)
     pieces = _pieces(prefix, layers, depth, names, is_folded=is_folded)
@@ -101,7 +101,7 @@ def _layout(
 
 
 def layout_for(config: ViTConfig) -> Layout:
-    """Return Hugging Face's names for a model of this configuration."""
+    """Return Hugging Face's layout for this configuration."""
     family = family_of(config)
     names: list[str] = [f"{family}."]
     if config.distill_head:
@@ -117,7 +117,7 @@ def layout_for(config: ViTConfig) -> Layout:
 
 
 def family_of(config: ViTConfig) -> str:
-    """Return the transformers model that has the parts of this configuration."""
+    """Return the transformers model that can express this configuration."""
     if config.registers:
         return "dinov2_with_registers"
     if config.layer_scale is not None or config.mlp_kind == "swiglu" or config.pool == "token+gap":
@@ -128,14 +128,14 @@ def family_of(config: ViTConfig) -> str:
 
 
 def _prefix(names: Iterable[str], of_blocks: str | None) -> str:
-    """Return the prefix of all names but the blocks': transformers saves ViTMSN's blocks without it."""
+    """Return the prefix of all names except those of blocks, since transformers saves ViTMSN's blocks without it."""
     ahead = (family for family in _CUSTOMARY if any(name.startswith(f"{family}.embeddings.") for name in names))
     prefix = next(ahead, of_blocks)
     return f"{prefix}." if prefix else ""
 
 
 def _is_ijepa(tensors: Mapping[str, StoredTensor]) -> bool:
-    """Without prefixes: positions for a square of patches, and no class token."""
+    """Return whether tensors without prefixes are I-JEPA's: positions for a square of patches, and no class token."""
     positions = tensors.get("embeddings.position_embeddings")
     if positions is None or len(positions.shape) != 3 or "embeddings.cls_token" in tensors:
         return False
@@ -237,7 +237,7 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
 
 
 def _pool(family: str, checkpoint: Checkpoint) -> str:
-    """Dinov2's head reads the class token and the mean of the patches, I-JEPA's the mean alone."""
+    """Return the pooling: Dinov2's head reads the class token and the mean of the patches, I-JEPA's only the mean."""
     if family == "ijepa":
         return "gap"
     has_head = any(name.startswith("classifier.") for name in checkpoint.tensors)
@@ -245,7 +245,7 @@ def _pool(family: str, checkpoint: Checkpoint) -> str:
 
 
 def _eps(family: str) -> float:
-    """transformers' default."""
+    """Return transformers' default for the epsilon of layer norms."""
     return 1e-6 if family.startswith("dinov2") or family == "vit_msn" else 1e-12
 
 
@@ -254,7 +254,7 @@ def _say_eps(family: str) -> str:
     return f"{_eps(family):g}{namesake}"
 
 
-# Ours and theirs of the fields that config.json has.
+# Fields that config.json has, by our names.
 _WRITTEN = {
     "layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -299,7 +299,9 @@ def _files(classifier: Classifier) -> Files:
     tensors = tensors_under(classifier, layout_for(config))
     if is_dino:
         prefix = f"{family}." if has_head else ""
-        tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(1, config.hidden_size)  # a part of the class, unread
+        tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(
+            1, config.hidden_size
+        )  # transformers expects it, but does not use it
     described = _config(classifier, family)
     return tensors, {"config.json": described, "preprocessor_config.json": processor(classifier.preprocess)}
 
@@ -352,7 +354,10 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
 
 
 def _mlp_ratio(config: ViTConfig) -> int:
-    """Return the ratio that gives this MLP size in transformers; gated MLPs get 2/3 of it, in multiples of eight."""
+    """Return the MLP ratio that gives this MLP size in transformers.
+
+    Gated MLPs have 2/3 of this size, rounded to a multiple of eight. Raises VitkitError if there is no such ratio.
+    """
     if config.mlp_kind == "mlp":
         if config.mlp_size % config.hidden_size == 0:
             return config.mlp_size // config.hidden_size

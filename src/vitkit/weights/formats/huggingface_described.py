@@ -1,4 +1,4 @@
-"""Translate config.json and preprocessor_config.json of Hugging Face into vitkit's fields, and back."""
+"""Translate Hugging Face's config.json and preprocessor_config.json into vitkit's fields, and back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def activation(name: str) -> str:
-    """`hidden_act` as the field `gelu`.
+    """Return the value of the field `gelu` for transformers' `hidden_act`.
 
     Raises:
-        VitkitError: it is another function.
+        VitkitError: it is another activation function.
     """
     if name == "gelu":
         return "erf"
@@ -31,10 +31,10 @@ def activation(name: str) -> str:
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the class names, in order; None if there are none.
+    """Return the class names in config.json, in order; None if there are none.
 
     Raises:
-        VitkitError: they do not number the classes.
+        VitkitError: the names are not numbered from 0 without gaps.
     """
     written = config.get("id2label")
     if not isinstance(written, Mapping):
@@ -49,14 +49,15 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def pixels(written: Mapping[str, Any] | None, *, is_number_short_side: bool = False) -> dict[str, Any] | None:
-    """preprocessor_config.json as fields of `Preprocess`.
+    """Translate preprocessor_config.json into fields of `Preprocess`; return None without such a file.
 
     Args:
-        written: its content.
-        is_number_short_side: whether `size` as a mere number is the picture's short side (CLIP's processor), or both.
+        written: the content of the file, or None.
+        is_number_short_side: whether a single number as `size` is the length of the short side (as in CLIP's
+            processor), or of both.
 
     Raises:
-        VitkitError: it asks for something that a `Preprocess` cannot do.
+        VitkitError: the file describes something that `Preprocess` cannot do.
     """
     if written is None:
         return None
@@ -100,10 +101,10 @@ def of_channels(written: Any, name: str, file: str = "preprocessor_config.json")
 
 
 def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
-    """`image_size` as (height, width), where it is written.
+    """Return `image_size` as (height, width); None if it is not stated.
 
     Raises:
-        VitkitError: it is no number of pixels, and no two.
+        VitkitError: it is not one or two positive whole numbers.
     """
     if written is None:
         return None
@@ -114,13 +115,13 @@ def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
 
 
 def or_usual(config: Mapping[str, Any], name: str, usual: Any) -> Any:
-    """Return the value of a field; if it is null or missing, the library's default."""
+    """Return a field of config.json, or the library's default `usual` if the field is null or missing."""
     value = config.get(name)
     return usual if value is None else value
 
 
 def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    """(height, width) of what the image processor gives, where it crops."""
+    """Return the (height, width) that the image processor crops to; None if it does not crop."""
     if written is None or not written.get("do_center_crop", False) or written.get("crop_size") is None:
         return None
     side, _ = _side(written["crop_size"], "crop_size")
@@ -128,7 +129,7 @@ def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 
 def _side(size: Any, name: str) -> tuple[int, bool]:
-    """Return the side of a square, and whether only the short side of a picture has this length."""
+    """Return the side length of a square, and whether only the short side of a picture is resized to it."""
     is_short_side = isinstance(size, Mapping) and "shortest_edge" in size
     keys = ("shortest_edge",) if is_short_side else ("height", "width")
     sides = [size[key] for key in keys if key in size] if isinstance(size, Mapping) else [size]
@@ -138,10 +139,10 @@ def _side(size: Any, name: str) -> tuple[int, bool]:
 
 
 def processor(preprocess: Preprocess) -> dict[str, Any]:
-    """Return a `Preprocess` as preprocessor_config.json.
+    """Translate a `Preprocess` into the content of preprocessor_config.json.
 
     Raises:
-        VitkitError: theirs cannot say it.
+        VitkitError: transformers' image processor cannot do the same.
     """
     preprocess.check_known()
     if preprocess.fit == "pad":

@@ -1,8 +1,8 @@
 """Hugging Face's BEiT, Data2VecVision and DINOv3.
 
-BEiT (arXiv 2106.08254) and Data2VecVision (2202.03555) add a bias for each offset to their attention. The names of
-BEiT's layers differ between files and the memory of transformers 5; both are read. DINOv3 (2508.10104) has rotary
-positions, which have no tensors, and keys without a bias.
+BEiT (arXiv 2106.08254) and Data2VecVision (2202.03555) add a bias for each offset between two patches to their
+attention. The names of BEiT's layers differ between files and the memory of transformers 5; both are read. DINOv3
+(2508.10104) has rotary positions, which have no tensors, and keys without a bias.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_IMAGES = re.compile(
 _PIXELS = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
 _TABLE = "relative_position_bias_table"
 _TYPES = ("beit", "data2vec-vision")
-_PARTS = {  # of a block: in files, and in memory
+_PARTS = {  # parts of a block: in files, and in memory
     "qkv": (("query", "key", "value"), ("q_proj", "k_proj", "v_proj")),
     "attention": ("attention.attention", "attention"),
     "attn.proj": ("attention.output.dense", "attention.o_proj"),
@@ -36,10 +36,10 @@ _PARTS = {  # of a block: in files, and in memory
 
 
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it is one; None otherwise.
+    """Return the layout of a checkpoint if it is BEiT's or Data2VecVision's; None for any other.
 
     Raises:
-        VitkitError: it is, and has what vitkit's model has not.
+        VitkitError: the model has parts that vitkit's does not have.
     """
     names, config = checkpoint.tensors, checkpoint.config or {}
     matches = [match for name in names if (match := _BLOCK.match(name))]
@@ -71,7 +71,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _shared(prefix: str) -> tuple[str, str]:
-    """Return the piece of the table of all layers: shared in files and in memory."""
+    """Return the names of the table that all layers share: in files, and in memory."""
     return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
 
 
@@ -101,7 +101,7 @@ def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str,
 
 
 def _size_of_table(names: Mapping[str, StoredTensor]) -> tuple[int, int] | None:
-    """(height, width) in pixels of the square grid that a table is of."""
+    """Return the (height, width) in pixels of the square grid that a table of biases is for; None if unknown."""
     rows = [tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape]
     kernel = next(
         (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight")), ()
@@ -114,7 +114,9 @@ def _pieces(
     prefix: str, layers: str, depth: int, names: Mapping[str, StoredTensor], fields: Mapping[str, Any]
 ) -> dict[str, Piece]:
     embeddings = f"{prefix}embeddings"
-    is_last = f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names  # else the norm is the head's
+    is_last = (
+        f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names
+    )  # otherwise the norm belongs to the head
     norm = f"{prefix}layernorm" if is_last else "layernorm"
     pieces = {
         "cls_token": same(f"{embeddings}.cls_token"),
@@ -154,25 +156,25 @@ def _block(layer: int, theirs: str, parts: Mapping[str, Any]) -> dict[str, Piece
 
 _BLOCK_HUGGINGFACE_DINOV3 = re.compile(r"(?P<ahead>(?:model\.)?layer\.)(?P<layer>\d+)\.attention\.(?:[qkvo]_proj)\.")
 PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
-_HEADS = {4096: 32, 1280: 20}  # by hidden size, where a head has not 64 features
+_HEADS = {4096: 32, 1280: 20}  # by hidden size, if a head does not have 64 features
 _KERNEL = "embeddings.patch_embeddings.weight"
 _REGISTERS = "embeddings.register_tokens"
 BASE = 100.0
-SIDE = 224  # of images, where nothing tells
+SIDE = 224  # of images, if nothing states it
 SIZE_ASSUMED = f"{SIDE} pixels: no tensor tells; image_size=... does"
 
 
 def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it is one; None otherwise.
+    """Return the layout of a checkpoint if it is DINOv3's; None for any other.
 
     Raises:
-        VitkitError: it is, and is made otherwise than DINOv3's published models.
+        VitkitError: the model differs from DINOv3's published ones in a way that vitkit does not support.
     """
     names, config = checkpoint.tensors, checkpoint.config or {}
     matches = [match for name in names if (match := _BLOCK_HUGGINGFACE_DINOV3.match(name))]
     if not matches:
         return None
-    if _REGISTERS not in names:  # which are there where there are none, too
+    if _REGISTERS not in names:  # models without registers have this tensor, too
         raise VitkitError(f"{checkpoint.path} (Hugging Face dinov3_vit): {_REGISTERS} is missing")
     kernel = names[_KERNEL].shape if _KERNEL in names else ()
     heads = or_usual(config, "num_attention_heads", _HEADS.get(kernel[0] if kernel else 0))

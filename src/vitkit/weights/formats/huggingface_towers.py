@@ -1,8 +1,8 @@
-"""The image encoders of Hugging Face's CLIP (arXiv 2103.00020) and SigLIP (2303.15343; SigLIP 2 at a fixed size,
-2502.14786).
+"""The image encoders of Hugging Face's CLIP and SigLIP.
 
-An image encoder is read alone or from a file that contains the text encoder as well, which `vitkit.language` reads.
-Image encoders of both kinds can be written.
+Their papers are arXiv 2103.00020 (CLIP), 2303.15343 (SigLIP) and 2502.14786 (SigLIP 2, at a fixed size). An image
+encoder is read from a file of its own, or from a file that also contains the text encoder, which `vitkit.language`
+reads. Image encoders of both kinds can be written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, w
 from vitkit.weights.origin import NAFLEX
 
 _BLOCK = re.compile(r"^(vision_model\.)?encoder\.layers\.(\d+)\.(?:self_attn\.(?:[qkv]|out)_proj|layer_norm[12])\.")
-_TYPES = {  # `model_type`, of the whole and of the image encoder alone
+_TYPES = {  # by `model_type` of the whole model, and of the image encoder
     **dict.fromkeys(("clip", "clip_vision_model"), "clip"),
     **dict.fromkeys(("siglip", "siglip_vision_model"), "siglip"),
 }
@@ -42,7 +42,7 @@ _CUSTOMARY: dict[str, dict[str, Any]] = {
     "clip": {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD},
     "siglip": {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF},
 }
-# What config.json leaves out where it is transformers' default, and what is assumed where there is none.
+# transformers' defaults, which config.json may omit, and what is assumed without a config.json.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "clip": {"norm_eps": 1e-5, "gelu": "quick"},
     "siglip": {"norm_eps": 1e-6, "gelu": "tanh"},
@@ -54,7 +54,7 @@ _SAYS = {
 }
 _FIELDS = {"norm_eps": "layer_norm_eps", "layers": "num_hidden_layers", "in_channels": "num_channels"}
 _NAMES = {"clip": "CLIP", "siglip": "SigLIP"}
-_BESIDE = {  # what a whole file holds beside the image encoder
+_BESIDE = {  # what a file of the whole model contains in addition to the image encoder
     r"text_model\.|text_projection\.": "the text encoder",
     r"logit_(scale|bias)$": "how alike an image and a text are",
     r"visual_projection\.": "from the features to the space that images share with texts",
@@ -63,10 +63,10 @@ _BESIDE = {  # what a whole file holds beside the image encoder
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it holds Hugging Face's CLIP or SigLIP; None otherwise.
+    """Return the layout of a checkpoint if it is Hugging Face's CLIP or SigLIP; None for any other.
 
     Raises:
-        VitkitError: it is of a kind that has these names and computes something else.
+        VitkitError: the model has these names, but computes something else.
     """
     names = checkpoint.tensors
     matches = [match for name in names if (match := _BLOCK.match(name))]
@@ -117,7 +117,7 @@ def _layout(
 
 
 def layout_for(config: ViTConfig) -> Layout:
-    """Return Hugging Face's names for an image encoder of this configuration."""
+    """Return Hugging Face's layout for an image encoder of this configuration."""
     family = family_of(config)
     return Layout(
         format=f"Hugging Face {_NAMES[family]}",
@@ -127,12 +127,12 @@ def layout_for(config: ViTConfig) -> Layout:
 
 
 def family_of(config: ViTConfig) -> str:
-    """Return the one of the two families that has the parts of this configuration."""
+    """Return the family, `clip` or `siglip`, that can express this configuration."""
     return "clip" if config.embed_norm else "siglip"
 
 
 def _family(checkpoint: Checkpoint, prefix: str) -> str:
-    """Return the family by config.json, or by the tensors that only one of them has."""
+    """Return the family according to config.json, or by tensors that only one family has."""
     kernel = checkpoint.tensors.get(f"{prefix}embeddings.patch_embedding.weight")
     kind = (checkpoint.config or {}).get("model_type")
     if kind in _NAFLEX_TYPES or (kind is None and kernel is not None and len(kernel.shape) == 2):
@@ -148,7 +148,7 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
 
 
 def _is_map(config: Mapping[str, Any] | None, checkpoint: Checkpoint) -> bool:
-    """Return whether SigLIP pools by attention; a few models do not."""
+    """Return whether a SigLIP model pools by attention; a few do not."""
     if config is not None:
         return bool(config.get("vision_use_head", True))
     pattern = re.compile(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)")
@@ -156,10 +156,10 @@ def _is_map(config: Mapping[str, Any] | None, checkpoint: Checkpoint) -> bool:
 
 
 def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """config.json's part on the image encoder.
+    """Return the part of config.json about the image encoder; None without a config.json.
 
     Raises:
-        VitkitError: it is no object.
+        VitkitError: it is not an object.
     """
     described = None if config is None else config.get("vision_config", config)
     if described is not None and not isinstance(described, Mapping):
@@ -168,7 +168,7 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that config.json says; what it leaves out is transformers' default."""
+    """Return the fields of the configuration that config.json states, with transformers' default of `heads`."""
     fields: dict[str, Any] = {"heads": or_usual(config, "num_attention_heads", _HEADS)}
     if "hidden_act" in config:
         fields["gelu"] = activation(config["hidden_act"])
@@ -190,7 +190,7 @@ def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
     }
     if family == "clip":
         pieces |= {"cls_token": with_axes(f"{embeddings}.class_embedding", 2)}
-        pieces |= pair("norm_pre", f"{prefix}pre_layrnorm")  # as they spell it
+        pieces |= pair("norm_pre", f"{prefix}pre_layrnorm")  # spelled so in transformers
     else:
         pieces |= _pool(f"{prefix}head")
     for layer in range(depth):
@@ -199,7 +199,7 @@ def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
 
 
 def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
-    """Return the pieces of one layer, which images and texts share."""
+    """Return the pieces of one layer; image and text encoders have the same names."""
     qkv = [f"{theirs}.self_attn.{each}_proj" for each in "qkv"]
     return {
         **pair(f"{ours}.norm1", f"{theirs}.layer_norm1"),
@@ -212,7 +212,7 @@ def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
 
 
 def _pool(theirs: str) -> dict[str, Piece]:
-    """Attention pooling; their q, k and v are one tensor, which is ours in two."""
+    """Return the pieces of attention pooling, whose q, k and v are stored as one tensor and are two of ours."""
     pieces = {"attn_pool.latent": same(f"{theirs}.probe")}
     for part in ("weight", "bias"):
         whole = f"{theirs}.attention.in_proj_{part}"
@@ -228,7 +228,7 @@ def _pool(theirs: str) -> dict[str, Piece]:
 
 
 def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the projections of q, k and v that `_pool` cannot split again, by name, with ours under our names."""
+    """Return the joined projections of q, k and v by Hugging Face's names, which `_pool` cannot write."""
     return {
         f"head.attention.in_proj_{part}": torch.cat([tensors[f"attn_pool.q.{part}"], tensors[f"attn_pool.kv.{part}"]])
         for part in ("weight", "bias")
@@ -236,10 +236,10 @@ def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def tower_files(classifier: Classifier) -> Files:
-    """Return the tensors of the image encoder, and the files that describe them.
+    """Return the tensors of the image encoder, and the JSON files that describe them.
 
     Raises:
-        VitkitError: neither of the two has this model's parts; a head has no place in them.
+        VitkitError: neither family can express the model, for example because it has a head.
     """
     config = ours_of(classifier).config
     family = family_of(config)

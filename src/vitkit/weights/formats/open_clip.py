@@ -1,7 +1,7 @@
-"""OpenCLIP's files: `visual.*`, beside a text encoder that `vitkit.language` reads.
+"""OpenCLIP's files: an image encoder `visual.*`, and a text encoder that `vitkit.language` reads.
 
 The image encoder is OpenAI's ViT (arXiv 2103.00020, with the names of its code) or, as `visual.trunk`, timm's. The file
-open_clip_config.json beside the weights is read. OpenAI's own files have the same names.
+open_clip_config.json next to the weights is read. OpenAI's files have the same names.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _SAYS_OF_TIMM = "erf; some of SigLIP's encoders have the same tensors and GELU b
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it is OpenCLIP's; None otherwise.
+    """Return the layout of a checkpoint if it is OpenCLIP's; None for any other.
 
     Raises:
-        VitkitError: its image encoder is none of those that are known.
+        VitkitError: the image encoder is not supported.
     """
     names = checkpoint.tensors
     if not any(name.startswith("visual.") for name in names):
@@ -73,7 +73,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _of_timm(checkpoint: Checkpoint) -> Layout | None:
-    """timm's layout, one level down."""
+    """Return the layout of timm's image encoder, whose names have the prefix `visual.trunk`."""
     tensors = {name.removeprefix(_TRUNK): each for name, each in checkpoint.tensors.items() if name.startswith(_TRUNK)}
     named = str(_of_images(checkpoint.config).get("timm_model_name") or "")
     config = None if not named else {"architecture": named}
@@ -101,13 +101,13 @@ def _dropped(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _config(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """`model_cfg` of open_clip_config.json; empty where there is none."""
+    """Return `model_cfg` of open_clip_config.json; empty if there is none."""
     described = (checkpoint.config or {}).get("model_cfg")
     return described if isinstance(described, Mapping) else {}
 
 
 def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """`vision_cfg` of open_clip_config.json; empty where there is none."""
+    """Return `vision_cfg` of open_clip_config.json; empty if there is none."""
     described = (config or {}).get("model_cfg")
     vision = or_usual(described, "vision_cfg", {}) if isinstance(described, Mapping) else {}
     if not isinstance(vision, Mapping):
@@ -116,7 +116,7 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the image encoder's fields in open_clip_config.json, with OpenCLIP's defaults for missing ones."""
+    """Return the fields of the image encoder in open_clip_config.json; missing ones have OpenCLIP's defaults."""
     described = (config or {}).get("model_cfg")
     if not isinstance(described, Mapping):
         return {}
@@ -139,7 +139,7 @@ def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 
 def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """`preprocess_cfg`, as OpenCLIP's `image_transform_v2` reads it."""
+    """Return `preprocess_cfg` as fields of `Preprocess`, as OpenCLIP reads it; None if there is none."""
     described = (config or {}).get("preprocess_cfg")
     if not isinstance(described, Mapping):
         return None
@@ -170,7 +170,7 @@ def _pieces(depth: int) -> dict[str, Piece]:
 
 
 def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
-    """Return the pieces of one layer, which images and texts share."""
+    """Return the pieces of one layer; image and text encoders have the same names."""
     return {
         **pair(f"{ours}.norm1", f"{theirs}.ln_1"),
         **{f"{ours}.attn.qkv.{part}": same(f"{theirs}.attn.in_proj_{part}") for part in ("weight", "bias")},

@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from vitkit.weights.checkpoint import Checkpoint
     from vitkit.weights.layout import Layout
 
-VITKIT = "folder"  # vitkit's model folder, which is no layout of others
+VITKIT = "folder"  # vitkit's model folder
 
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """A publisher's names and files for tensors.
+    """A format of checkpoints: the names and files that one publisher uses for tensors.
 
     Attributes:
-        name: the name by which it is requested.
-        tells: whose format it is, in a word or two; empty if the name says so.
-        reader: `module:function` that recognises its checkpoints (the function is `recognise` where none is named);
-            empty where none are read.
-        writer: the module whose `write` makes them; empty where none are written.
-        suffixes: the suffixes of the files that are written.
-        is_folder: whether folders are written too.
-        pixels: by owner of weights, the constant in the module of `reader` that has these fields of `Preprocess`.
-        marks: text of which every checkpoint of this format has some in the names of its tensors, so that a reader is
-            imported only for what may be its own; empty where `reader` alone can tell.
+        name: the name of the format on the command line.
+        tells: a description in a few words; empty if the name suffices.
+        reader: `module:function` that recognises checkpoints of this format (without `:function`, it is `recognise`);
+            empty if the format cannot be read.
+        writer: the module with a function `write`; empty if the format cannot be written.
+        suffixes: the suffixes of files that can be written.
+        is_folder: whether folders can be written.
+        pixels: for each publisher of weights, the constant in the module of `reader` with its fields of `Preprocess`.
+        marks: texts, of which at least one occurs in a tensor name of every such checkpoint. The reader is imported
+            only for checkpoints that match; if this is empty, for all.
     """
 
     name: str
@@ -50,7 +50,7 @@ class CheckpointFormat:
         """Return the layout of a checkpoint if it has this format; None otherwise.
 
         Raises:
-            VitkitError: it is, and holds what vitkit's model has not.
+            VitkitError: the checkpoint has this format, but its model has parts that vitkit's does not have.
         """
         if self.marks and not any(mark in name for name in checkpoint.tensors for mark in self.marks):
             return None
@@ -59,7 +59,7 @@ class CheckpointFormat:
         return recognises(checkpoint)
 
     def write(self, classifier: Classifier, destination: Path) -> None:
-        """Write a classifier, without its temperature, which no layout of others knows.
+        """Write a classifier. Other formats than vitkit's have no temperature; the head is divided by it.
 
         Raises:
             VitkitError: the layout cannot express the model; the message names the field.
@@ -72,10 +72,10 @@ CHECKPOINT_FORMATS: dict[str, CheckpointFormat] = {}
 
 
 def register(form: CheckpointFormat) -> None:
-    """Add a row, ahead of those that are there: what is recognised first counts.
+    """Add a format, which is tried before the others.
 
     Raises:
-        ValueError: there is one of this name, or of this owner of pixels.
+        ValueError: a format with this name, or with a publisher of the same name, exists already.
     """
     if form.name in (VITKIT, *CHECKPOINT_FORMATS) or set(form.pixels) & set(pixel_owners()):
         raise ValueError(f"there is a checkpoint format {form.name!r} already, or one with its pixels")
@@ -85,7 +85,7 @@ def register(form: CheckpointFormat) -> None:
 
 
 def readable() -> list[CheckpointFormat]:
-    """Return the formats that can be recognised, in the order in which they are tried."""
+    """Return the formats that can be read, in the order in which they are tried."""
     return [form for form in CHECKPOINT_FORMATS.values() if form.reader]
 
 
@@ -95,12 +95,12 @@ def writable() -> dict[str, CheckpointFormat]:
 
 
 def kinds() -> tuple[str, ...]:
-    """Return the kinds to which a checkpoint can be converted."""
+    """Return the names of the formats that a checkpoint can be converted to."""
     return (VITKIT, *writable())
 
 
 def kind_of(destination: Path) -> str:
-    """Return the kind to convert to if nothing but the destination determines it."""
+    """Return the format to convert to, judging by the suffix of the destination."""
     return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
 
 
@@ -110,12 +110,12 @@ def file_suffixes() -> tuple[str, ...]:
 
 
 def pixel_owners() -> tuple[str, ...]:
-    """Return the owners whose names determine the preprocessing of a checkpoint."""
+    """Return the publishers whose names stand for a preprocessing."""
     return tuple(owner for form in CHECKPOINT_FORMATS.values() for owner in form.pixels)
 
 
 def pixels_of(owner: str) -> Mapping[str, Any] | None:
-    """Return this owner's fields of `Preprocess` except the size; None for an unknown owner."""
+    """Return a publisher's fields of `Preprocess`, except the size; None if the publisher is unknown."""
     for form in CHECKPOINT_FORMATS.values():
         if owner in form.pixels:
             pixels: Mapping[str, Any] = getattr(import_module(form.reader.split(":")[0]), form.pixels[owner])
@@ -125,7 +125,7 @@ def pixels_of(owner: str) -> Mapping[str, Any] | None:
 
 _HOME = "vitkit.weights.formats"
 
-for _row in (  # from the one that is asked last to the one that is asked first
+for _row in (  # from the format that is tried last to the one that is tried first
     CheckpointFormat(
         "timm",
         reader=f"{_HOME}.timm:recognise",

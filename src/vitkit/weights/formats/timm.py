@@ -1,7 +1,7 @@
 """timm's layout, whose names are also vitkit's. DeiT, DeiT III, MAE, DINO and files derived from them share it.
 
-Models are written as a folder, as on the hub, or as a state dictionary. Among files, only .safetensors has room for a
-note of what the tensors do not say.
+Models are written as a folder, as on the hub, or as a state dictionary. Of the files, only .safetensors can contain a
+note about what the tensors do not show.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "
 DEIT = {**_IMAGENET, "crop_pct": 224 / 256}
 CLIP = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0, "mean": CLIP_MEAN, "std": CLIP_STD}
 AUGREG = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 0.9, "mean": HALF, "std": HALF}
-# Of the scripts that write class_indices.json: torchvision's Resize(256), CenterCrop(224) and Normalize(0.5, 0.5).
+# The scripts that write class_indices.json use torchvision's Resize(256), CenterCrop(224) and Normalize(0.5, 0.5).
 TUTORIALS = {"fit": "crop", "interpolation": "bilinear", "crop_pct": 224 / 256, "mean": HALF, "std": HALF}
-_OTHER_HEADS = {  # what training kept beside the encoder
+_OTHER_HEADS = {  # parts that only training needs
     r"decoder_|mask_token$": "MAE's decoder",
     r"head\.(mlp|last_layer)\.": "DINO's projection head",
     r"(dino|ibot)_head\.": "DINOv2's projection head",
@@ -41,13 +41,13 @@ _OTHER_HEADS = {  # what training kept beside the encoder
 
 _ACTIVATIONS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 _POOLS = {"avg": "gap", "token": "token", "map": "map"}
-# SigLIP's and SigLIP 2's, of which timm gives only some the approximation that all were trained with.
+# SigLIP's and SigLIP 2's models were trained with GELU by tanh; timm uses it for only some of them.
 _BY_TANH = re.compile(r"vit_((base_patch32|giantopt_patch16|so400m_patch16)_siglip_|large_patch16_siglip_(gap_)?512)")
 _HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2, "test_vit3": 3}
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it has timm's names; None otherwise."""
+    """Return the layout of a checkpoint if it has timm's names; None for any other."""
     variant = fields_by_names(checkpoint.tensors)
     is_block = re.compile(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.")
     if not variant and not any(is_block.match(name) for name in checkpoint.tensors):
@@ -82,7 +82,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _pieces(names: Collection[str], variant: Mapping[str, Any]) -> dict[str, Piece]:
-    """Return each tensor under our name, except where a variant of the blocks has its own names."""
+    """Return a piece for each tensor by our name; a variant of the blocks may define pieces of its own."""
     pieces = {_our_name(name): Piece((name,)) for name in names}
     for handler in handlers_of(ViTConfig(**variant), TIMM):
         renamed = handler.read(names)
@@ -93,17 +93,17 @@ def _pieces(names: Collection[str], variant: Mapping[str, Any]) -> dict[str, Pie
 
 
 def _unsplit(parts: int) -> Split:
-    """Refuse to write one tensor alone: the handler writes the tensors itself, from several of ours."""
+    """Return a split that writes nothing: the variant's handler writes these tensors itself, from several of ours."""
     return lambda _ours, _config: (None,) * parts
 
 
 def layout_for(config: ViTConfig) -> Layout:
-    """Return timm's names for a model of this configuration."""
+    """Return timm's layout for this configuration."""
     root = {} if config.stem != () else {_our_name(name): same(name) for name in _ROOT}
     return Layout(format="timm", pieces=root, fields=FIELDS)
 
 
-# A hybrid without ResNet stages is timm's stem alone, one level up.
+# A hybrid without ResNet stages consists of timm's stem, whose names lack one level.
 _ROOT = tuple(f"patch_embed.backbone.{name}" for name in ("conv.weight", "norm.weight", "norm.bias"))
 
 
@@ -114,7 +114,7 @@ def _our_name(name: str) -> str:
 
 
 def eps_of(is_clip: bool) -> float:
-    """Return what timm adds to variances."""
+    """Return the epsilon of timm's layer norms."""
     return 1e-5 if is_clip else 1e-6
 
 
@@ -127,7 +127,10 @@ def _is_beit3(checkpoint: Checkpoint) -> bool:
 
 
 def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
-    """RADIO's and InternViT's have no norm after the last layer, and read the class token."""
+    """Return `last_norm` False for RADIO's and InternViT's encoders, which have no norm after the last layer.
+
+    Return nothing for other models. Raises VitkitError if registers or the norm seem to be missing.
+    """
     names = checkpoint.tensors
     if any(re.match(r"(norm|fc_norm)\.", name) for name in names) or "cls_token" not in names:
         return {}
@@ -146,7 +149,7 @@ def beside(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def written(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the fields that `model_args` in timm's config.json states and the tensors cannot show."""
+    """Return the fields that `model_args` and `architecture` in timm's config.json determine, and no tensor shows."""
     arguments = (checkpoint.config or {}).get("model_args") or {}
     activation = arguments.get("act_layer", "gelu")
     fields: dict[str, Any] = {}
@@ -173,14 +176,14 @@ def written(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _written_bare(checkpoint: Checkpoint) -> dict[str, bool]:
-    """Return the parts absent according to `model_args`, which a damaged file would lack as well."""
+    """Return the fields that are False according to `model_args`: otherwise missing tensors could be damage."""
     arguments = (checkpoint.config or {}).get("model_args") or {}
     lacks_bias, lacks_prefix = arguments.get("qkv_bias") is False, arguments.get("no_embed_class") is True
     return {**({"qkv_bias": False} if lacks_bias else {}), **({"prefix_positions": False} if lacks_prefix else {})}
 
 
 def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Pixels and classes as timm's config.json has them."""
+    """Return the preprocessing, image size and class names in timm's config.json."""
     pretrained = config.get("pretrained_cfg")
     if not isinstance(pretrained, Mapping):
         return {}
@@ -199,7 +202,7 @@ def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`pretrained_cfg` in timm's config.json as fields of `Preprocess`, where it names mean and std."""
+    """Return `pretrained_cfg` of timm's config.json as fields of `Preprocess`; None without mean and std."""
     pretrained = config.get("pretrained_cfg")
     if not isinstance(pretrained, Mapping) or "mean" not in pretrained or "std" not in pretrained:
         return None
@@ -214,7 +217,7 @@ def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:
-    """Return the preprocessing that such files are usually trained with, if nothing describes it."""
+    """Return the usual preprocessing of such files, if nothing describes it."""
     if _is_clip(checkpoint):
         return CLIP
     if has_layer_scale or _is_beit3(checkpoint):  # DeiT III, DINOv2
@@ -225,7 +228,7 @@ def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, An
 
 
 def _side(checkpoint: Checkpoint) -> int:
-    """Pixels that a square image of a model without a stem has; 0 where that cannot be told."""
+    """Return the side of square images in pixels, judging by the positions; 0 if it cannot be inferred."""
     positions, kernel = (checkpoint.tensors.get(name) for name in ("pos_embed", "patch_embed.proj.weight"))
     if positions is None or kernel is None or len(positions.shape) != 3 or len(kernel.shape) != 4:
         return 0
@@ -249,7 +252,7 @@ def _write_state(classifier: Classifier, destination: Path) -> None:
         else:
             try:
                 torch.save(tensors, temporary)
-            except RuntimeError as error:  # how its writer reports a full disk
+            except RuntimeError as error:  # raised by PyTorch if the disk is full
                 raise OSError(f"cannot write {destination}: {first_line(error)}") from error
             tuck_in(temporary, classifier.pictures or b"")
 
@@ -299,7 +302,7 @@ def _files(classifier: Classifier) -> Files:
 
 
 def _architecture(config: ViTConfig) -> str:
-    """Return the name of a timm model of the right class; the arguments give the differences."""
+    """Return the name of a timm model of the right class. `model_args` state the differences."""
     if config.stem is not None:
         return _HYBRIDS[config.stem]
     if config.distill_token:

@@ -4,9 +4,10 @@ The class `Eva` contains EVA, EVA-02, Perception Encoder, DINOv3 and the rotary 
 AIMv2 has some of these names, too. Rotary positions have no tensors (except "mixed"), so their kind follows from the
 family, and the load report says so.
 
-BEiT, BEiTv2 and the ViTs with relative positions add a bias for each offset to the logits of their attention.
+BEiT, BEiTv2 and the ViTs with relative positions add a bias for each offset between two patches to the attention
+logits.
 
-NaFlexViT, whose grid follows each image, is loaded at one size, where it is a ViT with a square of positions: SigLIP
+The grid of a NaFlexViT depends on the image. It is loaded at one size, at which it is a ViT with a square grid: SigLIP
 2's NaFlex (arXiv 2502.14786) and NVIDIA's C-RADIO (2412.07679), among others. Its linear layer on the pixels of a patch
 is a convolution with a reordered kernel.
 """
@@ -34,7 +35,7 @@ _CROP = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0}
 _CLIP = {**_CROP, "crop_pct": 0.9, "mean": CLIP_MEAN, "std": CLIP_STD}
 _HALF = {**_CROP, "mean": HALF, "std": HALF}
 _IMAGENET = {**_CROP, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
-_HEADS = {  # by family and hidden size, where a head has not 64 features, or another family has other heads
+_HEADS = {  # by family and hidden size, if a head does not have 64 features or families differ
     "EVA": {1408: 16, 1792: 16},
     "Perception Encoder": {1536: 16},
     "DINOv3": {4096: 32, 1280: 20},
@@ -46,12 +47,12 @@ class EvaFamily:
     """A family of timm's Eva models.
 
     Attributes:
-        name: the common name.
-        fields: the fields of the configuration, which no tensor tells.
-        pixels: what its images are brought to.
-        assumed: what was taken for granted, by field, and how to say otherwise.
-        needs: tensors that each of the family has.
-        side: the side of a square image, in pixels, where nothing says it.
+        name: the usual name.
+        fields: the fields of the configuration that no tensor determines.
+        pixels: the preprocessing, as fields of `Preprocess`.
+        assumed: the assumptions, by field, and how to state otherwise.
+        needs: tensors that all models of the family have.
+        side: the side of square images in pixels, if nothing else states it.
     """
 
     name: str
@@ -63,14 +64,14 @@ class EvaFamily:
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it belongs to one of these families; None otherwise.
+    """Return the layout of a checkpoint if it belongs to one of the `Eva` families; None for any other.
 
     Raises:
-        VitkitError: it is, and lacks what all of the family have.
+        VitkitError: the checkpoint lacks a tensor that all models of its family have.
     """
     names = checkpoint.tensors
     if not has(names, r"blocks\.\d+\.(attn|mlp)\.") or has(names, r"blocks\.\d+\.attn\.(q_norm|gate|rel.*table)"):
-        return None  # Sapiens, whose keys are fewer than its queries; BEiT
+        return None  # Sapiens, which has fewer keys than queries; BEiT
     architecture = str((checkpoint.config or {}).get("architecture", ""))
     family = _family(names, architecture)
     if family is None:
@@ -101,7 +102,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _family(names: Names, architecture: str) -> EvaFamily | None:
-    """Return the family whose distinguishing tensors are there."""
+    """Return the family whose distinguishing tensors the checkpoint has; None if there is none."""
     is_scaled = has(names, r"blocks\.\d+\.gamma_[12]$")
     if has(names, r"norm_pre\."):
         is_encoder = has(names, r"attn_pool\.") or not has(names, r"norm\.")
@@ -109,7 +110,7 @@ def _family(names: Names, architecture: str) -> EvaFamily | None:
     if is_scaled and has(names, r"blocks\.\d+\.attn\.qkv\.bias$"):
         return _rope_vit(names)
     if is_scaled and has(names, r"fc_norm\."):
-        is_beit = "cls_token" in names  # whose tables are all gone, or `formats.beit` had recognised it
+        is_beit = "cls_token" in names  # without its tables, or `recognise_beit` would have recognised it
         table = ("rel_pos_bias.relative_position_bias_table",)
         return EvaFamily("BEiT", {}, _HALF, needs=table) if is_beit else _rope_gap()
     if is_scaled:
@@ -120,7 +121,7 @@ def _family(names: Names, architecture: str) -> EvaFamily | None:
 
 
 def _aimv2(names: Names) -> EvaFamily:
-    """AIMv2, arXiv 2411.14402: 128 features a head, of which no tensor tells."""
+    """Return the family AIMv2 (arXiv 2411.14402), whose heads have 128 features, which no tensor shows."""
     fields = {
         "norm_kind": "rms", "norm_eps": 1e-5, "proj_bias": False, "class_token": False, "pool": "gap",
         "heads": max(_sizes(names)[1] // 128, 1),
@@ -236,14 +237,14 @@ def shapes_like(names: Names, pattern: str) -> list[tuple[int, ...]]:
 
 
 def _sizes(names: Names) -> tuple[int, int]:
-    """Layers, and features of a token."""
+    """Return the number of layers and the hidden size."""
     layers = {match[1] for name in names if (match := re.match(r"blocks\.(\d+)\.", name))}
     sizes = [shape[0] for shape in shapes_like(names, r"blocks\.\d+\.norm[12]\.weight$") if shape]
     return len(layers), max(sizes, key=sizes.count, default=0)
 
 
 def _grid_of_table(names: Names) -> tuple[int, int] | None:
-    """Return the square grid of patches that have positions."""
+    """Return the square patch grid of the position embeddings; None if it is not square."""
     shape = names["pos_embed"].shape if "pos_embed" in names else ()
     patches = shape[1] - ("cls_token" in names) if len(shape) == 3 else 0
     side = math.isqrt(max(patches, 0))
@@ -254,11 +255,14 @@ def _grid_of_table(names: Names) -> tuple[int, int] | None:
 
 
 def pieces_of(names: Names) -> dict[str, Piece]:
-    """Ours: q, k and v in one layer, gate and value too, LayerScale a layer of its own."""
+    """Return the pieces of Eva's tensors, for each way in which they may be stored.
+
+    Our model has q, k and v in one layer, gate and value in one layer, and LayerScale as a layer.
+    """
     pieces = {name: same(name) for name in names}
     blocks = {match[1] for name in names if (match := re.match(r"(blocks\.\d+)\.", name))}
     forms = {block: _parts(block) for block in blocks}
-    used = {  # ways to keep a part, that any block has
+    used = {  # the ways of storing a part that any block uses
         i
         for parts in forms.values()
         for i, (_, piece) in enumerate(parts)
@@ -273,7 +277,7 @@ def pieces_of(names: Names) -> dict[str, Piece]:
 
 
 def _parts(block: str) -> list[tuple[str, Piece]]:
-    """Return the parts of a block that may be stored otherwise than ours."""
+    """Return all ways in which parts of a block may be stored that differ from ours."""
     table = block.replace("blocks", "rel_pos")
     q, k, v, gate, value = (
         f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
@@ -297,7 +301,7 @@ _CHANNELS = 3
 _TABLE, _AXES = f"{_AHEAD}pos_embed", (f"{_AHEAD}pos_embed_y", f"{_AHEAD}pos_embed_x")
 _PIXELS = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0, "mean": HALF, "std": HALF}
 _ALIKE = ". Of images that are not square, naflexvit_base_patch16_par_gap cuts its positions out of a square's instead"
-# Of C-RADIOv3 those whose positions are resized with aligned corners: registers, and features of a token.
+# The C-RADIOv3 models whose positions are resized with aligned corners, as (registers, hidden size).
 _ALIGNED = {"naflexvit_base_patch16_radio_v3": (7, 768), "naflexvit_huge_patch16_radio_v3": (7, 1280)}
 
 
@@ -306,11 +310,11 @@ class NaFlexFamily:
     """A family of timm's NaFlexViT models.
 
     Attributes:
-        name: the common name.
-        fields: the fields of the configuration, which no tensor tells.
-        needs: tensors that each of the family has.
-        side: the side of a square image, in pixels, as timm has it.
-        pixels: what its images are brought to.
+        name: the usual name.
+        fields: the fields of the configuration that no tensor determines.
+        needs: tensors that all models of the family have.
+        side: the side of square images in pixels, as in timm.
+        pixels: the preprocessing, as fields of `Preprocess`.
     """
 
     name: str
@@ -321,10 +325,10 @@ class NaFlexFamily:
 
 
 def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it is a NaFlexViT; None otherwise.
+    """Return the layout of a checkpoint if it is a NaFlexViT; None for any other.
 
     Raises:
-        VitkitError: it is, and lacks what tells its sizes, or has patches that are not square.
+        VitkitError: the checkpoint lacks tensors that determine its sizes, or its patches are not square.
     """
     names = checkpoint.tensors
     if not any(name.startswith(_AHEAD) for name in names):
@@ -336,7 +340,9 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
             raise VitkitError(f"{checkpoint.path} (timm, {family.name}): {name} is missing")
     described = beside(checkpoint)
     fields = {**written(checkpoint), **described.get("fields", {})}
-    fields |= {name: family.fields[name] for name in ("gelu",) if name in family.fields}  # timm's config.json is silent
+    fields |= {
+        name: family.fields[name] for name in ("gelu",) if name in family.fields
+    }  # timm's config.json does not state it
     size = described.get("image_size", (family.side, family.side))
     resize = family.fields["position_resize"]
     assumed = {
@@ -359,7 +365,7 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _family_naflex(names: Mapping[str, StoredTensor], architecture: str) -> NaFlexFamily:
-    """Return the family, by the last layers."""
+    """Return the family, judging by the last layers of the model."""
     plain = {"class_token": False, "prefix_positions": False}
     if any(name.startswith("attn_pool.") for name in names):
         fields = plain | {"pool": "map", "gelu": "tanh", "position_resize": "siglip2"}
@@ -420,7 +426,7 @@ def _patch(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> int:
 
 
 def _trained_size(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> tuple[int, int] | None:
-    """(height, width) in pixels of the grid that has positions."""
+    """Return the (height, width) in pixels of the grid of the position embeddings; None if it is unknown."""
     side = _patch(names, checkpoint)
     if _TABLE in names and len(names[_TABLE].shape) == 4:
         return names[_TABLE].shape[1] * side, names[_TABLE].shape[2] * side
@@ -434,14 +440,14 @@ _TABLE_BEIT = (
     r"(blocks\.(?P<layer>\d+)\.attn\.(rel_pos\.)?|rel_pos_bias\.|shared_rel_pos\.)relative_position_bias_table$"
 )
 _MLP = r"(blocks\.(?P<layer>\d+)\.attn\.rel_pos|shared_rel_pos)\.(?P<part>mlp\.fc[12]\.(weight|bias))$"
-_SIDE = 224  # of images, where neither a tensor nor a file beside tells
+_SIDE = 224  # of images, if neither a tensor nor a file next to the weights determines it
 
 
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if its positions are biases by offset; None otherwise.
+    """Return the layout of a checkpoint if its positions are biases by offset; None for any other.
 
     Raises:
-        VitkitError: it is, and lacks what tells the sizes.
+        VitkitError: the checkpoint lacks tensors that determine its sizes.
     """
     names = checkpoint.tensors
     is_table, is_mlp = has(names, _TABLE_BEIT), has(names, _MLP)
@@ -518,20 +524,20 @@ def _fields_by_names(heads: Any) -> dict[str, Any]:
 
 
 def _size_of_tables(names: Names) -> tuple[int, int]:
-    """(height, width) in pixels of the square grid that the tables are of."""
+    """Return the (height, width) in pixels of the square grid that the tables of biases are for."""
     rows = [shape[0] for shape in shapes_like(names, _TABLE_BEIT) if shape]
     offsets = max(rows, key=rows.count) - 3 * ("cls_token" in names)
     across = math.isqrt(max(offsets, 0))
     if across * across != offsets or across % 2 == 0:
         raise VitkitError(
-            f"tables of {offsets} offsets are of no square grid of patches: vitkit loads square ones alone"
+            f"tables of {offsets} offsets belong to no square grid of patches, and vitkit loads only square ones"
         )
     kernel = names["patch_embed.proj.weight"].shape
     return (across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]
 
 
 def _pieces_beit(names: Names) -> dict[str, Piece]:
-    """Return the pieces of `eva`, and one table or MLP for all blocks."""
+    """Return the pieces of `pieces_of`, and those of a table or MLP that all blocks share."""
     pieces = pieces_of(names)
     shared = (
         {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in MLP_PARTS} if has(names, r"shared_.*mlp") else {}

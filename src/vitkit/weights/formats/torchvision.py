@@ -1,4 +1,4 @@
-"""torchvision's `vit_b_16` to `vit_h_14`."""
+"""The layout of torchvision's Vision Transformers, `vit_b_16` to `vit_h_14`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LAYER = "encoder.layers.encoder_layer_"
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of this checkpoint if it is torchvision's; None otherwise."""
+    """Return the layout of a checkpoint if it is torchvision's; None for any other."""
     layers = [m[1] for name in checkpoint.tensors if (m := re.match(rf"{re.escape(_LAYER)}(\d+)\.", name))]
     if not layers:
         return None
@@ -68,7 +68,7 @@ def _pieces(depth: int, mlp: tuple[str, str]) -> dict[str, Piece]:
 
 
 def _customary(tensors: Mapping[str, StoredTensor], last_layer: int) -> dict[str, Any]:
-    """Return torchvision's preprocessing: models above 224 px are SWAG's, which see the whole picture."""
+    """Return torchvision's preprocessing. Models above 224 px, or with patches of 14 px, are SWAG's and use no crop."""
     positions, kernel = (
         tensors[n].shape if n in tensors else () for n in ("encoder.pos_embedding", "conv_proj.weight")
     )
