@@ -1,6 +1,6 @@
-"""Write the page about a comparison, one file that opens offline with table, verdicts and curves.
+"""Write the page about a comparison: one file that opens offline, with a table, verdicts and curves.
 
-`write_comparison` is the public function. All figures come from the values of comparison.json.
+`write_comparison` is the public function. All figures come from comparison.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ABOUT = (
 )
 
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
-_LONG, _LONGEST = 22, 52  # characters of a name, with two names in a row of the legend and with one
+_LONG, _LONGEST = 22, 52  # maximum length of a name in a legend with two columns, and with one
 _GOAL = 0.9
 _MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]
@@ -38,12 +38,12 @@ Model = Mapping[str, Any]
 def write_comparison(
     path: Path, figures: Mapping[str, Any], headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    """Write the page.
+    """Write the page about a comparison.
 
     Args:
         path: the HTML file.
         figures: the content of comparison.json.
-        headings: the headings of the table.
+        headings: the headings of the table of models.
         rows: the rows of the table, one for each model.
     """
     models = figures["models"]
@@ -146,14 +146,14 @@ def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _model_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a column for each model, as there are more figures than models."""
+    """Return the table with a column for each model, since there are more figures than models."""
     names, *values = zip(*rows, strict=True)
     lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
     return table(lines, ["", *map(escape, names)])
 
 
 def _folded(title: str, content: str) -> str:
-    """Return a table that is unfolded by a click."""
+    """Return a table that is shown after a click on its title."""
     return f"<details><summary>{escape(title)}</summary>{wide(content)}</details>"
 
 
@@ -214,7 +214,10 @@ def _stressed(figures: Mapping[str, Any]) -> list[str]:
 
 
 def learning_curves(models: Sequence[Model]) -> Figure:
-    """Plot validation accuracy by epoch on all the data: a thin line for each seed, a thick one for their mean."""
+    """Plot validation accuracy by epoch, for runs on all the data.
+
+    Thin lines are seeds, thick ones their mean.
+    """
     figure, axis = new_axes([model["name"] for model in models])
     for model, style in styled(models):
         curves = [run["curve"] for run in _whole(model)]
@@ -243,7 +246,7 @@ def _by_images(models: Sequence[Model]) -> Figure:
 
 
 def by_compute(models: Sequence[Model]) -> Figure:
-    """Plot accuracy by the operations of the training, with 95 % intervals: a point for each fraction of the data."""
+    """Plot accuracy by the FLOPs of the training, with 95 % intervals; a point for each fraction of the data."""
     figure, axis = new_axes([model["name"] for model in models])
     for place, (model, style) in enumerate(styled(models)):
         spent: dict[float, list[float]] = {}
@@ -288,13 +291,13 @@ def draw_suite(figures: Mapping[str, Any]) -> Figure:
 
 
 def _whole(model: Model) -> list[Mapping[str, Any]]:
-    """Return the runs on all the data that have curves."""
+    """Return the runs on all the data that have learning curves."""
     last = model["by_fraction"][-1]["fraction"]
     return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
 
 
 def styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
-    """Return each model with its colour and line style."""
+    """Return each model with the colour and line style of its curve."""
     styles = [STYLES[place % len(STYLES)] for place in range(len(models))]
     return [(model, {"color": colour, "linestyle": line}) for model, (colour, line) in zip(models, styles, strict=True)]
 

@@ -1,1 +1,1 @@
-"""The paper's ablations and measurements, each one short module and a row of `registry`, to be rerun by anyone."""
+"""The paper's ablations and measurements. Each is a function and a row of `ablations.EXPERIMENTS`."""

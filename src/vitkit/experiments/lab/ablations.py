@@ -290,13 +290,13 @@ FEW_SHOT = Measurement(
 
 
 def measure_few_shot(subject: Subject) -> Measured:
-    """Return the held-out accuracy for each number of training images per class, drawn again for each seed.
+    """Measure held-out accuracy for several numbers of training images per class, drawn anew for each seed.
 
-    Its interval is of other draws and of other test images. The penalty is chosen on the few images themselves, by
-    leaving each out in turn.
+    The intervals include other draws of training images and other test images. The penalty is chosen by leave-one-out
+    on the drawn training images.
 
     Raises:
-        VitkitError: too few images are left to test on, because the weights had seen the others.
+        VitkitError: too few test images are left, because the weights had seen the others.
     """
     import numpy as np
 
@@ -363,7 +363,10 @@ def fit_on(
 
 
 def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[np.integer]:
-    """So many images of each class, or all that there are; more shots with the same seed have the fewer among them."""
+    """Draw `shots` images of each class, or all if a class has fewer; return their indices.
+
+    With the same seed, a larger draw contains all images of a smaller one.
+    """
     import numpy as np
 
     order = np.random.default_rng(seed).permutation(len(labels))
@@ -372,9 +375,9 @@ def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[
 
 
 MOST_IMAGES = 128  # as many as the paper averages over
-LEAST_LAYERS = 5  # of which no order has a p-value below 5 %, if they are fewer
+LEAST_LAYERS = 5  # with fewer layers, the smallest possible p-value exceeds 5 %
 _LEVEL = 0.05
-_FAR = 0.5  # of the distance of a head that looks everywhere alike
+_FAR = 0.5  # relative to the distance of a head that attends to all patches equally
 
 ATTENTION_DISTANCE = Measurement(
     name="attention-distance",
@@ -392,7 +395,7 @@ ATTENTION_DISTANCE = Measurement(
 
 
 def measure_attention_distance(subject: Subject) -> Measured:
-    """Return the mean attention distance of each layer, and of its nearest- and farthest-looking heads."""
+    """Measure the mean attention distance of each layer, and of its heads with the smallest and largest distance."""
     import numpy as np
 
     from vitkit.experiments.lab.measure import Measured
@@ -462,7 +465,7 @@ def draw_attention(figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
-    """Say whether a distance grows or falls with depth, by Mann and Kendall's test for a trend over all layers.
+    """Describe whether a distance grows or falls with depth, by Kendall's test for a trend over all layers.
 
     Args:
         distance: the distance of each layer, (L,).
@@ -518,5 +521,5 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the ablations that were requested, in that order."""
+    """Return the names of all experiments, in the order of the table."""
     return tuple(EXPERIMENTS)

@@ -1,7 +1,8 @@
-"""An experiment and its result.
+"""Experiments and their results.
 
-An experiment has a question, what is varied or measured, and the paper's result. Its result is a table next to the
-paper's, with remarks and the differences from the paper's experiment. Importing this module does not import torch.
+An experiment consists of a question, the configurations that are compared or the quantity that is measured, and the
+paper's result. Its result is a table that shows the paper's figures as well, with remarks and the differences from the
+paper's experiment. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPER = "arXiv 2010.11929"
-# Fine-tuning all weights alike, so that it differs from a training from scratch in where it begins alone.
+# Fine-tuning of all weights alike, so that it differs from a training from scratch only in its initial weights.
 TUNING: dict[str, Any] = {"method": "full", "lp_ft": False, "patch_dropout": 0.0, "layer_decay": 1.0}
 
 
@@ -33,14 +34,14 @@ class AblationVariant:
     """One of the configurations that an ablation trains.
 
     Attributes:
-        label: what the tables call it.
-        fields: the fields of the recipe that differ; those of the model in `model_fields`.
-        paper: the paper's figure of it, as it is printed there.
-        times: the times by how much fields of the recipe are multiplied, such as lr and epochs.
-        after: the label of an earlier variant, whose run of the same seed it starts from; None: from none.
-        pretraining: fields of `vitkit pretrain`, which comes first, with the same seed, on the training images; empty:
-            it does not.
-        usual: fields of the recipe where nobody says otherwise, which the method would choose otherwise by itself.
+        label: the name in tables.
+        fields: the fields of the recipe that differ from the base; fields of the model are in `model_fields`.
+        paper: the paper's figure for this variant, as it is printed there.
+        times: factors for numeric fields of the recipe, such as lr and epochs.
+        after: the label of an earlier variant whose run with the same seed provides the initial weights; None for none.
+        pretraining: fields of a `vitkit pretrain` on the training images with the same seed, which comes first; empty
+            for no pre-training.
+        usual: values for fields of the recipe that the user leaves unset, instead of the defaults of the method.
     """
 
     label: str
@@ -53,25 +54,22 @@ class AblationVariant:
 
 
 def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
-    """Make a variant with other values of the model's fields."""
+    """Return a variant in which fields of the model differ from the base."""
     return AblationVariant(label, {"model_fields": fields} if fields else {}, paper)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A question and where the paper treats it.
+    """A question, and what the paper or another source says about it.
 
     Attributes:
         name: the name by which it is requested.
         question: the question in one line.
-        source: the source where the paper, or another, treats it.
-        says: what it finds there.
+        source: where the question is treated.
+        says: the result of the source.
         differs: how the `small` preset differs from the source's experiment.
-        recipe: the bundled recipe with the published hyper-parameters, which the `paper` preset takes; None: the source
+        recipe: the bundled recipe with the published hyper-parameters for the `paper` preset; None if the source
             publishes none.
-        picture: how its result is drawn: `attention` as in `ablations.draw_attention`, others as in
-            `reporting.lab_figures.pictures_of`.
-        drawn_lines: for a picture of accuracy by computation, the variants that a line connects, by the line's name.
     """
 
     name: str
@@ -86,13 +84,13 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation(Experiment):
-    """Variants that are trained alike, with paired seeds, and judged by the same images.
+    """Variants that are trained in the same way with the same seeds, and tested on the same images.
 
     Attributes:
-        variants: the variants of a base configuration; they may depend on it.
-        against: the label of the one that the others are compared with.
-        better: labels of those of which the source says that they are better than it.
-        column: what `Variant.paper` is a figure of.
+        variants: function that returns the variants of a base configuration.
+        against: the label of the variant that the others are compared with.
+        better: labels of the variants that are better according to the source.
+        column: the heading of the figures in `AblationVariant.paper`.
     """
 
     variants: Callable[[ViTConfig], Sequence[AblationVariant]]
@@ -103,10 +101,10 @@ class Ablation(Experiment):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Experiment):
-    """Something that is measured of a model that there is.
+    """A quantity that is measured on an existing model.
 
     Attributes:
-        module, function: what measures it: (classifier, source, images, settings) -> rows; see `measuring`.
+        module, function: the function that measures it, which maps a `Subject` to a `Measured`, and its module.
     """
 
     module: str
@@ -127,12 +125,11 @@ class LabResult(Result):
     """The result of an experiment.
 
     Attributes:
-        experiment: which.
-        figures: all that lab.json holds.
-        headings, cells: the headings of its table, and the text in each row.
-        remarks: what the table says, a line each.
+        experiment: the experiment.
+        figures: the content of lab.json.
+        headings, cells: the headings of the table, and the text in each row.
+        remarks: conclusions from the table, one line each.
         folder: the folder of lab.json, the page and the runs; None if nothing was written.
-        arrays: numbers for the pictures that are too large for lab.json.
     """
 
     experiment: Experiment
@@ -145,11 +142,11 @@ class LabResult(Result):
 
     @property
     def page(self) -> Path | None:
-        """Return the path of the page; None if nothing was written."""
+        """The path of the page; None if nothing was written."""
         return None if self.folder is None else self.folder / PAGE
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the table as it is shown, by its headings; the first heading is `variant`."""
+        """Return the rows of the table as text by heading; the first heading is `variant`."""
         keys = [heading or "variant" for heading in self.headings]
         return [dict(zip(keys, row, strict=True)) for row in self.cells]
 
@@ -212,7 +209,7 @@ class LabResult(Result):
 
 
 def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return the headings and rows of an ablation."""
+    """Return the headings and rows of an ablation's table."""
     pairs = {pair["a"]: pair for pair in figures["pairs"]}
     headings = ["", "accuracy here", "95 %", f"less {ablation.against}", "parameters", "GMACs"]
     rows = []
@@ -226,7 +223,7 @@ def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ..
 
 
 def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
-    """Return verdicts and claims, one line each."""
+    """Return the verdicts on pairs and on the source's claims, one line each."""
     seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
     images = images_in_words(figures["test_images"], figures["split"])
     judged = f"{images}, {seeds} seeds; the most frequent class alone: {chance:.1f} %"

@@ -28,15 +28,16 @@ from vitkit.weights import load
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and the images it is measured on.
+    """A model, and the images on which something is measured.
 
     Attributes:
         classifier: the model.
-        table: the readable images, split; without held-out ones that the weights had seen, unless those are all.
-        judging: which of the held-out images judge.
-        units: which of the held-out images are independent of one another.
-        seeds: the seeds of whatever is drawn.
-        findings: what the reader should know of model and images.
+        table: the readable images, with splits. Held-out images that the weights had seen are left out, unless they had
+            seen all of them.
+        judging: the test images.
+        units: the independent units of the test images.
+        seeds: seeds for random draws.
+        findings: what the reader should know about the model and the images.
     """
 
     classifier: Classifier
@@ -48,14 +49,18 @@ class Subject:
 
     @property
     def held_out(self) -> str:
-        """Return the split that judges: test, or val if there is none."""
+        """The name of the held-out split: test, or val if there is none."""
         return held_out_split(self.table)
 
     def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:
-        """Return what the head reads of each image, (n, D).
+        """Return the input of the head for each image, (n, D).
+
+        Args:
+            images: the images.
+            what: description of the images, for the progress.
 
         Raises:
-            VitkitError: one cannot be read any more.
+            VitkitError: an image can no longer be read.
         """
         parts = []
         paths = [images.file(i) for i in range(len(images))]
@@ -67,7 +72,11 @@ class Subject:
         return np.stack(parts).astype(np.float64)
 
     def pictures(self, most: int) -> tuple[Tensor, list[str]]:
-        """Held-out images as the model reads them, (B, C, height, width), evenly spread, and a line about them."""
+        """Read at most `most` held-out images, evenly spread over the split.
+
+        Returns:
+            The preprocessed images, (B, C, height, width), and lines that describe them.
+        """
         images = self.table.of_split(self.held_out)
         count = min(len(images), most)
         chosen = [images.file(i * len(images) // count) for i in range(count)]
@@ -77,13 +86,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Measured:
-    """The outcome of a measurement.
+    """The result of a measurement.
 
     Attributes:
         headings, rows: the headings and the rows of its table.
-        numbers: what lab.json keeps of it.
-        lines: what there is to say, a line each; the first is the result in a sentence.
-        arrays: numbers for the pictures that are too large for lab.json.
+        numbers: entries of lab.json.
+        lines: remarks, one line each.
     """
 
     headings: Sequence[str]
@@ -94,10 +102,10 @@ class Measured:
 
 
 def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
-    """Return a model, and images split so that those that judge it were not seen by its weights.
+    """Open a model and split images so that its weights have not seen the test images.
 
     Raises:
-        VitkitError: the model or the data cannot be had, or the images have several classes each.
+        VitkitError: the model or the data cannot be read, or images have several classes.
     """
     table = read_source(data)
     check_trainable(table)
