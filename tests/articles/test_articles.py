@@ -28,6 +28,7 @@ ROWS = {match["what"]: match["line"] for match in _ROW.finditer(PAGE.read_text(e
 SLOW = {  # run by `make accept`
     *("images per second", "days on a TPU for the paper's training", "parameters and computation of each"),
     *("accuracy by the amount of data", "the same budget of computation", "class token or mean (Figure 9)"),
+    *("parameters and multiply-accumulates of each layer", "the same training for several models"),
     *("positions: none, 1-D, 2-D, relative (Table 8)", "cross-validation", "finds the learning rate"),
 }
 _TRAINED = ("--epochs", "1", "--workers", "0", "--batch-size", "8", "--precision", "float32", "--image-size", "32")

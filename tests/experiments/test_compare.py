@@ -223,7 +223,7 @@ def test_a_run_that_was_judged_by_other_images_is_refused(found: Comparison, tmp
     plan = json.loads((out / "plan.json").read_text(encoding="utf-8"))
     plan["plan"]["test_hash"] = "0" * 64
     (out / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    with pytest.raises(VitkitError, match="judged by other images"):
+    with pytest.raises(VitkitError, match="tested on other images"):
         compare(out=out, resume=True, say=quiet)
 
 

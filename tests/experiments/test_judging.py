@@ -164,7 +164,7 @@ def test_the_lab_leaves_out_what_was_seen(data: Path, seen: Path, tmp_path: Path
                        weights="none", **fields)  # fmt: skip
     assert isinstance(found, vitkit.experiments.lab.experiment.LabResult)
     assert (found.figures["test_images"], found.figures["left_out"]["images"]) == (27, 9)
-    assert found.remarks[0].startswith("27 test images")
+    assert found.remarks[1].startswith("27 test images")
     assert any("9 of 36 test images are left out for all models" in line for line in found.lines())
     for own in found.figures["variants"]:
         evaluated = json.loads((tmp_path / "lab" / own["runs"][0]["folder"] / "evaluation.json").read_text())

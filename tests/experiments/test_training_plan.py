@@ -358,6 +358,7 @@ def test_the_most_images_that_fit_are_found_in_few_rehearsals(
         assert len(tried) <= 2 * math.ceil(math.log2(batch)) + 2
 
 
+@pytest.mark.accept
 def test_what_fits_of_a_batch_is_rehearsed_with_and_without_checkpointing(
     planned: Callable[..., vitkit.TrainingPlan],
 ) -> None:

@@ -206,6 +206,7 @@ def test_label_choice_compares_what_is_chosen_with_what_is_drawn(smoke_here: Any
     assert max(float(row["chosen"]) for row in dealt) < 0.5  # of four classes
 
 
+@pytest.mark.accept
 def test_peers_compares_libraries_with_the_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     rows = smoke("peers.py", tmp_path)["peers"]

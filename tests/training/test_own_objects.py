@@ -508,6 +508,7 @@ def test_weights_and_biases_and_mlflow_are_told_as_they_want_it(
 # --- Lightning's Trainer ------------------------------------------------------------------------------
 
 
+@pytest.mark.accept
 def test_the_example_trains_with_lightnings_trainer_and_leaves_a_model(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     for part, images, seed in (("train", 12, 0), ("test", 6, 1)):
