@@ -131,7 +131,7 @@ def test_what_is_there_is_kept_unless_forced(vitkit: Any, model: Path, pictures:
         (("pictures/one/same.png", "-o", "pictures/one", "--force"), "beside the photographs"),
         (("nowhere.png", "-o", "out"), "no such file"),
         (("pictures", "-o", "out", "--target", "z"), "there is no class 'z'"),
-        (("pictures", "-o", "out", "--layer", "1"), "goes through all layers"),
+        (("pictures", "-o", "out", "--layer", "1"), "uses all layers"),
         (("pictures", "-o", "out", "--method", "raw", "--layer", "3"), "no layer 3"),
         (("pictures", "-o", "out", "--anatomy", "--method", "raw"), "leave out --method"),
         (("pictures", "-o", "out", "--anatomy", "--target", "a"), "leave out --method, --style"),

@@ -282,14 +282,14 @@ def test_where_the_last_layer_convolves_the_last_that_attends_is_shown() -> None
         explain.gradient_attention(model, images()), explain.gradient_attention(model, images(), None, 1)
     )
     for function in (last_attention, head_maps, partial(explain.gradient_attention, target=0)):
-        with pytest.raises(VitkitError, match=r"layer 2 convolves instead of attending; these attend: \[1\]"):
+        with pytest.raises(VitkitError, match=r"layer 2 is convolutional; the layers with attention are \[1\]"):
             function(model, images(), layer=2)
 
 
 @pytest.mark.parametrize("name", [name for name in explain.METHODS if name != "occlusion"])
 def test_a_model_without_attention_is_refused(name: str) -> None:
     model = build(conv_layers=(0, 1, 2), pool="gap")
-    with pytest.raises(VitkitError, match="every layer of the model convolves"):
+    with pytest.raises(VitkitError, match="every layer of the model is convolutional"):
         explain.METHODS[name](model, images())
     assert explain.occlusion(model, images()).shape == (2, 3, 4)
 

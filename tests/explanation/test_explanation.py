@@ -252,7 +252,7 @@ def test_a_class_that_is_not_there_is_told_with_those_that_are(target: str | int
 
 @pytest.mark.parametrize(
     ("method", "layer", "reason"),
-    [("lime", None, "there is no method 'lime'"), ("rollout", 1, "goes through all layers"), ("occlusion", 0, "layer")],
+    [("lime", None, "there is no method 'lime'"), ("rollout", 1, "uses all layers"), ("occlusion", 0, "layer")],
 )
 def test_what_cannot_be_asked_is_told(photograph: Path, method: str, layer: int | None, reason: str) -> None:
     with pytest.raises(VitkitError, match=reason):
@@ -398,7 +398,7 @@ def test_a_gallery_explains_both_the_wrong_class_and_the_true_one(tmp_path: Path
 
 def test_a_gallery_needs_a_method_that_tells_classes_apart(tmp_path: Path) -> None:
     for method in ("rollout", "nothing"):
-        with pytest.raises(VitkitError, match="cannot tell two classes apart; take one of gradient"):
+        with pytest.raises(VitkitError, match="is not class-specific; use one of gradient"):
             worst_mistakes_page(classifier(), [], tmp_path / "mistakes.html", method)
 
 

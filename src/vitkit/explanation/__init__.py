@@ -1,8 +1,8 @@
 """Show what a prediction rests on.
 
 Open `attention.py` first: it computes attention maps and rollout. `gradient.py` weighs attention by the gradient of a
-class, `occluding.py` covers parts of the picture and watches the prediction, and `methods.py` lists all methods by
-name. `model_analysis.py` measures a model without a picture. Names are imported when they are first used.
+class, `occluding.py` covers parts of the picture and measures the effect on the prediction, and `methods.py` lists all
+methods. `model_analysis.py` measures properties of a model. Names are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
     "worst_mistakes_page",
 ]
 
-# No module bears the name of a function: once imported, it would hide it.
+# No module has the name of a function, because the module would hide the function once it is imported.
 _, __getattr__ = public(
     __name__,
     {

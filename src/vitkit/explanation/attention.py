@@ -1,12 +1,12 @@
 """Attention maps: the matrices of eq. 6, recomputed exactly, and rollout through the layers.
 
-The model runs as usual, on its fused kernel. Beside it, softmax(QK^T) is computed in float32 from the q and k of each
-layer, by a twin of the model that shares its weights, so the model itself is never changed. Rollout (arXiv 2005.00928;
-the paper's Figure 6, app. D.8) follows attention from layer to layer to the patches.
+The forward pass uses the fused kernel as usual. In addition, softmax(QK^T) is computed in float32 from the q and k of
+each layer. This is done in a copy of the model that shares its weights (`twin`), so the model itself is not changed.
+Rollout (arXiv 2005.00928; the paper's Figure 6, app. D.8) follows attention through all layers to the patches.
 
-Some large models store information in patches with very long vectors, which has nothing to do with their place (arXiv
-2309.16588). Such patches light up in attention maps where the picture shows nothing; they can be found and masked.
-Register tokens prevent them.
+Some large models store global information in a few patches, whose tokens then have very large norms (arXiv
+2309.16588). These patches are bright in attention maps although the picture shows nothing there. `find_artefacts` finds
+them and `mask_artefacts` masks them. Register tokens prevent them.
 
 Shapes: B batch, H heads, N tokens, h x w patch grid.
 """
@@ -27,18 +27,18 @@ from vitkit.model.variants import MAPS, check, reason_against
 from vitkit.model.vit import Attention, VisionTransformer
 
 M = TypeVar("M", bound=nn.Module)
-Fusion = Literal["mean", "max", "min"] | int  # of the heads; a number is one head alone
+Fusion = Literal["mean", "max", "min"] | int  # of the heads; a number selects one head
 
 
 def plain(model: nn.Module) -> VisionTransformer:
     """Return the model itself if `torch.compile` has wrapped it.
 
     Raises:
-        VitkitError: it is no Vision Transformer.
+        VitkitError: the model is not a Vision Transformer.
     """
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, VisionTransformer):
-        raise VitkitError(f"only a VisionTransformer has attention to look into, not a {type(inner).__name__}")
+        raise VitkitError(f"only a VisionTransformer has attention maps, not a {type(inner).__name__}")
     return inner
 
 
@@ -68,11 +68,11 @@ def exact_matrix(attention: Attention, q: Tensor, k: Tensor, bias: Tensor | None
 
 
 def twin(module: M, attention: type[Attention]) -> M:
-    """Return a module in evaluation mode that shares every weight and computes no gradients for them.
+    """Return a copy of a module in evaluation mode that shares all weights, without gradients for them.
 
     Args:
-        module: compiled or not; it is not touched.
-        attention: what stands in the place of each `Attention`.
+        module: the module, compiled or not; it is not changed.
+        attention: the class that replaces `Attention`.
     """
     module = getattr(module, "_orig_mod", module)
     kind: type[nn.Module] = attention if type(module) is Attention else type(module)
@@ -90,20 +90,20 @@ def twin(module: M, attention: type[Attention]) -> M:
 def _shared(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or not tensor.is_inference() or torch.is_inference_mode_enabled():
         return None if tensor is None else tensor.detach()
-    return tensor.clone()  # autograd cannot save a tensor that inference mode has made
+    return tensor.clone()  # autograd cannot save a tensor that was created in inference mode
 
 
 def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tuple[VisionTransformer, Tensor]:
     """Return a twin of the model and the input of its first layer (B, N, D) for images (B, C, height, width).
 
     Raises:
-        VitkitError: the model is no Vision Transformer, none of its layers attends, or its attention has no such maps;
-            or the images are not its own.
+        VitkitError: the model is not a Vision Transformer, its attention has no such maps, all its layers are
+            convolutional, or the images do not have its size and channels.
     """
     model = plain(model)
     check(model.config, MAPS)
     if not attending(model.config):
-        raise VitkitError("every layer of the model convolves: there is no attention to look into; use occlusion")
+        raise VitkitError("every layer of the model is convolutional, so there is no attention to show; use occlusion")
     copied = twin(model, attention)
     images = images.detach().to(copied.patch_embed.proj.weight)
     if images.is_inference() and not torch.is_inference_mode_enabled():
@@ -122,25 +122,25 @@ def find_layer(config: ViTConfig, layer: int) -> int:
     """Return the index of a layer; negative indices count from the end, and -1 is the last layer with attention.
 
     Raises:
-        VitkitError: there is no such layer, or it convolves, or the model's attention has no maps.
+        VitkitError: the layer does not exist or is convolutional, or the model's attention has no maps.
     """
     check(config, MAPS)
     number = attending(config)[-1] if layer == -1 else layer % config.layers
     if not -config.layers <= layer < config.layers:
         raise VitkitError(f"there is no layer {layer}: there are 0 to {config.layers - 1}, or -{config.layers} to -1")
     if number in config.conv_layers:
-        raise VitkitError(f"layer {layer} convolves instead of attending; these attend: {attending(config)}")
+        raise VitkitError(f"layer {layer} is convolutional; the layers with attention are {attending(config)}")
     return number
 
 
 def readers(config: ViTConfig) -> Tensor:
-    """Return how much the classification head reads of each token, (N,) summing to 1.
+    """Return the weight of each token in the input of the classification head, (N,) summing to 1.
 
-    The class token; both tokens of a distilled model, half of each; every patch alike with mean pooling; for token+gap
-    one half the class token, the other half the patches.
+    The head reads the class token, or the mean of the patches with mean pooling. For a distilled model, the class and
+    distillation tokens count half each; for token+gap, the class token counts half and the patches the other half.
 
     Raises:
-        VitkitError: attention pooling decides that anew for each image.
+        VitkitError: the model pools by attention, so the weights depend on the image.
     """
     if config.pool == "map":
         raise VitkitError(
@@ -160,22 +160,22 @@ def readers(config: ViTConfig) -> Tensor:
 
 
 def to_grid(rows: Tensor, config: ViTConfig) -> Tensor:
-    """(..., N) a value for each token -> (..., h, w) those of the patches."""
+    """Return the values of the patches (..., h, w) among those of all tokens (..., N)."""
     return rows[..., config.prefix_tokens :].reshape(*rows.shape[:-1], *config.grid)
 
 
 def attention_maps(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
-    """Return the attention of each layer, first to last: (B, H, N, N) float32, each row summing to 1.
+    """Yield the attention of each layer, from first to last: (B, H, N, N) float32, each row summing to 1.
 
-    Layers that convolve instead of attending are left out. One layer's matrices are in memory at a time, if the caller
-    lets go of them; what is not asked for is not computed.
+    Convolutional layers are left out. Layers are computed as they are requested, and only the matrices that the caller
+    keeps stay in memory.
 
     Args:
-        model: compiled or not, of any precision, under autocast or not; its mode and its gradients stay as they are.
+        model: the model, compiled or not, in any precision; its mode and its gradients are not changed.
         images: (B, C, height, width), preprocessed.
 
     Raises:
-        VitkitError: no layer attends, or the images are not of the model's channels and size.
+        VitkitError: no layer has attention, or the images do not have the model's size and channels.
     """
     return _maps(*prepare(model, images, ExactAttention))
 
@@ -189,20 +189,21 @@ def _maps(model: VisionTransformer, x: Tensor) -> Iterator[Tensor]:
 
 def _taken(attention: Any) -> Tensor:
     seen: Tensor = attention.seen
-    attention.seen = None  # the caller's alone
+    attention.seen = None  # so that only the caller keeps it
     return seen
 
 
 def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
-    """Return what the head's token attends to in one layer, for each attention head: (B, H, h, w), not normalised.
+    """Return the attention to each patch in one layer, for each attention head: (B, H, h, w), not normalised.
 
     Args:
         model: see `attention_maps`.
         images: (B, C, height, width), preprocessed.
-        layer: counted from the end where negative; -1 is the last that attends.
+        layer: see `find_layer`.
 
     Returns:
-        The patches' entries of the class token's row; of the rows that the head reads (`readers`), where it reads more.
+        The attention of the class token to the patches. If the classification head reads other tokens, the mean of
+        their attention, weighted as by `readers`.
 
     Raises:
         VitkitError: there is no such layer, or it has no attention.
@@ -216,13 +217,13 @@ def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
 
 
 def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fusion = "mean") -> Tensor:
-    """Return what the head's token attends to in one layer, over fused attention heads: (B, h, w), not normalised.
+    """Return the attention to each patch in one layer with all heads fused: (B, h, w), not normalised.
 
     Args:
         model: see `attention_maps`.
         images: (B, C, height, width), preprocessed.
-        layer: counted from the end where negative; -1 is the last that attends.
-        fusion: the mean, largest or smallest of the heads, entry by entry; or one head's number.
+        layer: see `find_layer`.
+        fusion: the mean, maximum or minimum over heads, entry by entry, or the number of one head.
 
     Raises:
         VitkitError: there is no such layer or head, or the layer has no attention.
@@ -237,36 +238,36 @@ def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fu
 
 
 def read_rows(attention: Tensor, config: ViTConfig) -> Tensor:
-    """(..., N, N) -> (..., N), the rows that the head reads."""
+    """Average the rows of the tokens that the classification head reads: (..., N, N) -> (..., N)."""
     with torch.autocast(attention.device.type, enabled=False):
         return readers(config).to(attention) @ attention
 
 
 def check_fusion(config: ViTConfig, fusion: Fusion) -> None:
-    """Refuse a way to fuse the heads that is unknown, or a head that is not there."""
+    """Check that a way to fuse the heads is known, or that a head exists."""
     if fusion in ("mean", "max", "min") or (type(fusion) is int and 0 <= fusion < config.heads):
         return
     raise VitkitError(f"fusion must be mean, max, min or a head from 0 to {config.heads - 1}, not {fusion!r}")
 
 
 def fuse(attention: Tensor, fusion: Fusion) -> Tensor:
-    """(B, H, N, N) -> (B, N, N)."""
+    """Fuse the heads: (B, H, N, N) -> (B, N, N)."""
     if isinstance(fusion, int):
         return attention[:, fusion]
     return attention.mean(dim=1) if fusion == "mean" else getattr(attention, f"a{fusion}")(dim=1)
 
 
 def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> Tensor:
-    """Return which patches a patch of the image attends to, in each layer with attention: (layers, heads, h, w).
+    """Return the attention of one patch to all patches, in each layer with attention: (layers, heads, h, w).
 
     Args:
         model: see `attention_maps`.
         images: one image, (1, C, height, width), preprocessed.
-        row: the row of the patch, from above.
-        column: the column of the patch, from the left.
+        row: the row of the patch, from the top, starting at 0.
+        column: the column of the patch, from the left, starting at 0.
 
     Raises:
-        VitkitError: there is no such patch, or no layer attends.
+        VitkitError: there is no such patch, or no layer has attention.
     """
     config = plain(model).config
     h, w = config.grid
@@ -279,9 +280,9 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
 
 
 def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
-    """Attention followed through all layers to the patches (arXiv 2005.00928; the paper's app. D.8): (B, h, w).
+    """Follow attention through all layers to the patches (arXiv 2005.00928; the paper's app. D.8): (B, h, w).
 
-    It is the same for every class. Not normalised: what is missing from a sum of 1 has stayed with the prefix tokens.
+    The result is the same for every class. It sums to less than 1, as the prefix tokens keep the rest.
 
     Args:
         model: see `attention_maps`.
@@ -290,10 +291,11 @@ def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discar
         discard: see `rollout_matrix`.
 
     Returns:
-        The patches' entries of the class token's row; of the rows that the head reads (`readers`), where it reads more.
+        The row of the class token, for the patches only. If the classification head reads other tokens, the mean of
+        their rows, weighted as by `readers`.
 
     Raises:
-        VitkitError: fusion or discard make no sense, or no layer attends.
+        VitkitError: `fusion` or `discard` is invalid, or no layer has attention.
     """
     config = plain(model).config
     return to_grid(read_rows(rollout_matrix(model, images, fusion=fusion, discard=discard), config), config)
@@ -302,25 +304,25 @@ def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discar
 def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
     """Multiply the layers' fused attention matrices, each with the identity added and rows renormalised.
 
-    The identity stands for the residual connection. Layers that convolve instead of attending count as the identity.
+    The identity stands for the residual connection. Convolutional layers count as the identity.
 
     Args:
         model: see `attention_maps`.
         images: (B, C, height, width), preprocessed.
-        fusion: the mean, largest or smallest of the heads, entry by entry; or one head's number.
-        discard: this share of a fused matrix's entries, the smallest of those upon patches, is set to 0 first. What is
-            attended of prefix tokens is always kept: through them the class token comes to know of the patches.
+        fusion: the mean, maximum or minimum over heads, entry by entry, or the number of one head.
+        discard: the fraction of each fused matrix's attention to patches that is set to 0, the smallest entries first.
+            Attention to prefix tokens is always kept, since the class token may receive information through them.
 
     Returns:
         (B, N, N) float32, each row summing to 1.
 
     Raises:
-        VitkitError: fusion or discard make no sense, or no layer attends.
+        VitkitError: `fusion` or `discard` is invalid, or no layer has attention.
     """
     config = plain(model).config
     check_fusion(config, fusion)
     if not 0.0 <= discard < 1.0:
-        raise VitkitError(f"discard must be in [0, 1), the share of entries to leave out, not {discard}")
+        raise VitkitError(f"discard must be in [0, 1), the fraction of entries to leave out, not {discard}")
 
     def with_residual(attention: Tensor) -> Tensor:
         fused = _without_smallest(fuse(attention, fusion), discard, config.prefix_tokens)
@@ -331,7 +333,7 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
 
 
 def _product(matrices: Iterable[Tensor]) -> Tensor:
-    """Multiply the matrices, each from the left onto the product so far: (B, N, N)."""
+    """Multiply the matrices (B, N, N), the last one leftmost."""
     product: Tensor | None = None
     for matrix in matrices:
         with torch.autocast(matrix.device.type, enabled=False):
@@ -355,7 +357,7 @@ def token_norms(model: nn.Module, images: Tensor) -> Tensor:
     """Return the norm of each patch after the last layer, before the final normalisation: (B, h, w) float32.
 
     Args:
-        model: compiled or not, of any precision; its mode stays as it is.
+        model: the model, compiled or not, in any precision; its mode is not changed.
         images: (B, C, height, width), preprocessed.
     """
     model = plain(model)
@@ -365,21 +367,21 @@ def token_norms(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def find_artefacts(norms: Tensor, factor: float = 3.0) -> Tensor:
-    """Return which patches (B, h, w) have a norm above `factor` times the median of their image.
+    """Flag the patches (B, h, w) whose norm is above `factor` times the median of their image.
 
     Raises:
-        VitkitError: the factor is not above 1.
+        VitkitError: `factor` is not above 1.
     """
     if not factor > 1.0:
-        raise VitkitError(f"factor must be above 1, a multiple of the median length, not {factor}")
+        raise VitkitError(f"factor, a multiple of the median norm, must be above 1, not {factor}")
     return norms > factor * norms.flatten(1).median(dim=1).values[:, None, None]
 
 
 def mask_artefacts(maps: Tensor, artefacts: Tensor) -> Tensor:
-    """Maps (B, h, w) or (B, H, h, w) in which flagged patches (B, h, w) have the mean of their neighbours' values.
+    """Replace values of flagged patches (B, h, w) in maps (B, h, w) or (B, H, h, w) by the mean of their neighbours.
 
-    Neighbours that are flagged themselves do not count; where all eight are, filling starts from the rim of the group.
-    An image whose every patch is flagged stays as it is.
+    Flagged neighbours do not count. A group of flagged patches is filled from its edge inwards. Images in which all
+    patches are flagged are not changed.
     """
     values = maps if maps.ndim == 4 else maps[:, None]  # (B, H, h, w)
     known = ~artefacts[:, None] | artefacts.flatten(1).all(dim=1)[:, None, None, None]  # (B, 1, h, w)

@@ -20,19 +20,19 @@ from vitkit.text import html as page
 
 FloatArray = npt.NDArray[np.float32]
 Box = tuple[float, float, float, float]
-"""left, top, right, bottom of what the model saw, in pixels of the photograph; may reach beyond it."""
+"""The left, top, right and bottom edge of the model's input, in pixels of the photograph; may lie outside of it."""
 
-NOTHING = "nowhere above 0"  # an overlay without a bright place
+NOTHING = "nowhere above 0"  # the caption of an overlay without positive values
 _MAP = "magma"
-_STRENGTH = 0.6  # of the map's colour upon the photograph
-_FADED = 0.6  # how far towards white goes what the model did not see
-_LEAST = 256  # pixels of a photograph's long side below which it is enlarged
+_STRENGTH = 0.6  # the opacity of the map on the photograph
+_FADED = 0.6  # the amount of white that is mixed into regions outside the model's input
+_LEAST = 256  # a photograph whose long side has fewer pixels is enlarged
 
 
 def to_png(figure: Figure) -> bytes:
     """Return the figure as the content of a PNG file, and close it."""
     data = page.to_png(figure)
-    figure.clear()  # it refers to itself: its pixels would stay until Python collects garbage
+    figure.clear()  # a figure refers to itself, so its pixels would stay until the next garbage collection
     return data
 
 
@@ -53,9 +53,9 @@ def thumbnail(picture: Image.Image, long_side: int) -> bytes:
 
 
 def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image, Box]:
-    """Return a photograph and the box in it, both reduced if a side is longer than `long_side`.
+    """Return a photograph and its box, both reduced if a side is longer than `long_side`.
 
-    One of a few pixels, such as a digit, is enlarged by a whole number, each pixel a square.
+    A very small photograph, such as a digit, is enlarged by a whole factor without interpolation.
     """
     longest = max(photograph.size)
     if longest > long_side:
@@ -70,21 +70,21 @@ def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image,
     return fitted, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
 
 
-# --- Maps upon photographs --------------------------------------------------------------------------
+# --- Maps on photographs ----------------------------------------------------------------------------
 
 
 def spread(values: FloatArray, box: Box, size: tuple[int, int]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Interpolate a map of patches over a photograph: its value at the centre of each pixel.
+    """Interpolate a map of patches at the centre of each pixel of a photograph.
 
-    Between the centres of patches it is interpolated linearly; from the outermost ones to the edge it stays the same.
+    Interpolation is linear between the centres of patches, and constant beyond the outermost centres.
 
     Args:
-        values: (h, w).
-        box: the box where in the photograph the patches lie; each is the h-th and w-th part of it.
+        values: the map, (h, w).
+        box: the region of the photograph that the grid of patches covers.
         size: width and height of the photograph.
 
     Returns:
-        (height, width) the map, and whether the model saw that pixel.
+        The interpolated map, and whether a pixel is inside the box, each (height, width).
     """
     width, height = size
     across, seen_x = _weights(values.shape[1], box[0], box[2], width)  # (width, w)
@@ -103,12 +103,12 @@ def _weights(patches: int, low: float, high: float, pixels: int) -> tuple[FloatA
 def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image:
     """Draw a map over its photograph, pixel by pixel: dark at its lowest value, bright at its highest.
 
-    What the model saw has a frame around it, and what it did not see is faded. Negative values are shown as 0.
+    The model's input is framed, and everything outside it is faded. Negative values are shown as 0.
 
     Args:
         photograph: RGB.
-        values: (h, w).
-        box: what the model saw, in pixels of the photograph.
+        values: the map, (h, w).
+        box: the region of the photograph that the model received.
     """
     spread_out, seen = spread(unit(np.maximum(values, 0)), box, photograph.size)
     original = np.asarray(photograph, dtype=np.float32)
@@ -126,8 +126,8 @@ def masked(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image
 
     Args:
         photograph: RGB.
-        values: (h, w). Negative values count as 0.
-        box: what the model saw, in pixels of the photograph. The rest becomes black.
+        values: the map, (h, w). Negative values count as 0.
+        box: the region of the photograph that the model received. The rest becomes black.
     """
     positive = np.maximum(values, 0)
     mask, seen = spread((positive / max(float(positive.max()), 1e-12)).astype(np.float32), box, photograph.size)
@@ -136,7 +136,7 @@ def masked(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image
 
 
 def paper_sheet(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Figure:
-    """Draw pairs of a photograph and what is attended to in it, as Figure 6 of the paper: Input, Attention.
+    """Draw pairs of a photograph and its attended regions, as in Figure 6 of the paper.
 
     Args:
         pairs: the photograph and the result of `masked`, for each image.
@@ -167,12 +167,12 @@ def _frame(picture: Image.Image, seen: npt.NDArray[np.bool_]) -> None:
 
 
 def heatmap(values: FloatArray, title: str, label: str) -> Figure:
-    """Draw a map alone, patch by patch, with a colour scale.
+    """Draw a map patch by patch, without the photograph, with a colour scale.
 
     Args:
-        values: (h, w).
-        title: above it.
-        label: what a value is, beside the colours.
+        values: the map, (h, w).
+        title: the title of the figure.
+        label: the label of the colour scale.
     """
     figure = Figure(figsize=(4.6, 3.9), layout="constrained")
     axis = figure.subplots()
@@ -185,13 +185,13 @@ def heatmap(values: FloatArray, title: str, label: str) -> Figure:
 
 
 def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, title: str) -> Figure:
-    """Draw the photograph, and each map over it under its name, at most four in a row.
+    """Draw the photograph, followed by each map on top of it, at most four in a row.
 
     Args:
         photograph: RGB.
-        maps: name to (h, w).
-        box: what the model saw.
-        title: above them all.
+        maps: the maps (h, w) by name.
+        box: the region of the photograph that the model received.
+        title: the title of the figure.
     """
     photograph, box = fit(photograph, box, 640)
     pictures = {"photograph": photograph}
@@ -215,8 +215,8 @@ def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
 
     Args:
         maps: (layers, heads, h, w).
-        layers: the number of each row's layer.
-        title: above them.
+        layers: the number of the layer in each row.
+        title: the title of the figure.
     """
     depth, heads, h, w = maps.shape
     cells = np.stack([[unit(values) for values in row] for row in maps])
@@ -229,13 +229,13 @@ def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
 
 
 def animation(photograph: Image.Image, maps: FloatArray, box: Box, captions: Sequence[str]) -> bytes:
-    """Maps upon their photograph one after another, each above its caption, as the content of a GIF file.
+    """Return an animation of maps on their photograph, each with a caption, as the content of a GIF file.
 
     Args:
         photograph: RGB.
         maps: (frames, h, w).
-        box: what the model saw.
-        captions: one a frame.
+        box: the region of the photograph that the model received.
+        captions: the caption of each frame.
     """
     photograph, box = fit(photograph, box, 384)
     font, bar = ImageFont.load_default(15), 26
@@ -245,7 +245,7 @@ def animation(photograph: Image.Image, maps: FloatArray, box: Box, captions: Seq
         frame.paste(overlay(photograph, values, box), ((frame.width - photograph.width) // 2, 0))
         where = (frame.width / 2, photograph.height + bar / 2)
         ImageDraw.Draw(frame).text(where, caption, fill="black", font=font, anchor="mm")
-        frames.append(frame.quantize(128, dither=Image.Dither.NONE))  # grains of dither would double the file
+        frames.append(frame.quantize(128, dither=Image.Dither.NONE))  # dithering would double the size of the file
     data = io.BytesIO()
     frames[0].save(data, "GIF", save_all=True, append_images=frames[1:], duration=600, loop=0)
     return data.getvalue()
@@ -254,7 +254,7 @@ def animation(photograph: Image.Image, maps: FloatArray, box: Box, captions: Seq
 def mosaic(
     cells: FloatArray, colours: str, cell: float, limits: tuple[float, float] = (0.0, 1.0)
 ) -> tuple[Figure, Axes]:
-    """Pictures (rows, columns, h, w) in a grid, a line between neighbours; a cell's longer side takes `cell` inches."""
+    """Draw a grid of pictures (rows, columns, h, w) with lines between them; `cell` is their long side in inches."""
     rows, columns, h, w = cells.shape
     sheet = np.full((rows, h + 1, columns, w + 1), np.nan, dtype=np.float32)
     sheet[:, :h, :, :w] = cells.transpose(0, 2, 1, 3)
@@ -275,6 +275,6 @@ def unit(values: FloatArray) -> FloatArray:
 
 
 def _shorten(name: str, most: int) -> str:
-    name = " ".join(name.encode(errors="replace").decode().split())  # a file's name may not be UTF-8, or of one line
+    name = " ".join(name.encode(errors="replace").decode().split())  # it may have line breaks or invalid UTF-8
     text = name if len(name) <= most else name[: most - 1] + "…"
-    return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
+    return text.replace("$", r"\$")  # matplotlib renders text between dollar signs as mathematics

@@ -1,8 +1,7 @@
 """Explain one image: the prediction, and where in the photograph it comes from.
 
-The photograph is shown with exactly the pixels that predictions are made of. `can_explain` says which methods suit a
-model. `worst_mistakes_page` writes a page of mistakes: each image with the regions that speak for its wrong class and
-for its true one.
+The explained pixels are exactly those that a prediction uses. `choose_methods` returns the methods for a model.
+`worst_mistakes_page` writes a page of mistakes: each image with the regions that support the wrong and the true class.
 
 Shapes: h x w patch grid.
 """
@@ -43,9 +42,10 @@ from vitkit.text.html import image, table, write_page
 
 
 def can_explain(model: Model) -> bool:
-    """Return whether the model has the layers that `gradient` follows.
+    """Return whether the method `gradient` can explain the model.
 
-    Layers that attend, whose tokens the head reads alike in every image; or a map of features ahead of its head.
+    A Vision Transformer needs attention and must not pool by attention. Another network needs a feature map before its
+    head.
     """
     if isinstance(model, Network):
         return model.anatomy.map is not None
@@ -53,10 +53,10 @@ def can_explain(model: Model) -> bool:
 
 
 def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
-    """Return the methods that a name, or `all`, stands for with this model.
+    """Return the method of this name, or with `all` every method that suits the model.
 
     Raises:
-        VitkitError: there is no such method or layer, or it is of other models.
+        VitkitError: the method or layer does not exist, or does not apply to this model.
     """
     if method not in method_names():
         raise VitkitError(f"there is no method {method!r}: expected {', '.join(METHODS)}, or all")
@@ -64,9 +64,9 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
         return _methods_of_network(method, layer, model)
     methods = list(METHODS) if method == "all" else [method]
     if method == "all" and (model.config.pool == "map" or reason_against(model.config, MAPS)):
-        methods = ["occlusion"]  # the others follow what the head reads, and refuse by themselves
+        methods = ["occlusion"]  # the other methods would refuse this model
     if layer is not None and not set(methods) & set(by_layer()):
-        raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(by_layer())}")
+        raise VitkitError(f"{method} uses all layers; --layer applies to {', '.join(by_layer())}")
     if layer is not None:
         find_layer(model.config, layer)
     return methods
@@ -87,7 +87,7 @@ def _methods_of_network(method: str, layer: int | None, model: Network) -> list[
 
 
 def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]:
-    """Return those options that the method accepts."""
+    """Return `target` and `layer` as options, as far as the method accepts them."""
     of_class = {"target": target} if METHODS[method].of_class else {}
     of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}
     return of_class | of_layer
@@ -96,11 +96,11 @@ def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]
 def read_photograph(
     preprocess: Preprocess, source: str | Place | bytes | Image.Image | npt.NDArray[Any] | Tensor
 ) -> tuple[str | None, Image.Image, Tensor, Box]:
-    """Return the path, the photograph, the pixels (C, height, width) that prediction reads, and their region.
+    """Return the path, the photograph, the model's input (C, height, width), and its region in the photograph.
 
     Raises:
-        UnreadableImageError: there is no picture in it.
-        VitkitError: it is neither a path, nor what is in a file, nor a picture in memory.
+        UnreadableImageError: the source is not a picture that can be read.
+        VitkitError: the source is neither a path, nor the content of a file, nor a picture in memory.
     """
     if isinstance(source, (bytes, bytearray)):
         return None, *_read("the picture", preprocess, bytes(source))
@@ -122,13 +122,13 @@ def _read(path: str | Place, preprocess: Preprocess, content: bytes | None = Non
     box = preprocess.box(*picture.image.size)
     if picture.image.size == (picture.width, picture.height):
         return picture.image, pixels, box
-    with picture_of(path, content=content) as whole:  # prediction had decoded it at a smaller scale
+    with picture_of(path, content=content) as whole:  # for the prediction it was decoded at a smaller scale
         photograph = whole.image
     x, y = photograph.width / picture.image.width, photograph.height / picture.image.height
     return photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
 
 
-LONG_SIDE = 2048  # pixels of an overlay, at most
+LONG_SIDE = 2048  # maximum size of an overlay in pixels
 PAGE = "index.html"  # in the folder of an explanation
 ON_PAGE = 640
 _RANKED = 5
@@ -153,16 +153,16 @@ class Explanation:
     """The prediction for an image, and the explanation of each method.
 
     Attributes:
-        path: the image's, as it was given; None for a picture that came without one.
-        photograph: upright, RGB, in its own resolution.
+        path: the path of the image as the caller named it; None for a picture in memory.
+        photograph: the upright RGB picture in its original resolution.
         target: the class that is explained.
         probability: the probability of that class.
         ranking: every class with its probability, the most probable first.
-        maps: method to (h, w), the patches as the model sees them; each method has its own units.
-        heads: (layers, heads, h, w), what each head of `layers` attends to, when it was asked for.
-        layers: which layers `heads` has.
-        box: what the model saw: left, top, right, bottom in pixels of the photograph; beyond it where the model's
-            input was padded.
+        maps: the map (h, w) of each method on the grid of patches. The units differ between methods.
+        heads: the attention of each head, (layers, heads, h, w), if it was requested.
+        layers: the numbers of the layers in `heads`.
+        box: the region that the model received: left, top, right and bottom in pixels of the photograph. It reaches
+            beyond the photograph if the input was padded.
     """
 
     path: str | None
@@ -174,7 +174,7 @@ class Explanation:
     box: Box
     heads: FloatArray | None = None
     layers: tuple[int, ...] = ()
-    is_network: bool = False  # of another library, whose maps are made otherwise
+    is_network: bool = False  # whether the model is another library's network
 
     @property
     def title(self) -> str:
@@ -183,12 +183,12 @@ class Explanation:
         return f"{name}{self.target} {self.probability:.3f}"
 
     def overlay(self, method: str, long_side: int = LONG_SIDE) -> Image.Image:
-        """Draw a method's map over the photograph, pixel by pixel; for `heads`, the mean of the last layer's heads.
+        """Draw a method's map on the photograph; for `heads`, the mean over the heads of the last layer.
 
-        The photograph is made smaller if a side is longer than `long_side`, and larger if it has but a few pixels.
+        The photograph is reduced if a side is longer than `long_side`, and enlarged if it is very small.
 
         Raises:
-            VitkitError: the method was not asked for.
+            VitkitError: there is no map of this method.
         """
         if method == "heads" and self.heads is not None:
             values = self.heads[-1].mean(axis=0)
@@ -215,13 +215,13 @@ class Explanation:
         return f"<div><b>{escape(self.title)}</b></div>{shown}"
 
     def save(self, target: str | Path) -> Path:
-        """Write the explanation: all of it into a folder, or one file by its ending.
+        """Write the explanation to a folder, or to one file in the format of its suffix.
 
-        `.png` is the picture: the overlay, or with several methods all of them side by side. `.npz` has the arrays,
-        `.html` is a page that holds everything. A folder gets each of them, `index.html` being the page.
+        `.png` contains the overlays side by side, `.npz` the arrays, and `.html` is a page with everything. A folder
+        gets all of these; its page is `index.html`.
 
         Raises:
-            VitkitError: the ending is another one.
+            VitkitError: the suffix is another one.
         """
         target = Path(target)
         if target.is_dir() or not target.suffix:
@@ -303,7 +303,7 @@ def explain(
     target: str | int = "top",
     layer: int | None = None,
 ) -> Explanation:
-    """Explain where in an image a class comes from; see `Classifier.explain`."""
+    """Show which regions of an image support a class; see `Classifier.explain`."""
     return explain_classes(classifier, source, (target,), method, layer)[0]
 
 
@@ -328,7 +328,7 @@ def _explain_classes(
 ) -> list[Explanation]:
     model = classifier.model
     if not classifier.classes:
-        raise VitkitError("the model has no head, so there is no class to explain: train one; --anatomy needs none")
+        raise VitkitError("the model has no head, so there is no class to explain: train a head, or use --anatomy")
     methods = _methods(classifier, method, layer)
     path, photograph, pixels, box = read_photograph(classifier.preprocess, source)
     images = pixels[None].to(next(model.parameters()).device)  # (1, C, height, width)
@@ -363,7 +363,7 @@ def _methods(classifier: Explainable, method: str, layer: int | None) -> list[st
         return methods
     known = methods_for(is_network=isinstance(classifier.model, Network))
     if method != "all" and known[method].of_rivals:
-        raise VitkitError(f"{method} asks how one class gives way to others, which here they do not: take gradient")
+        raise VitkitError(f"{method} compares a class with its rivals, and a multi-label model has none: use gradient")
     return [name for name in methods if not known[name].of_rivals]
 
 
@@ -380,7 +380,7 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     """Return the index of a class: `top` for the most probable one, a name, or an index if no class has that name.
 
     Raises:
-        VitkitError: there is no such class; close ones are suggested.
+        VitkitError: there is no such class; the message suggests similar names.
     """
     if target == "top":
         return int(np.argmax(probabilities))
@@ -397,7 +397,7 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
 
 
 def _heads(wanted: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...]]:
-    """(layers, heads, h, w) of one layer, or of every one that attends; and their numbers."""
+    """Return the heads' maps (layers, heads, h, w) of one layer or of all with attention, and the layers' numbers."""
     model = vit_of(wanted, HEADS)
     config = model.config
     if layer is not None:
@@ -418,22 +418,22 @@ def _clean(text: str) -> str:
 def worst_mistakes_page(
     classifier: Explainable, rows: Iterable[tuple[str, str, str]], out: str | Path, method: str = "gradient"
 ) -> int:
-    """Write a gallery of mistakes: each image as it is, where its wrong class comes from, and where its true one.
+    """Write a page of mistakes: each image with the regions that support its wrong class and its true class.
 
     Args:
         classifier: the classifier whose mistakes they are.
-        rows: path, true class, predicted class; in the order of the page.
+        rows: path, true class and predicted class of each image, in the order of the page.
         out: the HTML file.
-        method: a method that can tell classes apart.
+        method: a class-specific method.
 
     Returns:
-        How many images the page shows; one that cannot be explained is a line with its reason.
+        The number of images that the page shows. For an image that cannot be explained it gives the reason.
 
     Raises:
-        VitkitError: a class is not the classifier's, or the method is unknown or cannot tell classes apart.
+        VitkitError: a class is not the classifier's, or the method is unknown or not class-specific.
     """
     if method not in class_specific():
-        raise VitkitError(f"method {method!r} cannot tell two classes apart; take one of {', '.join(class_specific())}")
+        raise VitkitError(f"method {method!r} is not class-specific; use one of {', '.join(class_specific())}")
     tells = methods_for(is_network=isinstance(classifier.model, Network))[method].tells
     body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(tells)}</p>"], 0
     for path, true, predicted in rows:
@@ -451,10 +451,10 @@ def worst_mistakes_page(
 def explain_mistake(
     classifier: Explainable, path: str | Place, true: str, predicted: str, method: str = "gradient"
 ) -> list[tuple[str, bytes]] | str:
-    """Show a misclassified photograph beside the maps of its wrong and its true class: captions and JPEGs.
+    """Show a misclassified photograph next to the maps of its wrong class and its true class.
 
     Returns:
-        Why there are none, where the photograph cannot be read or explained.
+        Captions and JPEGs, or the reason why the photograph cannot be read or explained.
 
     Raises:
         VitkitError: a class is not the classifier's, or the method is unknown.

@@ -1,14 +1,14 @@
-"""Methods that use the gradient of a class: attention weighed by it, and Grad-CAM for convolutional networks.
+"""Methods that use the gradient of a class: gradient-weighted attention, and Grad-CAM for convolutional networks.
 
 The relevance of a layer is the mean over heads of the positive part of A times the gradient of the class's logit with
-respect to A (arXiv 2012.09838 and 2103.15679, sec. 3.1). The forward pass stores only the input of each layer; on the
-way back, one layer at a time is computed again with explicit attention, so there are never more than one layer's
-matrices.
+respect to A (arXiv 2012.09838 and 2103.15679, sec. 3.1). The forward pass stores only the input of each layer. The
+backward pass computes one layer at a time again with explicit attention, so the matrices of only one layer are in
+memory.
 
-Grad-CAM (arXiv 1610.02391, sec. 3) weighs each channel of the last map of features by the mean gradient of the class's
-logit (eq. 1) and keeps the positive part of their sum (eq. 2).
+Grad-CAM (arXiv 1610.02391, sec. 3) weights each channel of the last feature map by the mean gradient of the class's
+logit (eq. 1) and keeps the positive part of the sum (eq. 2).
 
-Shapes: B batch, H heads, N tokens, D hidden size, K classes, C channels, h x w patch grid or last map of features.
+Shapes: B batch, H heads, N tokens, D hidden size, K classes, C channels, h x w patch grid or last feature map.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Target = Tensor | int | None  # a class for each image, or one for all; None is 
 
 
 class WrittenAttention(Attention):
-    """Attention written out: eq. 6 in float32, with the matrix (B, H, N, N) kept in `seen` for its gradient."""
+    """Explicit attention, eq. 6 in float32, which keeps the matrix (B, H, N, N) in `seen` for its gradient."""
 
     seen: Tensor
 
@@ -45,18 +45,20 @@ class WrittenAttention(Attention):
 def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
     """Follow the relevance of a class through all layers: (B, h, w), not normalised.
 
-    R <- R + relevance R, from the identity, first layer to last. Here one row of R is followed, last layer to first.
+    R starts as the identity, and each layer adds its relevance times R. Only the required row of R is computed here,
+    from the last layer to the first.
 
     Args:
-        model: compiled or not, of any precision, under autocast or not; its mode and its gradients stay as they are.
+        model: the model, compiled or not, in any precision; its mode and its gradients are not changed.
         images: (B, C, height, width), preprocessed.
-        target: a class for each image (B,), or one for all; None is the class that the model predicts.
+        target: one class for each image (B,), or one for all; None is the predicted class.
 
     Returns:
-        The patches' entries of the class token's row; of the rows that the head reads (`readers`), where it reads more.
+        The row of the class token, for the patches only. If the classification head reads other tokens, the mean of
+        their rows, weighted as by `readers`.
 
     Raises:
-        VitkitError: there is no such class, the model has no head, or no layer attends.
+        VitkitError: there is no such class, the model has no head, or no layer has attention.
     """
     config = plain(model).config
     row = readers(config).to(images.device)  # (N,), then (B, N)
@@ -67,15 +69,15 @@ def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) ->
 
 
 def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, layer: int = -1) -> Tensor:
-    """Return what the head's token attends to in one layer, weighted by its effect on a class: (B, h, w).
+    """Return the attention to each patch in one layer, weighted by its effect on a class: (B, h, w).
 
-    It does not tell from where the tokens of that layer got what they hold, least of all with mean pooling.
+    Earlier layers mix information between tokens, which this map does not show. This matters most with mean pooling.
 
     Args:
         model: see `gradient_rollout`.
         images: (B, C, height, width), preprocessed.
-        target: a class for each image (B,), or one for all; None is the class that the model predicts.
-        layer: counted from the end where negative; -1 is the last that attends.
+        target: see `gradient_rollout`.
+        layer: see `attention.find_layer`.
 
     Raises:
         VitkitError: there is no such class or layer, the model has no head, or the layer has no attention.
@@ -88,10 +90,10 @@ def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, 
 
 
 def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
-    """Return the class of each image, (B,), where the logits are (B, K).
+    """Return the class to explain for each image, (B,); by default the one with the largest logit (B, K).
 
     Raises:
-        VitkitError: there is no such class, or not one for each image.
+        VitkitError: there is no such class, or their number is not that of the images.
     """
     if target is None:
         return logits.argmax(dim=-1)
@@ -106,9 +108,9 @@ def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
 
 
 def check_head(config: Config) -> None:
-    """Refuse a model that names no class."""
+    """Refuse a model without a classification head."""
     if config.num_classes == 0:
-        raise VitkitError("the model has no head, so there is no class to explain; take rollout or raw attention")
+        raise VitkitError("the model has no head, so there is no class to explain; use rollout or raw")
 
 
 def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tuple[int, Tensor]]:
@@ -123,7 +125,7 @@ def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tu
             yield layer, relevance
 
 
-@torch.inference_mode(mode=False)  # autograd refuses what was made in inference mode
+@torch.inference_mode(mode=False)  # autograd refuses tensors that were created in inference mode
 @torch.no_grad()
 def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[Tensor]]:
     """Return a twin of the model, the input of each layer and the output of the last, (B, N, D) each."""
@@ -140,7 +142,7 @@ def _enter(model: VisionTransformer, tokens: Tensor, target: Target) -> Tensor:
     """Return the gradient of each image's target logit with respect to the last layer's output, (B, N, D)."""
     tokens.requires_grad_()
     logits = model.forward_head(model.norm(tokens))  # (B, K)
-    targets = find_targets(model.config, target, logits).clone()  # inference mode may have made them, too
+    targets = find_targets(model.config, target, logits).clone()  # they may have been created in inference mode
     return torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), tokens)[0]
 
 
@@ -160,26 +162,26 @@ def _back(model: VisionTransformer, layer: int, x: Tensor, gradient: Tensor) -> 
 
 
 def _times(row: Tensor, relevance: Tensor) -> Tensor:
-    """(N,) or (B, N) times (B, N, N) -> (B, N), in float32."""
+    """Multiply a row (N,) or (B, N) by matrices (B, N, N) in float32: (B, N)."""
     with torch.autocast(relevance.device.type, enabled=False):
         return (row.unsqueeze(-2) @ relevance).squeeze(-2)
 
 
-@torch.inference_mode(mode=False)  # autograd refuses what was made in inference mode
+@torch.inference_mode(mode=False)  # autograd refuses tensors that were created in inference mode
 @torch.enable_grad()
 def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
-    """Return where in the last feature map a class comes from: (B, h, w), not normalised.
+    """Return the Grad-CAM of a class in the last feature map: (B, h, w), not normalised.
 
     Args:
-        model: a network of another library; its mode and its gradients stay as they are.
+        model: a network of another library; its mode and its gradients are not changed.
         images: (B, C, height, width), preprocessed.
-        target: a class for each image (B,), or one for all; None is the class that the model predicts.
+        target: see `gradient_rollout`.
 
     Raises:
-        VitkitError: there is no such class, the model has no head, or no map of features comes before it.
+        VitkitError: there is no such class, or the model has no head or no feature map before it.
     """
     if not isinstance(model, Network):
-        raise VitkitError("Grad-CAM is of convolutional networks; take gradient")
+        raise VitkitError("Grad-CAM applies to convolutional networks; use gradient")
     check_head(model.config)
     check_map(model)
     still = twin(model, Attention)
@@ -187,10 +189,10 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
 
     def keep(_module: nn.Module, _inputs: object, made: Tensor) -> Tensor:
         seen.append(made.detach().requires_grad_())
-        return seen[-1].clone()  # what follows may change it in place
+        return seen[-1].clone()  # later layers may change it in place
 
     place = still.network.get_submodule(str(model.anatomy.map))
-    place._forward_hooks = OrderedDict()  # which the twin has in common with the model
+    place._forward_hooks = OrderedDict()  # the twin shares these with the model
     place.register_forward_hook(keep)
     images = images.detach().to(next(still.parameters()))
     logits = still(images.clone() if images.is_inference() else images).float()
@@ -201,12 +203,12 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
 
 
 def check_map(model: Network) -> None:
-    """Refuse a network without a map of features ahead of its head.
+    """Check that a network has a feature map before its head.
 
     Raises:
-        VitkitError: it has none: its last parts attend, or the images are too small.
+        VitkitError: it has none, because its last layers use attention or the images are too small.
     """
     if model.anatomy.map is None:
         raise VitkitError(
-            f"{model.config.full_name} has no map of features ahead of its head, which gradient needs: take occlusion"
+            f"{model.config.full_name} has no feature map before its head, which gradient requires: use occlusion"
         )

@@ -1,6 +1,6 @@
 """The explanation methods, one row each. Importing this module does not import torch.
 
-To add a method, add a function and a row. The command line derives its choices from this table, and pages their texts.
+To add a method, add a function and a row. The choices of the command line and the texts of pages come from this table.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Method:
 
     Attributes:
         name: the name by which it is requested.
-        tells: what the map says, in a sentence or two, for the page.
-        module: the module where its function is.
-        function: (model, images) -> (B, h, w) float32; of `heads`, (B, H, h, w).
-        of_class: the function takes `target` as well, and its map is of that class.
-        of_layer: it takes `layer` as well, and its map is of that layer.
-        of_rivals: it asks how one class gives way to others, so a multi-label model has no answer.
+        tells: a description of the map for pages, one or two sentences.
+        module: the module of the function.
+        function: the name of a function (model, images) -> (B, h, w) float32; for `heads`, (B, H, h, w).
+        of_class: whether the function also takes `target`, because its map is specific to a class.
+        of_layer: whether the function also takes `layer`, because its map is specific to a layer.
+        of_rivals: whether the map compares a class with its rivals, so that it does not apply to multi-label models.
     """
 
     name: str
@@ -37,21 +37,21 @@ class Method:
     of_rivals: bool = False
 
     def __call__(self, model: object, images: Tensor, *arguments: object, **options: object) -> Tensor:
-        """Compute the map; the options are `target` and `layer`, if the method takes them, and its own."""
+        """Compute the map. The options are `target` and `layer`, if the method takes them, and its function's."""
         compute: Callable[..., Tensor] = getattr(import_module(self.module), self.function)
         return compute(model, images, *arguments, **options)
 
 
 METHODS: dict[str, Method] = {}
-OF_NETWORKS: dict[str, Method] = {}  # of these names, what they are for another library's network
-HEADS = "heads"  # which makes one map for each head, where the others make one of all
+OF_NETWORKS: dict[str, Method] = {}  # the methods for another library's network, by the same names
+HEADS = "heads"  # makes one map per head; the other methods make one in total
 
 
 def register(method: Method) -> None:
-    """Add a row; a command line that is imported afterwards offers it.
+    """Add a method. The command line offers it if it is imported afterwards.
 
     Raises:
-        ValueError: there is one of this name.
+        ValueError: a method with this name exists already.
     """
     if method.name in method_names():
         raise ValueError(f"there is a method {method.name!r} already")
@@ -83,27 +83,27 @@ _HOME = "vitkit.explanation"
 for _row in (
     Method(
         "gradient",
-        "Attention followed through all layers, weighed by what it does for this class.",
+        "Attention followed through all layers, weighted by its effect on this class.",
         f"{_HOME}.gradient",
         "gradient_rollout",
         of_class=True,
     ),
     Method(
         "rollout",
-        "Attention followed through all layers. The same whatever class is asked about.",
+        "Attention followed through all layers. It is the same for every class.",
         f"{_HOME}.attention",
         "rollout",
     ),
     Method(
         "raw",
-        "What the model attends to in one layer, heads averaged. The same whatever class is asked about.",
+        "The attention of one layer, averaged over heads. It is the same for every class.",
         f"{_HOME}.attention",
         "last_attention",
         of_layer=True,
     ),
     Method(
         "gradient-attention",
-        "The attention of one layer, weighed by what it does for this class.",
+        "The attention of one layer, weighted by its effect on this class.",
         f"{_HOME}.gradient",
         "gradient_attention",
         of_class=True,
@@ -111,7 +111,7 @@ for _row in (
     ),
     Method(
         "occlusion",
-        "By how much this class becomes less probable when a square is covered. Not attention: an experiment.",
+        "How much less probable this class becomes when a square is covered. This is an experiment, not attention.",
         f"{_HOME}.occluding",
         "occlusion",
         of_class=True,
@@ -119,7 +119,7 @@ for _row in (
     ),
     Method(
         HEADS,
-        "What each head of each layer attends to, whatever class is asked about.",
+        "The attention of each head in each layer. It is the same for every class.",
         f"{_HOME}.attention",
         "head_maps",
         of_layer=True,
@@ -130,8 +130,7 @@ for _row in (
 OF_NETWORKS |= {
     "gradient": Method(
         "gradient",
-        "Grad-CAM: the last map of features before they are pooled, each channel weighed by what it does for this "
-        "class.",
+        "Grad-CAM: the last feature map before the pooling, each channel weighted by its effect on this class.",
         f"{_HOME}.gradient",
         "grad_cam",
         of_class=True,

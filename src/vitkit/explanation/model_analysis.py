@@ -1,7 +1,6 @@
-"""Measure what a checkpoint has learned, independently of a picture: the paper's Figure 7 and app. D.7.
+"""Measure what a model has learned, as in the paper's Figure 7 and app. D.7, and draw the results.
 
-The colour maps of its figures, viridis and cividis, are perceptually uniform and
-readable in grey print and for colour-blind readers.
+The colour maps, viridis and cividis, are perceptually uniform and readable in grey print and for colour-blind readers.
 
 Shapes: B images, C channels, L layers, H heads, N tokens, h x w patch grid. All results are numpy arrays.
 """
@@ -32,18 +31,18 @@ _TINY = 1e-12
 def filter_components(model: VisionTransformer, number: int = 28) -> FloatArray:
     """Return the first principal components of the patch embedding's filters (Figure 7, left).
 
-    The filters are centred on their mean; a component's sign, which means nothing, makes its largest entry positive.
+    The filters are centred on their mean. The sign of a component is arbitrary; its largest entry is made positive.
 
     Returns:
-        (number, patch height, patch width, C), each of length 1, the one that explains most first; fewer where the
-        filters do not span so many.
+        (number, patch height, patch width, C), each of length 1, in decreasing order of explained variance. There are
+        fewer if the filters have a lower rank.
 
     Raises:
-        VitkitError: the model is a hybrid, whose patches are cut from a feature map and have no picture.
+        VitkitError: the model is a hybrid, whose filters apply to a feature map and cannot be drawn.
     """
     model = plain(model)
     if model.config.stem is not None:
-        raise VitkitError("the patches of a hybrid are cut from a ResNet's feature map: its filters have no picture")
+        raise VitkitError("the patch filters of a hybrid apply to the feature map of a ResNet and cannot be drawn")
     filters = model.patch_embed.proj.weight.detach().double().cpu().numpy()  # (D, C, p, p)
     flat = filters.reshape(len(filters), -1)
     _, _, components = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
@@ -54,21 +53,21 @@ def filter_components(model: VisionTransformer, number: int = 28) -> FloatArray:
 
 
 def position_similarity(model: VisionTransformer) -> FloatArray:
-    """Return the cosine similarity of each patch's position embedding with every other's (Figure 7, middle).
+    """Return the cosine similarity of the position embeddings of each pair of patches (Figure 7, middle).
 
-    Prefix tokens are left out. Where each layer adds positions of its own, the first layer's are compared.
+    If each layer adds its own position embeddings, those of the first layer are compared.
 
     Returns:
-        (h, w, h, w): at [i, j] the picture of row i, column j.
+        (h, w, h, w); [i, j] contains the similarities of the patch in row i and column j to all patches.
 
     Raises:
-        VitkitError: nothing is added to the tokens: the model has no positions, or relative ones.
+        VitkitError: the model has no position embeddings that are added to the tokens.
     """
     model = plain(model)
     positions = model.positions()
     if positions is None:
         kind = "no positions" if model.config.position == "none" else "relative positions, inside attention"
-        raise VitkitError(f"the model has {kind}: there are no position embeddings to compare")
+        raise VitkitError(f"the model has {kind}, so there are no position embeddings to compare")
     h, w = model.config.grid
     table = positions.detach()[model.config.prefix_tokens :].double().cpu().numpy()  # (h*w, D)
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), _TINY)
@@ -76,10 +75,10 @@ def position_similarity(model: VisionTransformer) -> FloatArray:
 
 
 def row_and_column_contrast(similarity: FloatArray) -> tuple[float, float, float]:
-    """Return how far `position_similarity` shows rows and columns, as the paper's does.
+    """Measure whether position embeddings reflect rows and columns, as in the paper.
 
     Returns:
-        The mean similarity of positions in the same row, in the same column, and in neither; never of one with itself.
+        The mean similarity of different positions in the same row, in the same column, and in neither.
     """
     h, w = similarity.shape[:2]
     rows, columns = np.divmod(np.arange(h * w), w)
@@ -91,18 +90,21 @@ def row_and_column_contrast(similarity: FloatArray) -> tuple[float, float, float
 
 
 def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """Return how far each head looks: the mean distance in pixels to what a patch attends to (Figure 7, right).
+    """Return the mean attention distance of each head in pixels (Figure 7, right).
 
-    App. D.7: from each query patch to all patches, weighted by attention and averaged over queries and images. Prefix
-    tokens have no place in the picture: they ask nothing, and the weights upon the patches alone are made to sum to 1.
-    Distances are between the patches' centres, in pixels of the model's input; (B, C, height, width) `images` are
-    preprocessed.
+    It is the distance from each query patch to all patches, weighted by attention, and averaged over queries and images
+    (app. D.7). Prefix tokens have no position: they are not used as queries, and the attention to the patches is
+    normalised to sum to 1. Distances are between the centres of patches, in pixels of the model's input.
+
+    Args:
+        model: the model.
+        images: (B, C, height, width), preprocessed.
 
     Returns:
-        (L, H); NaN in layers that convolve instead of attending.
+        (L, H); NaN in convolutional layers.
 
     Raises:
-        VitkitError: there are no images, or no layer attends.
+        VitkitError: there are no images, or no layer has attention.
     """
     config = plain(model).config
     apart = torch.from_numpy(_patch_distances(config))
@@ -116,20 +118,20 @@ def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
 
 
 def uniform_distance(model: VisionTransformer) -> float:
-    """`attention_distance` of a head that looks at all patches alike, in pixels, to hold others against."""
+    """Return the `attention_distance` of a head that attends to all patches equally, as a reference."""
     return float(_patch_distances(plain(model).config).mean())
 
 
 def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """Return how widely each head spreads its attention: the mean entropy of a row of its matrix, in bits.
+    """Return the mean entropy of each head's attention, in bits.
 
-    0 is one token alone, log2(N) all alike. Every row counts, and every token in it, prefix tokens too.
+    It is 0 if each token attends to a single token, and log2(N) if it attends to all equally. Prefix tokens count.
 
     Returns:
-        (L, H); NaN in layers that convolve instead of attending.
+        (L, H); NaN in convolutional layers.
 
     Raises:
-        VitkitError: there are no images, or no layer attends.
+        VitkitError: there are no images, or no layer has attention.
     """
     return _by_head(model, images, lambda attention: torch.special.entr(attention).sum(-1).mean(-1) / np.log(2))
 
@@ -137,8 +139,8 @@ def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
 def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
     """Return the norm of each token after each layer, before the final normalisation.
 
-    A few patches of very great length in late layers are artefacts: the model keeps notes there that have nothing to
-    do with what the patch shows (arXiv 2309.16588).
+    A few patches with very large norms in late layers are artefacts: the model stores global information there, which
+    is unrelated to the content of the patch (arXiv 2309.16588).
 
     Returns:
         (L, B, N), prefix tokens first.
@@ -148,9 +150,9 @@ def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
 
 
 def layer_similarity(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """Return how similarly layers represent the images: linear CKA of each pair of layers (arXiv 1905.00414).
+    """Return the linear CKA of each pair of layers, which measures how similarly they represent the images.
 
-    A layer's representation of an image is all its tokens in a row. See `linear_cka` for the estimator.
+    The representation of an image is the concatenation of all its tokens (arXiv 1905.00414). See `linear_cka`.
 
     Returns:
         (L, L), 1 on the diagonal.
@@ -163,11 +165,11 @@ def layer_similarity(model: VisionTransformer, images: Tensor) -> FloatArray:
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Centred kernel alignment of two representations (n, features) of the same n images: 1 the same, 0 unrelated.
+    """Return the centred kernel alignment of two representations (n, features) of the same n images.
 
-    Rotating or scaling a representation changes nothing. HSIC is estimated without bias (Song et al., JMLR 2012, as in
-    arXiv 2010.15327): with fewer images than features the plain estimate nears 1 whatever is compared. Unrelated
-    representations may therefore come out a little below 0.
+    It is 1 for equal representations and 0 for unrelated ones, and invariant to rotation and scaling. HSIC is estimated
+    without bias (Song et al., JMLR 2012, as in arXiv 2010.15327), because the biased estimate approaches 1 if there are
+    fewer images than features. The result may therefore be slightly below 0.
 
     Raises:
         VitkitError: there are fewer than 4 images.
@@ -176,7 +178,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 
 def _patch_distances(config: ViTConfig) -> npt.NDArray[np.float64]:
-    """(h*w, h*w), in pixels of the input, from centre to centre."""
+    """Return the distances between the centres of patches in pixels of the input, (h*w, h*w)."""
     h, w = config.grid
     places = np.stack(np.meshgrid(np.arange(h), np.arange(w), indexing="ij"), axis=-1).reshape(h * w, 2)
     pixels = places * np.array(config.patch_size) * config.stem_stride
@@ -184,7 +186,7 @@ def _patch_distances(config: ViTConfig) -> npt.NDArray[np.float64]:
 
 
 def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor], Tensor]) -> FloatArray:
-    """Average over images what `measure` makes of (B, H, N, N), which is (B, H), for each layer: (L, H)."""
+    """Average a measure of attention, (B, H, N, N) -> (B, H), over images for each layer: (L, H)."""
     config = plain(model).config
     _check_images(images)
     layers = attending(config)
@@ -197,8 +199,8 @@ def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor
 
 
 def _tokens_by_layer(model: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
-    """(B, N, D) float32 after each layer; one layer's are in memory."""
-    model = twin(plain(model), Attention)  # no mode is to be set back, wherever the caller stops
+    """Yield the tokens after each layer, (B, N, D) float32. Only those of one layer are in memory."""
+    model = twin(plain(model), Attention)  # in evaluation mode, so that the model's mode need not be restored
     _check_images(images)
     images = images.detach().to(model.patch_embed.proj.weight)
     batches = [model.embed(batch) for batch in torch.split(images, _AT_ONCE)]
@@ -209,15 +211,15 @@ def _tokens_by_layer(model: VisionTransformer, images: Tensor) -> Iterator[Tenso
 
 def _check_images(images: Tensor) -> None:
     if len(images) == 0:
-        raise VitkitError("there are no images to look at; give at least one")
+        raise VitkitError("there are no images; pass at least one")
 
 
 def _gram(x: Tensor) -> npt.NDArray[np.float64]:
-    """(n, n), with a diagonal of zeros, as the unbiased estimator wants it."""
+    """Return the Gram matrix (n, n) with a zero diagonal, for the unbiased estimator."""
     if len(x) < 4:
         raise VitkitError(f"CKA compares layers over at least 4 images, not {len(x)}")
     x = x.double()
-    x = x - x.mean(dim=0)  # changes nothing but the rounding
+    x = x - x.mean(dim=0)  # only affects rounding
     gram = (x @ x.T).cpu().numpy()
     np.fill_diagonal(gram, 0.0)
     return gram
@@ -235,14 +237,14 @@ def _hsic(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 
 
 _AMOUNT, _SIMILARITY = "viridis", "cividis"
-_MOST_QUERIES = 14  # rows and columns of a grid of grids that can still be told apart
+_MOST_QUERIES = 14  # maximum number of rows and columns in a grid of grids, for readability
 
 
 def filters(components: FloatArray) -> Figure:
-    """Draw the components of the patch embedding's filters, seven in a row, first at the upper left (Figure 7, left).
+    """Draw the components of the patch embedding's filters, seven in a row (Figure 7, left).
 
     Args:
-        components: (number, patch height, patch width, C); each is stretched from black to white.
+        components: (number, patch height, patch width, C); each is scaled to the range from black to white.
 
     Raises:
         VitkitError: C is neither 1 nor 3.
@@ -262,10 +264,10 @@ def filters(components: FloatArray) -> Figure:
 
 
 def position_grid(similarity: FloatArray) -> Figure:
-    """Draw each position's similarity to all others at the place of its patch (Figure 7, middle).
+    """Draw the similarity of each position to all others, arranged as the patches are (Figure 7, middle).
 
     Args:
-        similarity: (h, w, h, w). Of large grids every second, third... position is shown.
+        similarity: (h, w, h, w). In large grids, only every second (third, ...) position is shown.
     """
     h, w = similarity.shape[:2]
     step = -(-max(h, w) // _MOST_QUERIES)
@@ -281,12 +283,12 @@ def position_grid(similarity: FloatArray) -> Figure:
 
 
 def by_head(values: FloatArray, title: str, label: str) -> Figure:
-    """Draw a dot for each head over its layer (Figure 7, right).
+    """Plot a value for each head by layer (Figure 7, right).
 
     Args:
         values: (L, H); NaN is not drawn.
-        title: above it.
-        label: what a value is.
+        title: the title of the figure.
+        label: the label of the vertical axis.
     """
     figure = Figure(figsize=(5.2, 3.8), layout="constrained")
     axis = figure.subplots()
@@ -322,7 +324,7 @@ def norms(values: FloatArray, prefix_tokens: int) -> Figure:
 
     Args:
         values: (L, B, N), prefix tokens first.
-        prefix_tokens: how many are no patches.
+        prefix_tokens: the number of prefix tokens.
     """
     layers = np.arange(len(values))
     patches = values[:, :, prefix_tokens:].reshape(len(values), -1)  # (L, B*h*w)

@@ -1,9 +1,9 @@
 """Occlusion: how the probability of a class changes when a part of the image is covered (arXiv 1311.2901, sec. 4.2).
 
-It uses neither attention nor gradients, so it can serve as a referee for the methods that do. It takes one forward pass
-for each place of the square.
+It uses neither attention nor gradients, so it can verify the methods that do. It needs one forward pass for each
+position of the square.
 
-Shapes: B batch, C channels, S places, h x w patch grid, K classes.
+Shapes: B batch, C channels, S positions of the square, h x w patch grid, K classes.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ def occlusion(
     """Return how much a class's probability drops when a square of patches is covered: (B, h, w), -1 to 1.
 
     Args:
-        model: compiled or not, of any precision, under autocast or not; its mode stays as it is.
+        model: the model, compiled or not, in any precision; its mode is not changed.
         images: (B, C, height, width), preprocessed.
-        target: a class for each image (B,), or one for all; None is the class that the model predicts.
-        square: its side in patches, of another library's network in 14ths of the image; a longer one than the grid's
-            covers all.
-        stride: patches from one place to the next; the last row and column are always covered.
+        target: one class for each image (B,), or one for all; None is the predicted class.
+        square: the side of the square in patches, or in 14ths of the image for another library's network.
+        stride: the number of patches between positions of the square. The last row and column are always covered.
         fill: the value of covered pixels after preprocessing; 0 is the mean colour.
-        batch_size: covered images that pass through the model together.
+        batch_size: the number of covered images in a forward pass.
 
     Returns:
-        For each patch the mean drop over the squares that covered it.
+        For each patch, the mean drop over the squares that cover it.
 
     Raises:
-        VitkitError: there is no such class, the model has no head, or a number makes no sense.
+        VitkitError: there is no such class, the model has no head, or a number is out of range.
     """
     model = _plain(model)
     check_head(model.config)
@@ -88,7 +87,7 @@ def _starts(side: int, length: int, stride: int) -> list[int]:
 
 
 def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor) -> Tensor:
-    """Images (S, C, height, width), or one for all, with the pixels of patches (S, h, w) replaced by `fill`."""
+    """Replace the pixels of patches (S, h, w) by `fill` in images (S, C, height, width), or in one image S times."""
     down, across = _patch(config)
     pixels = patches.repeat_interleave(down, dim=1).repeat_interleave(across, dim=2)
     height, width = images.shape[-2:]  # a hybrid's last patches may reach beyond the image
@@ -96,13 +95,13 @@ def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor)
 
 
 def _plain(model: nn.Module) -> Model:
-    """Return the model itself if `torch.compile` has wrapped it: ours, or another library's network."""
+    """Return a Vision Transformer or another library's network, without the wrapper of `torch.compile`."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, Network) else plain(inner)
 
 
 def _patch(config: Config) -> tuple[int, int]:
-    """Height and width in pixels of what is covered at the least: a patch; of another library's network such a part."""
+    """Return the height and width in pixels of a patch, or of a 14th of the image for another library's network."""
     if isinstance(config, NetworkConfig):
         height, width = config.image_size
         return max(round(height / _PARTS), 1), max(round(width / _PARTS), 1)
