@@ -88,6 +88,22 @@ def test_doubtful_labels_that_are_decided_are_not_shown_again(vitkit: Any, suspe
     assert found["decided"] == 1
 
 
+def test_rows_that_the_run_has_read_decide_nothing(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
+    first, second, third = rows(suspected)
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit(first[0], first[1]), Edit(second[0], second[1], second[1]), Edit(third[0], third[1])])
+    shutil.copy(file, suspected / "labels.csv")
+
+    def left() -> list[str]:
+        found = json.loads(vitkit("doctor", suspected / "label_errors.csv", "--labels", file, "--json").out)
+        return [own["path"] for own in found["suspects"]]
+
+    assert left() == [first[0], third[0]], "the second row confirms the label"
+    with file.open("a") as text:
+        text.write(f"{third[0]},{third[1]},,,\n")
+    assert left() == [first[0]], "added since the run"
+
+
 def test_the_doctor_says_what_following_a_suggestion_means_and_which_rows_match_nothing(
     vitkit: Any, suspected: Path, tmp_path: Path
 ) -> None:

@@ -474,6 +474,30 @@ def test_who_follows_a_suggestion_that_is_shown_has_not_labelled_alone(client: T
     assert [own.proposed_by for own in labels_so_far(place.labels).edits] == ["first", "first", "", "", ""]
 
 
+@pytest.mark.usefixtures("doubtful")
+def test_a_label_from_the_label_file_is_no_decision_about_it_but_a_later_row_and_a_confirmation_are(
+    client: TestClient, place: Workspace
+) -> None:
+    """The run was trained on labels of the label file: these are the ones that it suspects."""
+    add_edits(place.labels, [Edit(f"blue/img{i}.png", "blue") for i in (1, 2)])
+    shutil.copy(place.labels, place.runs / "first" / "labels.csv")
+    told = everything(client)
+    assert sorted(told["doubts"]) == ["0", "1", "2"] and told["decided"] == []
+    assert told["doubts"]["0"]["suggested"] == "red" and float(told["doubts"]["0"]["score"]) == 0.9
+    address = "/api/results/runs/first/suspects"
+    assert {own["state"] for own in client.get(address).json()["suspects"]} == {"open"}
+    kept = ask(client, "labels", version=told["version"], images=[0], label="blue")  # the class that it has
+    assert kept["decided"] == [0]
+    assert labels_so_far(place.labels).edits[-1][:3] == ("blue/img1.png", "blue", "blue")
+    assert ask(client, "labels", version=told["version"], images=[1], label="green")["decided"] == [0, 1]
+    assert [own["state"] for own in client.get(address).json()["suspects"]] == ["kept", "relabelled", "open"]
+    rows = len(labels_so_far(place.labels).edits)
+    ask(client, "labels", version=told["version"], images=[0, 4], label="blue")
+    assert len(labels_so_far(place.labels).edits) == rows + 1, "a confirmation is written once"
+    shutil.copy(place.labels, place.runs / "first" / "labels.csv")  # a later run that suspects the same label
+    assert everything(client)["decided"] == [0], "what was confirmed stays decided"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_edits_and_their_undoing_agree_with_a_dictionary(place: Workspace, seed: int) -> None:
     """An oracle of its own: labels as a list, and the lists before each step."""

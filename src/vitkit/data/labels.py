@@ -16,6 +16,7 @@ import itertools
 import os
 import unicodedata
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -37,6 +38,7 @@ from vitkit.system.files import (
     regular,
     write_bytes,
 )
+from vitkit.system.run_files import LABELS
 from vitkit.text.cells import JOINT, by_chance, harmless, restored
 
 EXCLUDED = ""  # the label of a picture that is to be left out
@@ -456,6 +458,28 @@ def chance_in_words(suspects: Sequence[Suspect]) -> str:
     """Describe `expected_by_chance`, starting with a semicolon; return "" if it is unknown or there are no suspects."""
     expected = expected_by_chance(suspects)
     return f"; {by_chance(len(suspects), expected)}" if suspects and expected is not None else ""
+
+
+def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
+    """Return the rows of a label file that decide about the suspected label errors of a run, by path.
+
+    The last row of an image decides if the run has not read it, that is, if it is not in the run's copy of the label
+    file. Of the rows that the run has read, only those decide that confirm a label (`is_confirmation`): the others are
+    the labels that the run suspects.
+    """
+    read = Counter(labels_so_far(run / LABELS).edits)
+    last: dict[str, tuple[Edit, bool]] = {}
+    for edit in labels.edits:
+        is_new = not read[edit]
+        if not is_new:
+            read[edit] -= 1
+        last[edit.path] = edit, is_new
+    return {path: edit for path, (edit, is_new) in last.items() if is_new or is_confirmation(edit)}
+
+
+def is_confirmation(edit: Edit) -> bool:
+    """Return whether a row confirms the label that its image has, as the studio writes for "Keep"."""
+    return edit.label == edit.previous != EXCLUDED
 
 
 class PathFinder:

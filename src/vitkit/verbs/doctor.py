@@ -102,8 +102,8 @@ def doctor(
     Args:
         data: a folder, a CSV file, or the name of a data set; or the label_errors.csv of a run.
         out: also write an HTML page with pictures.
-        labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data. Suspected label
-            errors that have a row in it count as decided.
+        labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data. A suspected
+            label error counts as decided if a row was added for it since the run, or confirms its label.
         data_root: the folder that now contains the run's images, under the same or other names; only for
             label_errors.csv.
         fit: how training will fit pictures to the input of the model.
@@ -172,8 +172,8 @@ class SuspectedLabels(Result):
         data: the data that the run was trained on.
         images: the number of the run's images.
         suspects: the undecided rows of the list, the most suspicious first.
-        decided: the number of the other rows: those whose image has a row in the label file or whose label in the list
-            was corrected.
+        decided: the number of the other rows: those whose image has a row in the label file that the run has not read
+            or that confirms the label, and those whose label in the list was corrected.
         held_out: the number of suspects in the split that the run was tested on.
         notes: lines about rows of the label file that match no image, and about test labels that models proposed.
         out: the page with pictures, if one was written.
@@ -269,7 +269,7 @@ def _review_labels(
         VitkitError: there is no run beside the list, its images are missing, or `out` cannot be written.
     """
     from vitkit.data.corrections import Followed
-    from vitkit.data.labels import PathFinder, read_labels, read_suspects
+    from vitkit.data.labels import PathFinder, decisions_since, read_labels, read_suspects
     from vitkit.data.split_file import split_from_file
     from vitkit.data.splits import held_out_split
 
@@ -283,7 +283,7 @@ def _review_labels(
     finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_proposed(run)]
     if labels is not None:
         label_file = read_labels(labels)
-        decided = {i for edit in label_file.edits for i in finder.find(edit.path)}
+        decided = {i for path in decisions_since(label_file, run) for i in finder.find(path)}
         followed = Followed(table)
         followed.take(label_file)
         notes += followed.lines(without_place(label_file.name))
@@ -330,7 +330,8 @@ def _proposed(run: Path) -> Iterator[str]:
 def _is_decided(suspect: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:
     """Return whether somebody has decided on a suspect.
 
-    This is the case if its image has a row in the label file, or if the label in the list is not that of the run.
+    This is the case if a row of the label file decides about its image (`data.labels.decisions_since`), or if the label
+    in the list is not that of the run.
     """
     return any(i in decided or table.name_of(i) != suspect.label for i in images)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -13,16 +12,15 @@ from pydantic import BaseModel, Field
 
 from vitkit.data.decode import UnreadableImageError
 from vitkit.data.doctor.examine import Diagnosis, examine
-from vitkit.data.labels import EXCLUDED
+from vitkit.data.labels import EXCLUDED, Suspect, decisions_since, read_suspects
 from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
 from vitkit.data.table import UNLABELLED, ImageTable, table_of
 from vitkit.data.task import MULTI_LABEL
 from vitkit.errors import VitkitError
-from vitkit.system.files import regular, to_json
+from vitkit.system.files import to_json
 from vitkit.system.run_files import LABEL_ERRORS, SPLIT
-from vitkit.text.cells import restored
 from vitkit.webapp.likeness import Background, Likeness, next_labels
-from vitkit.webapp.photographs import Photographs, State, Thumbnails, stamp_of
+from vitkit.webapp.photographs import Doubts, Photographs, State, Thumbnails, stamp_of
 from vitkit.webapp.workspace import Workspace
 
 
@@ -66,24 +64,26 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
 
     Photographs whose content has changed since that run are left out.
     """
-    name, doubts = doubts_of(workspace, table)
-    number = {path: i for i, path in enumerate(table.paths)} if doubts else {}
-    split = workspace.runs / name / SPLIT
-    contents = _contents_of(split, stamp_of(split)) if doubts else {}
+    doubts = doubts_of(workspace, table)
+    number = {path: i for i, path in enumerate(table.paths)} if doubts.suspects else {}
+    split = workspace.runs / doubts.run / SPLIT
+    contents = _contents_of(split, stamp_of(split)) if doubts.suspects else {}
     return {
-        number[path]: {"label": label, "suggested": suggested, "run": name}
-        for path, (label, suggested) in doubts.items()
+        number[path]: {"label": item.label, "suggested": item.suggested, "score": item.score, "run": doubts.run}
+        for path, item in doubts.suspects.items()
         if path in number and is_unchanged(table.file(number[path]), contents.get(path))
     }
 
 
-def doubts_of(workspace: Workspace, table: ImageTable) -> tuple[str, Mapping[str, tuple[str, str]]]:
-    """Return the newest run that searched for label errors, and the label and suggestion of each suspect by path."""
+def doubts_of(workspace: Workspace, table: ImageTable) -> Doubts:
+    """Return the suspected label errors of the newest run that searched for them."""
     for name, _ in _runs_of(workspace, table):
-        file = workspace.runs / name / LABEL_ERRORS
-        if file.exists():
-            return name, _doubts_in(file, stamp_of(file))
-    return "", {}
+        folder = workspace.runs / name
+        if (file := folder / LABEL_ERRORS).exists():
+            suspects = _suspects_in(file, stamp_of(file))
+            decided = decisions_since(workspace.said.read(), folder) if suspects else {}
+            return Doubts(name, suspects, frozenset(suspects.keys() & decided.keys()))
+    return Doubts()
 
 
 @lru_cache(maxsize=4)
@@ -95,13 +95,11 @@ def _contents_of(split: Path, changed: str) -> Mapping[str, str]:  # noqa: ARG00
 
 
 @lru_cache(maxsize=4)
-def _doubts_in(file: Path, changed: str) -> Mapping[str, tuple[str, str]]:  # noqa: ARG001  # it is read anew
+def _suspects_in(file: Path, changed: str) -> Mapping[str, Suspect]:  # noqa: ARG001  # it is read anew
     try:
-        with open(file, encoding="utf-8", errors="surrogateescape", newline="", opener=regular) as text:
-            rows = [{key: restored(value or "") for key, value in row.items() if key} for row in csv.DictReader(text)]
-    except (OSError, csv.Error, AttributeError):
+        return {item.path: item for item in read_suspects(file)}
+    except (OSError, VitkitError):
         return {}
-    return {row.get("path", ""): (row.get("label", ""), row.get("suggested", "")) for row in rows}
 
 
 def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
@@ -306,5 +304,11 @@ def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
     said = photographs.workspace.said
     undo = {"can_undo": said.can_undo, "can_redo": said.can_redo}
     answer = {"version": state.version, "classes": classes, "names": names}
-    answer |= {"unmatched": state.unmatched, "news": said.news()}
+    answer |= {"unmatched": state.unmatched, "news": said.news(), "decided": _decided(photographs.workspace, state)}
     return {**answer, **undo, "labels": [number[label] for label in state.labels]}
+
+
+def _decided(workspace: Workspace, state: State) -> list[int]:
+    """Return the photographs with a suspected label error about which somebody has decided."""
+    decided = doubts_of(workspace, state.table).decided
+    return [i for i, path in enumerate(state.table.paths) if path in decided] if decided else []

@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from PIL import Image
 
 from vitkit.data.corrections import Followed
 from vitkit.data.decode import UnreadableImageError, picture_of
-from vitkit.data.labels import EXCLUDED, Edit, LabelFile, renaming
+from vitkit.data.labels import EXCLUDED, Edit, LabelFile, Suspect, renaming
 from vitkit.data.sources import has_no_folders, read_table, read_unlabelled
 from vitkit.data.storage import Place, is_there, version_of
 from vitkit.data.table import UNLABELLED, ImageTable
@@ -42,12 +42,31 @@ def stamp_of(file: Place) -> str:
     return " ".join(map(str, version_of(file) or ()))
 
 
-Doubts = tuple[str, Mapping[str, tuple[str, str]]]  # a run, and label and suggestion of each photograph by its path
 _LONGEST = 200  # characters of a class's name
 
 
 class GoneError(VitkitError):
     """A photograph no longer exists where it was."""
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """The suspected label errors that are shown with the photographs.
+
+    Attributes:
+        run: the run whose list it is; empty if there is none.
+        suspects: the suspects by the path of their photograph.
+        decided: the paths of the suspects about which somebody has decided since.
+    """
+
+    run: str = ""
+    suspects: Mapping[str, Suspect] = field(default_factory=dict)
+    decided: frozenset[str] = frozenset()
+
+    def is_open(self, path: str, label: str) -> bool:
+        """Return whether the label of a photograph is suspected, and nobody has decided about it."""
+        suspect = self.suspects.get(path)
+        return suspect is not None and suspect.label == label and path not in self.decided
 
 
 @dataclass(frozen=True)
@@ -123,15 +142,18 @@ class Photographs:
             raise VitkitError("there is no such photograph")
         return table.file(number)
 
-    def label(self, version: str, numbers: Sequence[int], label: str, doubts: Doubts = ("", {})) -> State:
+    def label(self, version: str, numbers: Sequence[int], label: str, doubts: Doubts | None = None) -> State:
         """Give photographs a class. `EXCLUDED` leaves them out, and `UNLABELLED` removes their class.
+
+        If a photograph has the class already, nothing is written, unless its label is suspected: then the row confirms
+        the label.
 
         Args:
             version: the version of the list that `numbers` refer to.
             numbers: the numbers of the photographs.
             label: the class.
-            doubts: the run whose suspected label errors are shown with the photographs, and the label and suggestion of
-                each. If the user follows a suggestion that was shown, the run counts as having proposed the label.
+            doubts: the suspected label errors that are shown with the photographs. If the user follows a suggestion that
+                was shown, the run counts as having proposed the label.
 
         Raises:
             VitkitError: the list has changed since that version, or the name is not valid for a class.
@@ -140,7 +162,12 @@ class Photographs:
         with self._lock:
             state = self._current(version, numbers)
             label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, state.table.task)
-            chosen = [i for i in dict.fromkeys(numbers) if state.labels[i] != label]
+            doubts = doubts or Doubts()
+            chosen = [
+                i
+                for i in dict.fromkeys(numbers)
+                if state.labels[i] != label or doubts.is_open(state.table.paths[i], label)
+            ]
             check_there([state.table.file(i) for i in chosen])
             return self._add([_edit(state, i, label, doubts) for i in chosen])
 
@@ -238,9 +265,8 @@ _CLASSES = "classes.json"
 
 def _edit(state: State, number: int, label: str, doubts: Doubts) -> Edit:
     path, before = state.table.paths[number], state.labels[number]
-    run, doubted = doubts
-    shown = path in doubted and doubted[path][0] == before  # a label that was changed since is doubted no more
-    by = run if shown and label in (doubted[path][1], EXCLUDED) else ""
+    is_shown = doubts.is_open(path, before)  # a label that was changed since is doubted no more
+    by = doubts.run if is_shown and label in (doubts.suspects[path].suggested, EXCLUDED) else ""
     return Edit(path, label, "" if before == UNLABELLED else before, proposed_by=by)
 
 

@@ -14,7 +14,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from vitkit.data.decode import UnreadableImageError
-from vitkit.data.labels import EXCLUDED, Edit, Suspect, chance_in_words, read_suspects
+from vitkit.data.labels import EXCLUDED, Edit, Suspect, chance_in_words, decisions_since, read_suspects
 from vitkit.data.proposals import read_proposals
 from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
 from vitkit.data.storage import Place
@@ -190,9 +190,9 @@ def _seen(folder: Path) -> set[str]:
 
 
 def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Return a run's suspected label errors, the strongest suspicion first, with the decisions made since."""
+    """Return a run's suspected label errors, the strongest suspicion first, with the decisions made since the run."""
     suspects = _suspects(folder)
-    said = {item.path: item.label for item in workspace.said.read().edits}
+    said = {path: edit.label for path, edit in decisions_since(workspace.said.read(), folder).items()}
     rows = [
         {**item._asdict(), "said": said.get(item.path), "state": _state(item, said.get(item.path))}
         for item in suspects[:MOST]

@@ -79,7 +79,9 @@ class DataPage {
   drawCell(cell, id) {
     const { photos } = this;
     const label = photos.labels[id];
-    cell.caption.textContent = label === OUT ? "left out" : label === NONE ? "–" : photos.label(id);
+    const doubt = photos.doubt(id);
+    const caption = label === OUT ? "left out" : label === NONE ? "–" : photos.label(id);
+    cell.caption.textContent = doubt ? `${caption} → ${doubt.suggested}? ${Number(doubt.score).toFixed(2)}` : caption;
     cell.classList.toggle("out", label === OUT);
     cell.classList.toggle("none", label === NONE);
     const troubles = photos.troubles(id);

@@ -31,8 +31,8 @@ export class Photos {
   /** What the studio answers to every edit. */
   take(told) {
     if (told.version !== this.version) throw new Error("The photographs in the folder have changed: look at them anew.");
-    const { classes, names, labels, can_undo, can_redo, unmatched, news } = told;
-    Object.assign(this, { classes, names, labels, can_undo, can_redo, unmatched, news });
+    const { classes, names, labels, can_undo, can_redo, unmatched, news, decided } = told;
+    Object.assign(this, { classes, names, labels, can_undo, can_redo, unmatched, news, decided: new Set(decided) });
   }
 
   async edit(path, body) {
@@ -62,9 +62,15 @@ export class Photos {
     const found = this.check;
     if (found?.unreadable[id]) told.push(`cannot be read: ${found.unreadable[id]}`);
     if (found?.copied.has(id)) told.push(...found.copied.get(id));
-    const doubt = this.doubts.get(id);
-    if (doubt && doubt.label === this.label(id)) told.push(`looks like ${doubt.suggested}`);
+    const doubt = this.doubt(id);
+    if (doubt) told.push(`may be ${doubt.suggested} (by ${Number(doubt.score).toFixed(2)})`);
     return told;
+  }
+
+  /** The suspected label error of a photograph, while nobody has decided about it. */
+  doubt(id) {
+    const doubt = this.doubts.get(id);
+    return doubt && doubt.label === this.label(id) && !this.decided.has(id) ? doubt : null;
   }
 
   takeCheck(found) {
@@ -82,7 +88,7 @@ export class Photos {
   /** How many photographs each finding has. */
   findings() {
     const kinds = [
-      ["doubt", "Label looks wrong", (id) => { const own = this.doubts.get(id); return own && own.label === this.label(id); }],
+      ["doubt", "Label looks wrong", (id) => this.doubt(id)],
       ["copy", "There more than once", (id) => this.check?.copied.has(id)],
       ["conflict", "Copies with two classes", (id) => this.check?.copied.get(id)?.includes("a copy has another class")],
       ["broken", "Cannot be read", (id) => this.check?.unreadable[id] !== undefined],
