@@ -7,6 +7,7 @@ import io
 import os
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from vitkit.data import Edit, add_edits, labels_so_far, read_source, split_to_di
 from vitkit.data import labels as label_file
 from vitkit.evaluation import LabelError, write_label_errors
 from vitkit.system import write_json
-from vitkit.webapp import Photographs, Workspace, create_app, open_workspace
+from vitkit.webapp import Photographs, Workspace, create_app, open_workspace, suggestions
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' OR 1=1 --", "=1+1", "日本語 ", "a" * 180)
 
@@ -149,7 +150,7 @@ def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> 
     version = everything(client)["version"]
     for body in WRONG:
         answer = client.post("/api/data/labels", json={"version": version, **body})
-        assert answer.status_code in (400, 422)
+        assert answer.status_code in (400, 409, 422)
         assert isinstance(answer.json()["error"], str)
         assert not place.labels.exists()
 
@@ -175,7 +176,7 @@ def test_no_address_leads_out_of_the_workspace(client: TestClient, place: Worksp
     (place.runs.parent / "secret.txt").write_text("a secret")
     for path in ELSEWHERE:
         answer = client.get(path)
-        assert answer.status_code in (400, 404, 422), answer.text
+        assert answer.status_code in (400, 404, 409, 422), answer.text
         assert "secret" not in answer.text
         assert "root:" not in answer.text
 
@@ -303,7 +304,7 @@ def test_photographs_that_come_later_are_seen_when_asked_for(place: Workspace, t
     new = client.get("/api/data/all?anew=true").json()
     assert len(new["paths"]) == 13
     answer = client.post("/api/data/labels", json={"version": old["version"], "images": [0], "label": "red"})
-    assert answer.status_code == 400
+    assert answer.status_code == 409
 
 
 # --- Others who work on the same label file ---------------------------------------------------------------
@@ -496,6 +497,47 @@ def test_a_label_from_the_label_file_is_no_decision_about_it_but_a_later_row_and
     assert len(labels_so_far(place.labels).edits) == rows + 1, "a confirmation is written once"
     shutil.copy(place.labels, place.runs / "first" / "labels.csv")  # a later run that suspects the same label
     assert everything(client)["decided"] == [0], "what was confirmed stays decided"
+
+
+def predict_blue(arguments: list[str]) -> None:
+    """In the place of `vitkit predict RUN FILE ... --out FILE`."""
+    verb, run, *files, _, out = arguments
+    assert (verb, Path(run).name) == ("predict", "first")
+    rows = [f"{file},blue,0.{99 - i}0" for i, file in enumerate(files)]
+    Path(out).write_text("path,label,confidence,error\n" + "\n".join(rows) + "\n")
+
+
+@pytest.mark.usefixtures("doubtful")
+def test_what_a_model_suggests_for_photographs_without_a_class_is_marked_when_it_is_accepted(
+    client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suggestions, "run_vitkit", predict_blue)
+    version = everything(client)["version"]
+    assert client.get("/api/data/suggest").json()["run"] == ""
+    assert "train one first" in client.post("/api/data/suggest").json()["error"]
+    (place.runs / "first" / "model.json").write_text("{}")
+    assert "every photograph has a class" in client.post("/api/data/suggest").json()["error"]
+    ask(client, "labels", version=version, images=[4, 5, 6, 7], label=None)
+    ask(client, "suggest")
+    while (told := client.get("/api/data/suggest").json())["running"]:
+        time.sleep(0.01)
+    assert told["found"] == {"4": ["blue", 0.99], "5": ["blue", 0.98], "6": ["blue", 0.97], "7": ["blue", 0.96]}
+    ask(client, "labels", version=version, images=[4], label="blue", run="first", suggested=[4])
+    ask(client, "labels", version=version, images=[5], label="red")
+    groups = [{"label": "blue", "images": [4, 5, 6, 7]}]
+    assert said(ask(client, "accept", version=version, run="first", groups=groups))[4:8] == [
+        "blue",
+        "red",
+        "blue",
+        "blue",
+    ]
+    edits = labels_so_far(place.labels).edits[4:]
+    assert [(own.label, own.proposed_by) for own in edits] == [("blue", "first"), ("red", ""), *[("blue", "first")] * 2]
+    assert client.get("/api/data/suggest").json()["found"] == {}
+    assert said(ask(client, "undo"))[4:8] == ["blue", "red", "none", "none"], "all that was accepted is one step"
+    for run in ("nothing", "..", "../runs"):
+        body = {"version": version, "run": run, "groups": groups}
+        assert client.post("/api/data/accept", json=body).status_code == 400
 
 
 @pytest.mark.parametrize("seed", range(3))

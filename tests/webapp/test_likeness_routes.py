@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,23 @@ def test_alike_and_next_are_by_what_the_model_sees(place: Workspace, monkeypatch
     assert not {*first, red} & set(second)
     client.post("/api/data/labels", json={"version": version, "images": list(range(12)), "label": "seen"})
     assert "already" in client.post("/api/data/next", json={"count": 3}).json()["error"]
+
+
+def test_an_exact_copy_of_a_labelled_photograph_is_not_proposed(
+    place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(likeness, "run_vitkit", see_colours)
+    Path("eyes.pth").write_bytes(b"")
+    for source, copy in (("red-img1", "copy"), ("blue-img1", "first"), ("blue-img1", "second")):
+        shutil.copy(place.photographs / f"{source}.png", place.photographs / f"{copy}.png")
+    client = TestClient(create_app(place), raise_server_exceptions=False)
+    assert looked(client)["ready"]
+    paths, version = (client.get("/api/data/all").json()[key] for key in ("paths", "version"))
+    body = {"version": version, "images": [paths.index("red-img1.png")], "label": "red"}
+    client.post("/api/data/labels", json=body)
+    proposed = [paths[i] for i in client.post("/api/data/next", json={"count": 100}).json()["images"]]
+    assert len(proposed) == 10, "neither what cannot be read nor what is labelled nor a copy of either"
+    assert "copy.png" not in proposed and len({"blue-img1.png", "first.png", "second.png"} & set(proposed)) == 1
 
 
 def test_what_was_seen_is_kept_until_the_photographs_change(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

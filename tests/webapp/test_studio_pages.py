@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 
 import runs
 from browser import SIZES, browser, is_within, serious, served, watched
+from vitkit.data import labels_so_far
 from vitkit.webapp import Photographs, Workspace, create_app, open_workspace
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 __all__ = ["browser"]  # a fixture
 EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
@@ -44,10 +46,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 @contextmanager
 def studio(
-    place: Workspace, browser: Browser, size: str = "desk", scheme: str = "light", tab: str = ""
+    place: Workspace,
+    browser: Browser,
+    size: str = "desk",
+    scheme: str = "light",
+    tab: str = "",
+    expected: tuple[str, ...] = (),
 ) -> Iterator[Page]:
     """The page of a workspace, open on a tab."""
-    with served(create_app(place)) as address, watched(browser, size, scheme) as page:
+    with served(create_app(place)) as address, watched(browser, size, scheme, expected) as page:
         page.goto(f"{address}/{f'#{tab}' if tab else ''}")
         page.wait_for_selector("main .page")
         yield page
@@ -56,6 +63,11 @@ def studio(
 
 def labels(place: Workspace) -> list[str]:
     return list(Photographs(place).read().labels)
+
+
+def saved(page: Page) -> None:
+    """Wait until all that was said is in the label file: the page shows it before."""
+    page.wait_for_selector(".grid:not([data-pending]), .grid[data-pending='0']", state="attached")
 
 
 def told(page: Page) -> str:
@@ -79,6 +91,7 @@ def test_a_heap_is_labelled_by_keyboard_alone(place: Workspace, browser: Browser
         page.keyboard.press("Home")
         page.keyboard.press("1")  # the first class by its number: <img ... comes before b
         page.locator(".cell").first.get_by_text(EVIL).wait_for()
+        saved(page)
         assert labels(place) == [EVIL, *["blue"] * 11, *["unlabelled"] * 23, EVIL]
         page.keyboard.press("1")  # the next one, which has the focus now
         page.locator(".cell").nth(1).get_by_text(EVIL).wait_for()
@@ -86,6 +99,7 @@ def test_a_heap_is_labelled_by_keyboard_alone(place: Workspace, browser: Browser
         page.locator(".cell").nth(1).get_by_text("blue").wait_for()
         page.keyboard.press("Delete")
         page.get_by_role("button", name="Left out 1").wait_for()
+        saved(page)
     assert "" in labels(place)
 
 
@@ -118,11 +132,65 @@ def test_many_are_chosen_by_mouse_and_classes_are_merged(place: Workspace, brows
         page.get_by_role("button", name="one 5").click()
         page.get_by_text("5 photographs of 36").wait_for()
         page.get_by_label("Part of a file's name or folder").fill("img1 nothing")
-        page.get_by_text("none fits").wait_for()
+        page.get_by_text("No photograph fits all of these:").wait_for()
+        page.get_by_role("button", name="Name: img1 nothing").click()
+        page.get_by_text("5 photographs of 36").wait_for()
+        page.get_by_label("Part of a file's name or folder").fill("img1 nothing")
+        page.get_by_role("button", name="Show all photographs").click()
+        page.get_by_text("36 photographs of 36").wait_for()
         (place.photographs / "blue-img1.png").rename(place.photographs / "new.png")
         (place.photographs / "blue-img2.png").unlink()
         page.get_by_role("button", name="Look for new photographs").click()
         page.get_by_text("1 photograph fewer").wait_for()
+
+
+def test_keys_quicker_than_the_studio_label_the_photographs_that_were_shown(place: Workspace, browser: Browser) -> None:
+    """Thirty keys without a pause, to a studio that takes its time, does not answer at first, and is read anew."""
+    is_down = [True]
+
+    def slow(route: Route) -> None:
+        if is_down:
+            route.abort()
+        else:
+            time.sleep(0.03)
+            route.continue_()
+
+    for name in ("a", "b", "c"):
+        Photographs(place).add_class(name)
+    expected = {}
+    with studio(place, browser, expected=("ERR_FAILED", "409 (Conflict)")) as page:
+        page.route("**/api/data/labels", slow)
+        grid = page.get_by_role("listbox", name="Photographs")
+        page.get_by_role("button", name="Without a class 36").click()  # from which what is labelled disappears
+        grid.focus()
+        page.keyboard.press("Home")
+        for i in range(30):
+            shown = page.locator(f"#{grid.get_attribute('aria-activedescendant')}")
+            expected[str(shown.get_attribute("title"))] = "abc"[i * 7 % 3]
+            page.keyboard.press("123"[i * 7 % 3])
+        page.get_by_text("are not saved yet: the studio does not answer").wait_for()
+        (place.photographs / "0.png").write_bytes((place.photographs / "blue-img2.png").read_bytes())
+        page.request.get(f"{page.url.split('#')[0]}api/data/all?anew=true")  # others look: all have other numbers now
+        is_down.clear()
+        page.get_by_text("7 without a class").wait_for()
+        saved(page)
+    state = Photographs(place).read()
+    said = dict(zip(state.table.paths, state.labels, strict=True))
+    assert len(expected) == 30 and {path: said[path] for path in expected} == expected
+    assert list(said.values()).count("unlabelled") == 7
+    assert len(labels_so_far(place.labels).edits) == 30, "each is a step of its own"
+
+
+def test_a_class_is_given_by_tapping(place: Workspace, browser: Browser) -> None:
+    for name in ("blue", "red"):
+        Photographs(place).add_class(name)
+    with studio(place, browser, "phone") as page:
+        page.locator(".cell").nth(0).click()
+        page.get_by_role("group", name="Classes to give").get_by_role("button", name="red").click()
+        page.get_by_role("group", name="Classes to give").get_by_role("button", name="blue").click()
+        page.get_by_text("34 without a class").wait_for()
+        saved(page)
+    assert labels(place)[:3] == ["red", "blue", "unlabelled"]
 
 
 @pytest.mark.parametrize(("size", "scheme"), COMBINATIONS)
@@ -165,7 +233,7 @@ def test_a_studio_that_is_gone_is_told_in_a_line_and_nothing_said_is_lost(place:
             page.get_by_text("35 without a class").wait_for()
         page.locator(".cell").nth(1).click()
         page.keyboard.press("1")
-        page.get_by_role("alert").get_by_text("is it still running?").wait_for()
+        page.get_by_role("alert").get_by_text("1 label is not saved yet").wait_for()
     assert labels(place).count("red") == 1
 
 

@@ -21,7 +21,7 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.reporting import evaluation_report as views
 from vitkit.system.files import to_json
 from vitkit.text.cells import visible
-from vitkit.webapp.photographs import GoneError
+from vitkit.webapp.photographs import ChangedError, GoneError
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -91,6 +91,7 @@ def create_app(workspace: Workspace) -> FastAPI:
     app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Json)
     app.add_exception_handler(VitkitError, _refuse)
     app.add_exception_handler(GoneError, _refuse_gone)
+    app.add_exception_handler(ChangedError, _refuse_changed)
     app.add_exception_handler(HTTPException, _refuse_http)
     app.add_exception_handler(RequestValidationError, _refuse_form)
     app.add_exception_handler(OSError, _refuse_system)
@@ -122,6 +123,10 @@ def _refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001
 
 def _refuse_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
     return _line(410, str(error))
+
+
+def _refuse_changed(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return _line(409, str(error))
 
 
 def _refuse_http(request: Request, error: Exception) -> Response:

@@ -17,10 +17,12 @@ from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
 from vitkit.data.table import UNLABELLED, ImageTable, table_of
 from vitkit.data.task import MULTI_LABEL
 from vitkit.errors import VitkitError
+from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import to_json
 from vitkit.system.run_files import LABEL_ERRORS, SPLIT
 from vitkit.webapp.likeness import Background, Likeness, next_labels
-from vitkit.webapp.photographs import Doubts, Photographs, State, Thumbnails, stamp_of
+from vitkit.webapp.photographs import Doubts, Photographs, State, Suggested, Thumbnails, stamp_of
+from vitkit.webapp.suggestions import Suggestions
 from vitkit.webapp.workspace import Workspace
 
 
@@ -137,11 +139,36 @@ _MANY = 1_000_000
 
 
 class Said(BaseModel):
-    """A decision about photographs: a class, the empty string to leave them out, or None to remove their class."""
+    """A decision about photographs.
+
+    Attributes:
+        version: the version of the list that the numbers refer to.
+        images: the numbers of the photographs.
+        label: a class, the empty string to leave them out, or None to remove their class.
+        run: the run that suggested this class for the photographs in `suggested`; empty if there are none.
+        suggested: the photographs for which the page showed this class as a suggestion.
+    """
 
     version: str = Field(max_length=64)
     images: list[int] = Field(max_length=_MANY)
     label: str | None = Field(max_length=1000)
+    run: str = Field(default="", max_length=300)
+    suggested: list[int] = Field(default=[], max_length=_MANY)
+
+
+class Group(BaseModel):
+    """Photographs for which the same class is suggested."""
+
+    label: str = Field(max_length=1000)
+    images: list[int] = Field(max_length=_MANY)
+
+
+class Accepted(BaseModel):
+    """Suggestions of a run that are accepted together."""
+
+    version: str = Field(max_length=64)
+    run: str = Field(max_length=300)
+    groups: list[Group] = Field(max_length=100_000)
 
 
 class Renamed(BaseModel):
@@ -192,7 +219,14 @@ def router(workspace: Workspace) -> APIRouter:
     def label(said: Said) -> dict[str, Any]:
         text = UNLABELLED if said.label is None else said.label
         doubts = doubts_of(workspace, photographs.read().table)
-        return _labels(photographs, photographs.label(said.version, said.images, text, doubts))
+        by = Suggested(workspace.run_folder(said.run).name, tuple(said.suggested)) if said.run else None
+        return _labels(photographs, photographs.label(said.version, said.images, text, doubts, by))
+
+    @routes.post("/accept")
+    def accept(accepted: Accepted) -> dict[str, Any]:
+        run = workspace.run_folder(accepted.run).name
+        groups = [(group.label, group.images) for group in accepted.groups]
+        return _labels(photographs, photographs.accept(accepted.version, run, groups))
 
     @routes.post("/undo")
     def undo() -> dict[str, Any]:
@@ -224,6 +258,7 @@ def router(workspace: Workspace) -> APIRouter:
 def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Workspace) -> None:
     """Add the routes that compare photographs: the doctor, similar photographs, and what to label next."""
     likeness, doctor = Likeness(workspace), Background[dict[str, Any]]()
+    suggestions = Suggestions(workspace)
 
     @routes.post("/check")
     def check() -> dict[str, Any]:
@@ -251,10 +286,27 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
         _check(state, number)
         return {"version": state.version, "images": likeness.alike(state.table, number)}
 
+    @routes.post("/suggest")
+    def suggest() -> dict[str, Any]:
+        state = photographs.read()
+        suggestions.start(state, model_of(workspace, state.table))
+        return suggestions.to_dict(state, model_of(workspace, state.table))
+
+    @routes.get("/suggest")
+    def suggested() -> dict[str, Any]:
+        state = photographs.read()
+        return suggestions.to_dict(state, model_of(workspace, state.table))
+
     @routes.post("/next")
     def next_(query: NextQuery) -> dict[str, Any]:
         state = photographs.read()
         return {"version": state.version, **next_labels(state, likeness.features(state.table), query.count)}
+
+
+def model_of(workspace: Workspace, table: ImageTable) -> str:
+    """Return the newest run on these photographs that has a model; empty if there is none."""
+    runs = (name for name, _ in _runs_of(workspace, table))
+    return next((name for name in runs if (workspace.runs / name / DESCRIPTION).is_file()), "")
 
 
 def _add_pictures(routes: APIRouter, photographs: Photographs) -> None:
@@ -303,7 +355,7 @@ def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
     number = {UNLABELLED: -1, EXCLUDED: -2} | {name: i for i, name in enumerate(names)}
     said = photographs.workspace.said
     undo = {"can_undo": said.can_undo, "can_redo": said.can_redo}
-    answer = {"version": state.version, "classes": classes, "names": names}
+    answer: dict[str, Any] = {"version": state.version, "classes": classes, "names": names}
     answer |= {"unmatched": state.unmatched, "news": said.news(), "decided": _decided(photographs.workspace, state)}
     return {**answer, **undo, "labels": [number[label] for label in state.labels]}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vitkit.data.labels import EXCLUDED
+from vitkit.data.storage import Place, read_place
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.environment import cache_folder
@@ -241,9 +242,40 @@ def next_labels(
     from vitkit.evaluation.label_choice import choose_next
 
     numbers, features = seen
-    rows = [row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED]
+    repeated = _repeated(state)
+    rows = [row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED and i not in repeated]
     labels = [None if (label := state.labels[numbers[row]]) == UNLABELLED else label for row in rows]
     if None not in labels:
-        raise VitkitError("every photograph has a class already")
+        raise VitkitError("every photograph has a class already, or is a copy of one that has")
     chosen = choose_next(features[rows], labels, count)
     return {"images": [numbers[rows[i]] for i in chosen]}
+
+
+def _repeated(state: State) -> set[int]:
+    """Return the unlabelled photographs that are exact copies of labelled ones, or of an earlier unlabelled one.
+
+    Only files of the same size are read.
+    """
+    by_size: dict[int, list[int]] = {}
+    for i in range(len(state.table)):
+        by_size.setdefault(_size_of(state.table.file(i)), []).append(i)
+    repeated: set[int] = set()
+    for same in by_size.values():
+        if len(same) == 1:
+            continue
+        seen: set[bytes] = set()
+        for i in sorted(same, key=lambda i: state.labels[i] in (UNLABELLED, EXCLUDED)):  # labelled ones first
+            with contextlib.suppress(OSError, VitkitError):
+                digest = hashlib.sha256(read_place(state.table.file(i))).digest()
+                if state.labels[i] == UNLABELLED and digest in seen:
+                    repeated.add(i)
+                seen.add(digest)
+    return repeated
+
+
+def _size_of(place: Place) -> int:
+    """Return the size of a file; -1 for an image in an archive or a file that cannot be accessed."""
+    try:
+        return place.stat().st_size if isinstance(place, Path) else -1
+    except OSError:
+        return -1

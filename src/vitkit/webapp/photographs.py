@@ -45,6 +45,10 @@ def stamp_of(file: Place) -> str:
 _LONGEST = 200  # characters of a class's name
 
 
+class ChangedError(VitkitError):
+    """The list of photographs has changed, so numbers of an earlier list may mean other photographs."""
+
+
 class GoneError(VitkitError):
     """A photograph no longer exists where it was."""
 
@@ -84,6 +88,19 @@ class State:
     table: ImageTable
     labels: tuple[str, ...]
     unmatched: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """Photographs whose new class was shown as a suggestion.
+
+    Attributes:
+        run: the run whose model suggests it.
+        numbers: the numbers of the photographs.
+    """
+
+    run: str
+    numbers: tuple[int, ...]
 
 
 class Photographs:
@@ -142,7 +159,14 @@ class Photographs:
             raise VitkitError("there is no such photograph")
         return table.file(number)
 
-    def label(self, version: str, numbers: Sequence[int], label: str, doubts: Doubts | None = None) -> State:
+    def label(
+        self,
+        version: str,
+        numbers: Sequence[int],
+        label: str,
+        doubts: Doubts | None = None,
+        suggested: Suggested | None = None,
+    ) -> State:
         """Give photographs a class. `EXCLUDED` leaves them out, and `UNLABELLED` removes their class.
 
         If a photograph has the class already, nothing is written, unless its label is suspected: then the row confirms
@@ -152,11 +176,13 @@ class Photographs:
             version: the version of the list that `numbers` refer to.
             numbers: the numbers of the photographs.
             label: the class.
-            doubts: the suspected label errors that are shown with the photographs. If the user follows a suggestion that
-                was shown, the run counts as having proposed the label.
+            doubts: the suspected label errors that are shown with the photographs. If the user follows a suggestion
+                that was shown, the run counts as having proposed the label.
+            suggested: the photographs for which the page showed this class as the suggestion of a run.
 
         Raises:
-            VitkitError: the list has changed since that version, or the name is not valid for a class.
+            VitkitError: the name is not valid for a class.
+            ChangedError: the list has changed since that version.
             GoneError: a photograph no longer exists.
         """
         with self._lock:
@@ -169,7 +195,35 @@ class Photographs:
                 if state.labels[i] != label or doubts.is_open(state.table.paths[i], label)
             ]
             check_there([state.table.file(i) for i in chosen])
-            return self._add([_edit(state, i, label, doubts) for i in chosen])
+            edits = [_edit(state, i, label, doubts) for i in chosen]
+            if suggested is not None:
+                shown = {state.table.paths[i] for i in suggested.numbers}
+                edits = [edit._replace(proposed_by=suggested.run) if edit.path in shown else edit for edit in edits]
+            return self._add(edits)
+
+    def accept(self, version: str, run: str, groups: Sequence[tuple[str, Sequence[int]]]) -> State:
+        """Give photographs without a class the classes that a run suggests, in one step.
+
+        Args:
+            version: the version of the list that the numbers refer to.
+            run: the run, which is recorded as having proposed the labels.
+            groups: each class with the numbers of its photographs.
+
+        Raises:
+            VitkitError: a name is not valid for a class.
+            ChangedError: the list has changed since that version.
+            GoneError: a photograph no longer exists.
+        """
+        with self._lock:
+            state = self._current(version, [i for _, numbers in groups for i in numbers])
+            labels = {
+                i: checked_name(label, state.table.task)
+                for label, numbers in groups
+                for i in numbers
+                if state.labels[i] == UNLABELLED
+            }
+            check_there([state.table.file(i) for i in labels])
+            return self._add([Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()])
 
     def rename(self, old: str, new: str) -> State:
         """Rename a class; it is merged with a class that already has the new name."""
@@ -234,8 +288,10 @@ class Photographs:
 
     def _current(self, version: str, numbers: Sequence[int]) -> State:
         state = self.read()
-        if version != state.version or not all(0 <= i < len(state.table) for i in numbers):
-            raise VitkitError("the photographs in the folder have changed: look at them anew")
+        if version != state.version:
+            raise ChangedError("the photographs in the folder have changed: look at them anew")
+        if not all(0 <= i < len(state.table) for i in numbers):
+            raise VitkitError("there is no such photograph")
         return state
 
     # --- Classes that no photograph has -------------------------------------------------------------------

@@ -22,14 +22,14 @@ async function answer(ask) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     gone = true;
-    throw new Error("The studio does not answer: is it still running? What was saved before is safe.");
+    throw Object.assign(new Error("The studio does not answer: is it still running? What was saved before is safe."), { unreachable: true });
   }
   if (gone) {
     gone = false;
     say("The studio answers again.");
   }
   const told = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(told.error || `The studio answered ${response.status}.`);
+  if (!response.ok) throw Object.assign(new Error(told.error || `The studio answered ${response.status}.`), { status: response.status });
   return told;
 }
 

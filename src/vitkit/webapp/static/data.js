@@ -4,7 +4,9 @@ import { fail, get, post, say } from "./api.js";
 import { LabelBar } from "./data_label.js";
 import { lookAt } from "./data_look.js";
 import { Panel } from "./data_panel.js";
-import { NONE, OUT, Photos } from "./data_state.js";
+import { Saver } from "./data_save.js";
+import { NONE, OUT, percent, Photos } from "./data_state.js";
+import { Suggestions } from "./data_suggest.js";
 import { count, dialog, el, fill } from "./dom.js";
 import { Grid } from "./grid.js";
 
@@ -23,6 +25,11 @@ class DataPage {
   constructor(studio) {
     this.studio = studio;
     this.photos = new Photos();
+    this.saver = new Saver(this.photos, {
+      saved: () => this.filtered(),
+      reloaded: () => this.filtered(),
+      pending: (count, unreachable) => this.pending(count, unreachable),
+    });
   }
 
   build(main) {
@@ -35,20 +42,23 @@ class DataPage {
       onopen: (id) => this.look(id),
       onkey: (event) => this.pressed(event),
     });
-    this.bar = new LabelBar(photos, { label: (text) => this.label(text), alike: () => this.alike(this.grid.focused), look: () => this.look(this.grid.chosen()[0]), back: () => this.grid.element.focus() });
+    this.bar = new LabelBar(photos, { label: (text) => this.label(text), keep: () => this.keep(), follow: () => this.follow(), alike: () => this.alike(this.grid.focused), look: () => this.look(this.grid.chosen()[0]), back: () => this.grid.element.focus() });
     this.panel = new Panel(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), check: () => this.check(), again: () => this.again() });
+    this.suggestions = new Suggestions(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), train: () => this.studio.goto("train") });
+    this.panel.add(this.suggestions.element);
+    this.unsaved = el("p", { class: "warn unsaved", role: "alert" });
     this.head = el("p", { class: "data-head", role: "status" });
     this.ordered = el("div", { class: "data-ordered" });
     const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), "aria-label": "Size of the pictures", oninput: () => this.resize(Number(size.value)) });
     this.undoButton = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.edit("undo") }, "Undo");
     this.redoButton = el("button", { type: "button", title: "Ctrl+Shift+Z", onclick: () => this.edit("redo") }, "Redo");
-    const find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name or folder", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
+    const find = this.find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name or folder", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
     const tools = el("div", { class: "row data-tools" },
       el("button", { type: "button", class: "primary", onclick: () => this.next() }, "Label these next"),
       this.undoButton, this.redoButton, find, size,
       el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"));
     fill(main, el("div", { class: "data" }, this.panel.element,
-      el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.head, this.ordered, this.grid.element, this.bar.element)));
+      el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.head, this.unsaved, this.ordered, this.grid.element, this.bar.element)));
     main.classList.add("wide-page");
     this.grid.size = Number(size.value);
     this.keydown = (event) => this.command(event);
@@ -56,13 +66,23 @@ class DataPage {
     requestAnimationFrame(() => this.filtered({ top: true }));
     for (const line of photos.unmatched) say(line);
     this.checked();
+    this.suggestions.follow();
   }
 
-  stop() {
+  async stop() {
     this.stopped = true;
     this.grid?.stop();
+    this.suggestions?.stop();
     clearTimeout(this.timer);
     removeEventListener("keydown", this.keydown);
+    await this.saver.stop();
+  }
+
+  pending(count, unreachable) {
+    if (!this.grid) return;
+    this.grid.element.dataset.pending = count;
+    const text = count && unreachable ? `${count === 1 ? "1 label is" : `${count} labels are`} not saved yet: the studio does not answer. They are sent again as soon as it does; leave this page open.` : "";
+    if (this.unsaved.textContent !== text) this.unsaved.textContent = text;
   }
 
   sizeAtFirst() {
@@ -80,8 +100,10 @@ class DataPage {
     const { photos } = this;
     const label = photos.labels[id];
     const doubt = photos.doubt(id);
+    const suggestion = photos.suggestion(id);
     const caption = label === OUT ? "left out" : label === NONE ? "–" : photos.label(id);
-    cell.caption.textContent = doubt ? `${caption} → ${doubt.suggested}? ${Number(doubt.score).toFixed(2)}` : caption;
+    cell.caption.textContent = doubt ? `${caption} → ${doubt.suggested}? ${Number(doubt.score).toFixed(2)}`
+      : suggestion ? `${suggestion[0]}? ${percent(suggestion[1])}` : caption;
     cell.classList.toggle("out", label === OUT);
     cell.classList.toggle("none", label === NONE);
     const troubles = photos.troubles(id);
@@ -91,6 +113,7 @@ class DataPage {
 
   filtered(how = {}) {
     const { photos } = this;
+    if (this.stopped) return;
     if (how.leaveOrder) photos.order = null;
     const ids = photos.shown();
     this.grid.show(ids, how);
@@ -103,10 +126,30 @@ class DataPage {
       + (counts.none ? ` · ${counts.none.toLocaleString("en")} without a class` : "");
     this.undoButton.disabled = !photos.can_undo;
     this.redoButton.disabled = !photos.can_redo;
-    fill(this.ordered, photos.order && el("p", { class: "row chosen-order" }, el("span", {}, photos.order.title),
+    this.suggestions.draw();
+    fill(this.ordered, !ids.length && photos.paths.length > 0 && this.wayOut(), photos.order && el("p", { class: "row chosen-order" }, el("span", {}, photos.order.title),
       photos.order.isNext && el("button", { type: "button", onclick: () => this.next() }, "The next ones"),
       el("button", { type: "button", onclick: () => this.filtered({ top: true, leaveOrder: true }) }, "Back to all")));
-    if (!ids.length) this.head.textContent += photos.paths.length ? ": none fits what is asked for" : "";
+  }
+
+  /** What is asked for fits no photograph: says what that is, and offers to drop each part of it. */
+  wayOut() {
+    const { filter } = this.photos;
+    const drop = (part, value, title) => el("button", { type: "button", onclick: () => {
+      filter[part] = value;
+      if (part === "text") this.find.value = "";
+      this.filtered({ top: true });
+    } }, `${title} ✕`);
+    const parts = [filter.label !== null && drop("label", null, filter.label === NONE ? "Without a class" : filter.label === OUT ? "Left out" : filter.label),
+      filter.split && drop("split", "", this.panel.titleOf(filter.split)), filter.finding && drop("finding", "", this.panel.titleOf(filter.finding)),
+      filter.text && drop("text", "", `Name: ${filter.text}`)].filter(Boolean);
+    const all = () => {
+      Object.assign(filter, { label: null, split: "", finding: "", text: "" });
+      this.find.value = "";
+      this.filtered({ top: true, leaveOrder: true });
+    };
+    return el("div", { class: "way-out row" }, el("p", {}, parts.length > 1 ? "No photograph fits all of these:" : "No photograph fits this:"), parts,
+      el("button", { type: "button", class: "primary", onclick: all }, "Show all photographs"));
   }
 
   selected() {
@@ -122,7 +165,7 @@ class DataPage {
 
   async edit(path, body = {}) {
     try {
-      await this.photos.edit(path, body);
+      await this.saver.edit(path, body);
     } catch (error) {
       fail(error);
       return false;
@@ -131,19 +174,35 @@ class DataPage {
     return true;
   }
 
-  /** Text is a class, empty leaves out, null takes the class away. */
-  async label(text, ids = this.grid.chosen()) {
+  /** Text is a class, empty leaves out, null takes the class away. The page shows it, and moves on, before it is saved. */
+  label(text, ids = this.grid.chosen()) {
     if (!ids.length) {
       say("Choose a photograph first: click it, or move to it with the arrow keys.");
       return;
     }
-    const { photos, grid } = this;
+    const { grid } = this;
     const alone = grid.selected.size <= 1 ? ids[0] : null;
-    if (!await this.edit("labels", { version: photos.version, images: ids, label: text })) return;
+    this.saver.label(ids, text);
     const done = text === null ? "has no class now" : text === "" ? "left out" : text;
     say(`${count(ids.length, "photograph", "photographs")}: ${done}`);
+    this.filtered();
     grid.select([]);
     if (alone !== null && grid.ids[grid.focus] === alone) grid.move(grid.focus + 1);
+  }
+
+  /** Confirms suspected labels. */
+  keep() {
+    this.each((id) => this.photos.doubt(id)?.label);
+  }
+
+  /** Accepts what a model suggests. */
+  follow() {
+    this.each((id) => this.photos.doubt(id)?.suggested ?? this.photos.suggestion(id)?.[0]);
+  }
+
+  each(labelOf) {
+    const groups = Map.groupBy(this.grid.chosen().filter(labelOf), labelOf);
+    for (const [text, ids] of groups) this.label(text, ids);
   }
 
   pressed(event) {

@@ -3,7 +3,7 @@
 import { count, el, fill } from "./dom.js";
 
 export class LabelBar {
-  /** tell: { label(text), alike(), look(), back() } */
+  /** tell: { label(text), keep(), follow(), alike(), look(), back() } */
   constructor(photos, tell) {
     this.photos = photos;
     this.tell = tell;
@@ -15,15 +15,33 @@ export class LabelBar {
     this.alike = el("button", { type: "button", onclick: tell.alike, title: "The photographs in the order of how much they look like this one" }, "More like this");
     this.out = el("button", { type: "button", title: "Not trained on, not tested on; the file stays where it is (Delete)", onclick: () => tell.label("") }, "Leave out");
     this.none = el("button", { type: "button", title: "Back to photographs without a class", onclick: () => tell.label(null) }, "No class");
+    this.keep = el("button", { type: "button", title: "The label is right; it is no longer listed as suspected", onclick: () => this.press(tell.keep) }, "Keep the label");
+    this.follow = el("button", { type: "button", title: "Recorded as proposed by a model", onclick: () => this.press(tell.follow) });
+    this.chips = el("div", { class: "chips", role: "group", "aria-label": "Classes to give" });
     this.element = el("div", { class: "label-bar row", role: "group", "aria-label": "What is said of the chosen photographs" },
-      this.count, this.input, this.list, this.meant, this.out, this.none, this.alike, this.look);
+      this.chips, this.count, this.keep, this.follow, this.input, this.list, this.meant, this.out, this.none, this.alike, this.look);
   }
 
   draw(ids, selected) {
     this.count.textContent = selected ? `${count(selected, "chosen", "chosen")}` : ids.length ? this.photos.file(ids[0]) : "None chosen";
     for (const button of [this.out, this.none]) button.disabled = !ids.length;
     for (const button of [this.look, this.alike]) button.disabled = ids.length !== 1;
-    fill(this.list, this.photos.classes.map((own) => el("option", { value: own.name })));
+    const { photos } = this;
+    const names = JSON.stringify(photos.classes.map((own) => own.name));
+    if (names !== this.names) {
+      this.names = names;
+      fill(this.list, photos.classes.map((own) => el("option", { value: own.name })));
+      fill(this.chips, photos.classes.map((own, i) => el("button", { type: "button", class: "class-chip", onclick: () => this.press(() => this.tell.label(own.name)) }, i < 9 && el("kbd", { "aria-hidden": "true" }, String(i + 1)), el("span", { class: "cut class-name" }, own.name))));
+    }
+    this.keep.hidden = !ids.some((id) => photos.doubt(id));
+    const classes = new Set(ids.map((id) => photos.doubt(id)?.suggested ?? photos.suggestion(id)?.[0]).filter(Boolean));
+    this.follow.hidden = !classes.size;
+    this.follow.textContent = classes.size === 1 ? `It is ${[...classes][0]}` : "Accept the suggestions";
+  }
+
+  press(work) {
+    work();
+    this.tell.back();
   }
 
   begin(letter) {

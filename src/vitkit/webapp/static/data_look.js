@@ -15,7 +15,7 @@ export function lookAt(photos, grid, id, label, closed) {
     fill(about, el("p", { class: "wrap" }, photos.paths[own]),
       el("p", {}, photos.describe(own).split(", ").slice(1).join(" · ")),
       el("div", { class: "row" },
-        el("button", { type: "button", onclick: () => go(-1) }, "← Before"),
+        el("button", { type: "button", onclick: () => go(-1) }, "← Previous"),
         el("button", { type: "button", onclick: () => go(1) }, "Next →"),
         photos.classes.slice(0, 9).map((named, i) => el("button", { type: "button", "aria-pressed": String(photos.label(own) === named.name), onclick: () => give(named.name) }, el("kbd", {}, String(i + 1)), el("span", { class: "cut class-name" }, named.name)))));
   }

@@ -1,6 +1,6 @@
 // Beside the photographs: the classes, splits and findings by which they are chosen.
 
-import { NONE, OUT } from "./data_state.js";
+import { FINDINGS, NONE, OUT } from "./data_state.js";
 import { dialog, el, fill } from "./dom.js";
 
 const SPLITS = { train: "For learning", val: "To watch by", test: "For the test" };
@@ -13,6 +13,7 @@ export class Panel {
     this.classes = el("ul", { class: "filters" });
     this.others = el("ul", { class: "filters" });
     this.found = el("div");
+    this.more = el("div");
     this.work = el("p", { class: "small soft", role: "status" });
     this.notes = el("div", { class: "small soft" });
     const name = el("input", { type: "text", maxlength: 200, placeholder: "New class", "aria-label": "Name of a new class" });
@@ -20,9 +21,19 @@ export class Panel {
       event.preventDefault();
       if (await tell.edit("classes/add", { name: name.value })) name.value = "";
     } }, name, el("button", {}, "Add"));
-    const inside = [el("h2", {}, "Classes"), this.classes, add, this.others, this.found, this.work, this.notes,
+    const inside = [el("h2", {}, "Classes"), this.classes, add, this.others, this.more, this.found, this.work, this.notes,
       el("button", { type: "button", class: "quiet small", title: "The list was read when the studio was started", onclick: () => tell.again() }, "Look for new photographs")];
     this.element = el("details", { class: "data-panel panel", open: innerWidth > 640 }, el("summary", {}, "Classes and findings"), inside);
+  }
+
+  /** A further section. */
+  add(element) {
+    this.more.append(element);
+  }
+
+  /** What a split or a finding is called. */
+  titleOf(key) {
+    return SPLITS[key] ?? FINDINGS[key];
   }
 
   say(lines) {

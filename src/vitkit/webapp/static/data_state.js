@@ -1,9 +1,11 @@
 // What the Data tab knows of the photographs, and which of them are shown.
 
-import { get, post } from "./api.js";
+import { get } from "./api.js";
 
 export const NONE = -1; // has no class
 export const OUT = -2; // is left out
+
+export const FINDINGS = { doubt: "Label looks wrong", suggested: "A class is suggested", copy: "Duplicates", conflict: "Copies with two classes", broken: "Cannot be read" };
 
 let early = null;
 
@@ -17,14 +19,19 @@ export class Photos {
     this.filter = { label: null, split: "", finding: "", text: "" };
     this.order = null; // photographs in an order of their own, as those alike
     this.check = null;
+    this.pending = []; // labels that are on their way to the label file: [{ paths, label }]
+    this.suggestions = new Map(); // [class, confidence] of photographs without a class
+    this.suggestedBy = "";
   }
 
   async load(anew = false) {
     const told = (!anew && await early) || await get(`/api/data/all${anew ? "?anew=true" : ""}`);
     early = null;
+    if (told.version !== this.version) this.suggestions.clear(); // whose numbers mean others now
     Object.assign(this, told);
     this.doubts = new Map(Object.entries(told.doubts).map(([id, doubt]) => [Number(id), doubt]));
     this.lower = told.paths.map((path) => path.toLowerCase());
+    this.numbers = new Map(told.paths.map((path, id) => [path, id]));
     this.take(told);
   }
 
@@ -33,10 +40,45 @@ export class Photos {
     if (told.version !== this.version) throw new Error("The photographs in the folder have changed: look at them anew.");
     const { classes, names, labels, can_undo, can_redo, unmatched, news, decided } = told;
     Object.assign(this, { classes, names, labels, can_undo, can_redo, unmatched, news, decided: new Set(decided) });
+    for (const { paths, label } of this.pending) this.apply(paths.map((path) => this.numbers.get(path)).filter((id) => id !== undefined), label);
   }
 
-  async edit(path, body) {
-    this.take(await post(`/api/data/${path}`, body));
+  /** Gives photographs a class (empty: left out, null: none) in the page alone. */
+  apply(ids, label) {
+    const counts = new Map(this.classes.map((own) => [own.name, own.count]));
+    const count = (name, more) => { for (const part of name ? this.classesIn(name) : []) counts.set(part, (counts.get(part) ?? 0) + more); };
+    if (label && !this.names.includes(label)) this.names.push(label);
+    const number = label === null ? NONE : label === "" ? OUT : this.names.indexOf(label);
+    for (const id of ids) {
+      if (this.labels[id] === number) {
+        if (this.doubt(id)) this.decided.add(id); // a label that is confirmed
+        continue;
+      }
+      count(this.label(id), -1);
+      this.labels[id] = number;
+      count(this.label(id), 1);
+    }
+    this.classes = [...counts].map(([name, own]) => ({ name, count: own })).sort((a, b) => (a.name < b.name ? -1 : 1));
+    this.can_undo = true;
+    this.can_redo = false;
+  }
+
+  classesIn(label) {
+    return this.multi ? label.split(";").filter(Boolean) : [label];
+  }
+
+  takeSuggestions({ run, found }) {
+    this.suggestedBy = run;
+    this.suggestions = new Map(Object.entries(found).map(([id, told]) => [Number(id), told]));
+  }
+
+  /** The class that a model suggests for a photograph without one, and its confidence. */
+  suggestion(id) {
+    return this.labels[id] === NONE ? this.suggestions.get(id) ?? null : null;
+  }
+
+  isSuggested(id, label) {
+    return Boolean(label) && this.suggestion(id)?.[0] === label;
   }
 
   /** What a photograph's class is called; empty where it has none. */
@@ -52,6 +94,8 @@ export class Photos {
   describe(id) {
     const parts = [this.file(id), this.labels[id] === OUT ? "left out" : this.label(id) || "no class"];
     if (this.splits[id]) parts.push(this.splits[id]);
+    const suggestion = this.suggestion(id);
+    if (suggestion) parts.push(`${this.suggestedBy} suggests ${suggestion[0]} (${percent(suggestion[1])})`);
     parts.push(...this.troubles(id));
     return parts.join(", ");
   }
@@ -88,15 +132,16 @@ export class Photos {
   /** How many photographs each finding has. */
   findings() {
     const kinds = [
-      ["doubt", "Label looks wrong", (id) => this.doubt(id)],
-      ["copy", "There more than once", (id) => this.check?.copied.has(id)],
-      ["conflict", "Copies with two classes", (id) => this.check?.copied.get(id)?.includes("a copy has another class")],
-      ["broken", "Cannot be read", (id) => this.check?.unreadable[id] !== undefined],
+      ["doubt", (id) => this.doubt(id)],
+      ["suggested", (id) => this.suggestion(id)],
+      ["copy", (id) => this.check?.copied.has(id)],
+      ["conflict", (id) => this.check?.copied.get(id)?.includes("a copy has another class")],
+      ["broken", (id) => this.check?.unreadable[id] !== undefined],
     ];
-    return kinds.map(([key, title, has]) => {
+    return kinds.map(([key, has]) => {
       let count = 0;
       for (let id = 0; id < this.paths.length; id++) if (this.labels[id] !== OUT && has(id)) count++;
-      return { key, title, has, count };
+      return { key, title: FINDINGS[key], has, count };
     }).filter((own) => own.count);
   }
 
@@ -112,12 +157,13 @@ export class Photos {
     const all = this.order ? this.order.images : [...this.paths.keys()];
     const found = all.filter(wanted);
     if (finding === "copy" || finding === "conflict") return this.together(found);
+    if (finding === "suggested") return found.sort((a, b) => this.suggestion(b)[1] - this.suggestion(a)[1] || a - b);
     return found;
   }
 
   ofClass(id, label) {
     if (label === NONE || label === OUT) return this.labels[id] === label;
-    return this.label(id) === label || (this.multi && this.label(id).split(";").includes(label));
+    return this.label(id) === label || (this.multi && this.classesIn(this.label(id)).includes(label));
   }
 
   /** Copies beside one another. */
@@ -135,4 +181,8 @@ export class Photos {
     }
     return { none, out, all: this.labels.length - out };
   }
+}
+
+export function percent(part) {
+  return `${Math.floor(100 * part)} %`;
 }

@@ -49,8 +49,10 @@ async function open() {
   const own = ++turn;
   const { tab, where } = asked();
   const main = document.getElementById("main");
-  if (leave) leave();
+  const leaving = leave;
   leave = null;
+  if (leaving) await leaving(); // what is on its way is saved first
+  if (own !== turn) return;
   if (!tab) {
     fill(main, el("p", { class: "soft" }, "There is no tab yet."));
     return;
