@@ -27,6 +27,7 @@ from PIL import Image
 import photos as pictures
 import runs
 import warm
+from test_workbook import read as read_workbook
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, find_images
@@ -72,6 +73,30 @@ def test_predictions_agree_with_python(vitkit: Any, trained: Path, here: Path) -
         cells = [(row["label"], row["confidence"])] + [(row[f"label_{i}"], row[f"confidence_{i}"]) for i in (2, 3)]
         assert [label for label, _ in cells] == [label for label, _ in expected.ranking]
         assert [float(c) for _, c in cells] == pytest.approx([c for _, c in expected.ranking], abs=2e-6)
+
+
+def test_a_workbook_has_the_cells_of_the_csv_file_and_no_formula(vitkit: Any, trained: Path, here: Path) -> None:
+    shutil.copy("photos/red/img1.png", "photos/=1+1.png")
+    sources = ("photos/red/img1.png", "photos/blue", "photos/=1+1.png", "odd/text.jpg")
+    known = [float(row["confidence"] or 0) for row in table(vitkit("predict", trained, *sources).out)]
+    flags = ("--top", 2, "--reject", (min(known[:-1]) + max(known)) / 2)
+    rows = table(vitkit("predict", trained, *sources, *flags).out)
+    assert {row["label"] for row in rows} > {""}, "some are withheld"
+    outcome = vitkit("predict", trained, *sources, *flags, "-o", "a.xlsx")
+    assert outcome.code == 0 and "a.xlsx" in outcome.out
+    header, *cells = read_workbook(here / "a.xlsx")
+    names = list(header.values())
+    assert names == list(rows[0])
+    for row, line in zip(rows, cells, strict=True):
+        found = {name: line.get(letter) for letter, name in header.items()}
+        for name in names:
+            expected: Any = restored(row[name]) or None
+            if name.startswith("confidence") and expected is not None:
+                expected = pytest.approx(float(expected), abs=1e-6)
+            assert found[name] == expected, name
+    assert vitkit("predict", trained, "photos", "-o", "a.xlsx").code == 2
+    assert "cannot continue a.xlsx" in vitkit("predict", trained, "photos", "-o", "a.xlsx", "--resume").err
+    assert len(predict(trained, ["photos/red"], out=here / "b.xlsx").rows()) == 12
 
 
 @pytest.mark.parametrize(("top", "ranks"), [(1, 1), (2, 2), (3, 3), (9, 3)])

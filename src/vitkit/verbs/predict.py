@@ -7,6 +7,7 @@ rows of an interrupted file.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from vitkit.errors import VitkitError
 from vitkit.inference.prediction import (
     FORMATS,
     Columns,
+    Csv,
     Row,
     RowFormat,
     Stock,
@@ -34,6 +36,7 @@ from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import JOINT, plural
 from vitkit.text.fields import Between
+from vitkit.text.workbook import check_rows, write_workbook
 from vitkit.verbs.inputs import (
     PREPROCESS,
     BackendName,
@@ -61,6 +64,7 @@ Write = Callable[["Prediction"], None]
 Writer = Callable[[RowFormat, int], Write]  # called once with the format of the rows and the number of images
 
 _SHOWN = 20  # rows in a notebook
+_WORKBOOK = ".xlsx"
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,7 +84,7 @@ class Predictions(Result):
         out: the file with the rows; None if they are in memory.
         notes: assumptions about the model, and places that could not be searched for images.
         form: the format of the rows.
-        kept: the rows if they are in memory.
+        kept: the rows if they are in memory, as those of a workbook are.
     """
 
     images: int
@@ -94,7 +98,11 @@ class Predictions(Result):
     kept: tuple[Row, ...] = ()
 
     def __iter__(self) -> Iterator[Row]:
-        return iter(self.kept) if self.out is None else (row for _, row in read_rows(self.out, self.form))
+        return (
+            iter(self.kept)
+            if self.out is None or _is_workbook(self.out)
+            else (row for _, row in read_rows(self.out, self.form))
+        )
 
     def __len__(self) -> int:
         return self.images
@@ -176,7 +184,8 @@ def predict(
         sources: images, folders (including their sub-folders), or patterns. Pictures in memory are accepted, too: one
             or several PIL images, numpy arrays (height, width, C) or torch tensors (C, height, width), either uint8
             from 0 to 255 or floats from 0 to 1. An array or tensor with four axes contains several pictures.
-        out: write the rows to this .csv or .jsonl file. The result then reads its rows from it.
+        out: write the rows to this .csv, .jsonl or .xlsx file. The result then reads its rows from it. An Excel
+            workbook is written at the end, so it cannot be resumed.
         pictures: write each image with its prediction as a PNG file into this folder.
         top: the number of classes to list for each image.
         classes: names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists them. The
@@ -222,23 +231,29 @@ def predict(
     notes = Notes(note)
     listed, is_whole = ([picture.name for picture in held], True) if held else find_pictures(names, notes)
     paths = list(dict.fromkeys(listed))  # before the model is loaded, so that a missing file is reported at once
+    if _is_workbook(out):
+        check_rows(len(paths))
     may_exist = resume or force
     with _exclusive_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
         _check_free(out, may_exist=may_exist)
         classifier = open_named(model, classes, templates, notes, one=one, preprocess=preprocess)
         classifier.preprocess.check_known()
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
-        form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
+        gathered = None if _is_workbook(out) else out  # the file that grows row by row
+        form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)
         classifier = classifier.use(backend, precision, len(stock.missing), merge, plan, notes, device)
         album = None if pictures is None else _open_album(pictures, folders, paths)
-        rows_show_progress = out is None and writer is not None
+        receiver = writer if out is None else None
+        rows_show_progress = receiver is not None
         reporting = reporting_to(silent) if rows_show_progress else nullcontext()
-        with reporting, _writing(out, form, paths, stock, writer) as write:
+        with reporting, _writing(gathered, form, paths, stock, receiver) as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
             predictions = classifier.predict(held or stock.missing, batch_size)
             kept = _answer(predictions, columns, album, write, stock.tally, len(paths))
+        if out is not None and gathered is None:
+            _write_workbook(out, columns, kept)
     tally = stock.tally
     counts = (tally.images, tally.unreadable, tally.rejected)
     is_whole = is_whole and not tally.unreadable
@@ -275,7 +290,9 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
         if resume:
             raise VitkitError("--resume requires --out, the file to continue")
         return
-    check_out(out, FORMATS, folders)
+    check_out(out, (*FORMATS, _WORKBOOK), folders)
+    if resume and _is_workbook(out):
+        raise VitkitError(f"--resume cannot continue {out}, which is written at the end: use a .csv")
 
 
 def _check_free(out: Path | None, *, may_exist: bool) -> None:
@@ -324,6 +341,26 @@ def _writing(
             yield write
     else:
         yield None if writer is None else writer(form, len(paths))
+
+
+def _is_workbook(out: Path | None) -> bool:
+    return out is not None and out.suffix.lower() == _WORKBOOK
+
+
+def _write_workbook(out: Path, columns: Columns, rows: Sequence[Row]) -> None:
+    """Write the rows with the columns of a .csv file."""
+    names = Csv(columns).names
+    write_workbook(out, names, ([_sheet_cells(row)[name] for name in names] for row in rows))
+
+
+def _sheet_cells(row: Row) -> dict[str, str | float | None]:
+    rejected = row.name or JOINT if row.is_rejected else None
+    cells: dict[str, str | float | None] = defaultdict(lambda: None)
+    cells |= {"path": row.path, "label": row.label, "confidence": row.confidence, "error": row.error}
+    cells["rejected"] = rejected
+    for rank, (label, confidence) in enumerate(row.top, 1):
+        cells |= {f"label_{rank}": label, f"confidence_{rank}": confidence}
+    return cells
 
 
 def _cells(row: Row) -> tuple[str, str, str]:

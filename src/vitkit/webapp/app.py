@@ -21,6 +21,7 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.reporting import evaluation_report as views
 from vitkit.system.files import to_json
 from vitkit.text.cells import visible
+from vitkit.webapp import folders
 from vitkit.webapp.photographs import ChangedError, GoneError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ TABS: tuple[Tab, ...] = (
     Tab("train", "Train", "Teach a model the classes, and watch how it goes."),
     Tab("results", "Results", "See how good a model is, where it is wrong, and whose label may be."),
     Tab("look", "Look", "Bring any picture, and see what a model says of it and where it looks."),
+    Tab("predict", "Predict", "Let a model classify a folder, correct what is wrong, and take the table along."),
     Tab("ship", "Ship", "Take a model along: its card, files for other programs, the command that serves it."),
 )
 
@@ -106,6 +108,7 @@ def create_app(workspace: Workspace) -> FastAPI:
     def studio() -> dict[str, Any]:
         return {**workspace.to_dict(), "tabs": [tab.to_dict(STATIC) for tab in TABS]}
 
+    app.include_router(folders.router(workspace))
     for tab in TABS:
         app.include_router(tab.router(workspace))
     app.mount("/static/views", _Files(directory=views.FOLDER), name="views")  # as in reports

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_SETTLED = 2.0  # seconds of a stage after which its rate is known
 
 
 class Background(Generic[T]):
@@ -42,6 +44,7 @@ class Background(Generic[T]):
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._progress: tuple[str, int, int | None] = ("", 0, None)
+        self._since = time.monotonic()  # when the stage began
         self._error = ""
         self._result: T | None = None
         self._key: object = None
@@ -70,9 +73,12 @@ class Background(Generic[T]):
         return self._result if self._key == key else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the progress of the task, and the error if it failed."""
+        """Return the progress of the task, the seconds that its stage may still take, and the error if it failed."""
         what, done, total = self._progress
-        return {"running": self.is_running, "what": what, "done": done, "total": total, "error": self._error}
+        spent = time.monotonic() - self._since
+        left = spent * (total - done) / done if total and done and spent >= _SETTLED else None
+        progress = {"what": what, "done": done, "total": total, "left": left}
+        return {"running": self.is_running, **progress, "error": self._error}
 
     def _run(self, work: Callable[[], T]) -> None:
         try:
@@ -84,6 +90,8 @@ class Background(Generic[T]):
             self._error = f"{type(error).__name__}: {first_line(error)}"
 
     def _tell(self, what: str, done: int, total: int | None) -> None:
+        if what != self._progress[0]:
+            self._since = time.monotonic()
         self._progress = (what, done, total)
 
 
@@ -222,6 +230,8 @@ def run_vitkit(arguments: list[str]) -> None:
             with contextlib.suppress(OSError):
                 process.send_signal(signal.SIGTERM)
             process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
 
 
 def next_labels(

@@ -1,0 +1,243 @@
+"""The folders that the page can choose from, and folders that it makes of photographs that are sent to it.
+
+The page never names a path. It chooses among folders and archives with photographs below the folder in which the
+studio was started, by a short identifier. Photographs that are dropped on the page, or sent from another device, are
+written into a new folder below `uploads`, beside the folder of runs; nothing that exists is written over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from vitkit.data.storage import STORAGES
+from vitkit.data.walk import SUFFIXES
+from vitkit.errors import VitkitError
+from vitkit.text.names import bare
+from vitkit.webapp.workspace import Workspace
+
+UPLOADS = "uploads"  # beside the folder of runs
+_DEEPEST = 3  # levels of folders below the start that are offered
+_SEARCHED = 5_000  # folders that are looked into, at most
+_OFFERED = 200
+_MOST = 2**31  # bytes of a file that is sent
+_LONGEST = 100  # characters of a name that is sent
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder or an archive of photographs that the page can choose.
+
+    Attributes:
+        path: where it is.
+        title: the name shown to users, relative to the folder in which the studio was started.
+        images: the number of photographs in it and below; None for an archive, which is not opened.
+    """
+
+    path: Path
+    title: str
+    images: int | None
+
+    @property
+    def identifier(self) -> str:
+        """A short name for requests, which says nothing about the path."""
+        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        return {"id": self.identifier, "title": self.title, "images": self.images}
+
+
+def folders(start: Path, *others: Path) -> list[Folder]:
+    """Return the folders and archives with photographs below `start`, and those of `others` that exist.
+
+    Hidden folders, run folders and links are not followed.
+    """
+    offered = {folder.path: folder for other in others if other.exists() for folder in _below(other, other.parent)}
+    offered |= {folder.path: folder for folder in _below(start, start)}
+    return sorted(offered.values(), key=lambda folder: folder.title)[:_OFFERED]
+
+
+def folder_of(identifier: str, start: Path, *others: Path) -> Folder:
+    """Return the folder with this identifier.
+
+    Raises:
+        VitkitError: there is none any more.
+    """
+    for folder in folders(start, *others):
+        if folder.identifier == identifier:
+            return folder
+    raise VitkitError("this folder is no longer there: choose another one")
+
+
+def _below(top: Path, named_from: Path) -> Iterator[Folder]:
+    counts: dict[Path, int] = {}
+    archives: list[Path] = []
+    searched = itertools.count()
+    for place, names, files in os.walk(top):
+        folder = Path(place)
+        if next(searched) > _SEARCHED or "recipe.toml" in files:
+            names.clear()
+            continue
+        names[:] = sorted(name for name in names if not name.startswith(".") and name != "__pycache__")
+        images = sum(os.path.splitext(name)[1].lower() in SUFFIXES for name in files)  # noqa: PTH122  # as in walk
+        for above in (folder, *folder.parents) if images else ():
+            counts[above] = counts.get(above, 0) + images
+            if above == top:
+                break
+        archives += [folder / name for name in files if Path(name).suffix.lower() in STORAGES]
+    for folder, images in counts.items():
+        if len(folder.relative_to(top).parts) <= _DEEPEST:
+            yield Folder(folder, _title(folder, named_from), images)
+    for archive in archives:
+        if len(archive.relative_to(top).parts) <= _DEEPEST:
+            yield Folder(archive, _title(archive, named_from), None)
+
+
+def _title(path: Path, start: Path) -> str:
+    return path.name if path == start else path.relative_to(start).as_posix()
+
+
+# --- Photographs that are sent ------------------------------------------------------------------------------
+
+
+def new_folder(workspace: Workspace, name: str) -> Path:
+    """Create an empty folder for photographs that are sent, with a name that no other has.
+
+    Raises:
+        VitkitError: it would lie among the photographs of the studio.
+    """
+    uploads = workspace.runs.parent / UPLOADS
+    if uploads.resolve().is_relative_to(workspace.photographs):
+        raise VitkitError(
+            f"{uploads} lies among the photographs, where nothing is written: start the studio in another folder"
+        )
+    uploads.mkdir(parents=True, exist_ok=True)
+    base = _part(name) or "photographs"
+    for number in itertools.count(1):
+        folder = uploads / f"{base}-{number}"
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("numbers have no end")
+
+
+def target_in(folder: Path, name: str) -> Path:
+    """Return where to write a file that is sent with this name, which may have folders in front.
+
+    Raises:
+        VitkitError: the name leads out of the folder, or is not that of a picture or an archive.
+    """
+    parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", ".")]
+    kept = [_part(part) for part in parts]
+    if not parts or ".." in parts or not all(kept):
+        raise VitkitError(f"{name!r} is not a name for a file here")
+    if Path(kept[-1]).suffix.lower() not in SUFFIXES | STORAGES.keys():
+        raise VitkitError(f"{kept[-1]} is neither a picture nor an archive of pictures: it is left out")
+    return folder.joinpath(*kept[-3:])
+
+
+async def receive(target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *, is_last: bool = True) -> int:
+    """Write a part of a file that is sent; the file appears under its name when its last part has arrived.
+
+    Args:
+        target: the file.
+        chunks: the bytes of the part.
+        offset: the position of the part in the file; parts arrive in order.
+        is_last: whether the file ends with this part.
+
+    Returns:
+        The size of the file so far.
+
+    Raises:
+        VitkitError: it is empty or too large, a part is missing, or there is such a file already.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.part")
+    if target.exists():
+        raise VitkitError(f"{target.name} is there already: it is not written over")
+    if (partial.stat().st_size if offset and partial.exists() else 0) != offset:
+        raise VitkitError(f"a part of {target.name} is missing: send it again")
+    size = offset
+    try:
+        with partial.open("ab" if offset else "wb") as file:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > _MOST:
+                    raise VitkitError(f"{target.name} is larger than {_MOST // 2**30} GiB")
+                file.write(chunk)
+        if not size:
+            raise VitkitError(f"{target.name} is empty")
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    if is_last:
+        partial.replace(target)
+    return size
+
+
+def _part(name: str) -> str:
+    """Return one part of a path without characters that mean something to systems; empty if nothing remains."""
+    kept = "".join("_" if character in '/\\:*?"<>|' or not character.isprintable() else character for character in name)
+    kept = bare(kept).strip(" .")
+    stem, suffix = os.path.splitext(kept)  # noqa: PTH122  # a part is no path
+    return f"{stem[: _LONGEST - len(suffix)]}{suffix}" if len(suffix) < 10 else kept[:_LONGEST]
+
+
+class NewFolder(BaseModel):
+    """A request for a folder that photographs are sent to."""
+
+    name: str = Field(max_length=300)
+
+
+def router(workspace: Workspace) -> APIRouter:
+    """Return the routes that list folders and receive photographs."""
+    routes = APIRouter(prefix="/api/folders")
+    sent: dict[str, Path] = {}  # the folders that this studio made
+
+    @routes.get("")
+    def show_folders() -> dict[str, Any]:
+        return {"folders": [folder.to_dict() for folder in offered(workspace)]}
+
+    @routes.post("/new")
+    def make(new: NewFolder) -> dict[str, Any]:
+        path = new_folder(workspace, new.name)
+        folder = Folder(path, path.name, 0)
+        sent[folder.identifier] = path
+        return folder.to_dict()
+
+    @routes.post("/{identifier}/files")
+    async def add(identifier: str, name: str, request: Request, offset: int = 0, last: bool = True) -> dict[str, Any]:
+        if identifier not in sent:
+            raise VitkitError("photographs can only be sent to a folder that was made for them")
+        target = target_in(sent[identifier], name)
+        return {"name": target.name, "bytes": await receive(target, request.stream(), offset, is_last=last)}
+
+    return routes
+
+
+def offered(workspace: Workspace) -> list[Folder]:
+    """Return the folders that the page of a workspace offers."""
+    return folders(Path.cwd(), *_others(workspace))
+
+
+def chosen(workspace: Workspace, identifier: str) -> Folder:
+    """Return an offered folder by its identifier.
+
+    Raises:
+        VitkitError: there is none any more.
+    """
+    return folder_of(identifier, Path.cwd(), *_others(workspace))
+
+
+def _others(workspace: Workspace) -> tuple[Path, ...]:
+    return workspace.photographs, workspace.runs.parent / UPLOADS

@@ -1,0 +1,377 @@
+"""The Predict tab: a run's answers for all photographs of a folder, to correct, to save and to add to the data.
+
+`vitkit predict` computes them in a separate process. What it wrote, and what people corrected, is stored in the state
+folder of the user, so that no folder of runs that somebody gave away can name files to show.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse, HTMLResponse
+from pydantic import BaseModel, Field
+from starlette.background import BackgroundTask
+
+from vitkit.data.decode import UnreadableImageError
+from vitkit.data.labels import Edit, add_edits
+from vitkit.errors import VitkitError
+from vitkit.model_folder import DESCRIPTION
+from vitkit.system.files import from_json, read_text, write_json
+from vitkit.text.cells import harmless, restored
+from vitkit.text.workbook import check_rows, write_workbook
+from vitkit.webapp.folders import chosen
+from vitkit.webapp.likeness import Background, run_vitkit
+from vitkit.webapp.photographs import Thumbnails, checked_name, read_photographs
+from vitkit.webapp.workspace import Workspace
+
+_TOP = 3  # classes that are shown for a photograph
+_FOLDER = "predictions"  # in the state folder
+_SHEET_MOST = 2_000  # photographs on a contact sheet
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The predictions of a run for a folder.
+
+    Attributes:
+        number: a number that increases with each request.
+        run: the run.
+        folder: the folder or archive of the photographs.
+        title: what the page calls the folder.
+        when: the time of the request in seconds since 1970.
+        corrections: classes that people chose instead, by number of the row.
+    """
+
+    number: int
+    run: str
+    folder: str
+    title: str
+    when: float
+    corrections: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The prediction for a photograph.
+
+    Attributes:
+        path: where the photograph is.
+        ranking: the most probable classes with their probabilities, the best first; empty if it cannot be read.
+        error: why it cannot be read.
+    """
+
+    path: str
+    ranking: tuple[tuple[str, float], ...]
+    error: str = ""
+
+
+class Shelf:
+    """The predictions of a workspace, on disk."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.folder = workspace.state_folder / _FOLDER
+        self._kept: tuple[int, list[Answer]] | None = None
+
+    def all(self) -> list[Answers]:
+        """List the finished predictions, the newest first."""
+        return sorted(filter(None, map(self._read, self.folder.glob("*.json"))), key=lambda item: -item.number)
+
+    def get(self, number: int) -> Answers:
+        """Return a prediction.
+
+        Raises:
+            VitkitError: there is none with this number.
+        """
+        item = self._read(self.folder / f"{number:06}.json")
+        if item is None:
+            raise VitkitError("there is no such prediction")
+        return item
+
+    def rows(self, item: Answers) -> list[Answer]:
+        """Return the answer for each photograph.
+
+        Raises:
+            VitkitError: the file of the answers is gone or damaged.
+        """
+        if self._kept is None or self._kept[0] != item.number:
+            self._kept = item.number, list(_answers(self.folder / f"{item.number:06}.csv"))
+        return self._kept[1]
+
+    def label(self, item: Answers, number: int) -> str:
+        """Return the class of a row: a correction if there is one."""
+        row = self.rows(item)[number]
+        return item.corrections.get(str(number), row.ranking[0][0] if row.ranking else "")
+
+    def keep(self, item: Answers) -> None:
+        """Write a prediction's description."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(self.folder / f"{item.number:06}.json", asdict(item))
+
+    def compute(self, run: str, folder: Path, title: str) -> int:
+        """Predict a folder, and return the number of the result."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        numbers = [int(file.stem) for file in self.folder.glob("*.csv") if file.stem.isdecimal()]
+        item = Answers(max(numbers, default=0) + 1, run, str(folder), title, time.time())
+        out = self.folder / f"{item.number:06}.csv"
+        source = str(self.workspace.run_folder(run))
+        run_vitkit(["predict", source, str(folder), "--top", str(_TOP), "--out", str(out)])
+        self.keep(item)
+        return item.number
+
+    def _read(self, file: Path) -> Answers | None:
+        try:
+            item = Answers(**from_json(read_text(file)))
+        except (OSError, ValueError, TypeError):
+            return None
+        return item if file.name == f"{item.number:06}.json" and isinstance(item.corrections, dict) else None
+
+
+def _answers(file: Path) -> Iterator[Answer]:
+    try:
+        with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+            for cells in csv.DictReader(text):
+                row = {name: restored(cell or "") for name, cell in cells.items()}
+                named = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
+                ranking = [(row[label], float(row[value])) for label, value in named if row.get(value)]
+                yield Answer(row["path"], tuple(ranking[:_TOP]), row["error"])
+    except (OSError, csv.Error, KeyError, ValueError) as error:
+        raise VitkitError("the file with these predictions is gone or damaged: predict the folder again") from error
+
+
+# --- What is taken along --------------------------------------------------------------------------------------
+
+
+def table_of(shelf: Shelf, item: Answers, withhold: float) -> tuple[list[str], list[list[str | float | None]]]:
+    """Return the header and the rows of a table of predictions.
+
+    Args:
+        shelf: the predictions of the workspace.
+        item: the prediction.
+        withhold: classes with a lower confidence are left empty, unless somebody chose them.
+    """
+    header = ["path", "label", "confidence", "predicted", "withheld", "corrected", "error"]
+    rows: list[list[str | float | None]] = []
+    for number, row in enumerate(shelf.rows(item)):
+        correction = item.corrections.get(str(number))
+        if not row.ranking:
+            rows.append([_below(row.path, item.folder), correction, None, None, None, correction, row.error])
+            continue
+        predicted, confidence = row.ranking[0]
+        is_withheld = correction is None and confidence < withhold
+        label = correction or (None if is_withheld else predicted)
+        cells = [label, confidence, predicted, "yes" if is_withheld else None, correction, None]
+        rows.append([_below(row.path, item.folder), *cells])
+    return header, rows
+
+
+def _csv_of(header: Sequence[str], rows: Sequence[Sequence[str | float | None]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow(harmless(cell) if isinstance(cell, str) else cell for cell in row)
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def contact_sheet(shelf: Shelf, item: Answers, withhold: float) -> str:
+    """Return a self-contained page with a thumbnail and the class of each photograph, to print or to send.
+
+    Raises:
+        VitkitError: there are too many photographs for a page.
+    """
+    from vitkit.reporting.gallery import gallery, thumbnails
+    from vitkit.text.html import write_page
+
+    rows = shelf.rows(item)
+    if len(rows) > _SHEET_MOST:
+        raise VitkitError(f"a contact sheet has at most {_SHEET_MOST:,} photographs, not {len(rows):,}")
+    _, table = table_of(shelf, item, withhold)
+    pictures = thumbnails((Path(row.path) for row in rows), 160)
+    shown = [(picture, "", _caption(cells)) for picture, cells in zip(pictures, table, strict=True)]
+    title = f"{item.title}: what {item.run} sees"
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "sheet.html"
+        write_page(page, title, [f"<h1>{_escaped(title)}</h1>", f"<p>{len(rows)} photographs</p>", gallery(shown)])
+        return read_text(page)
+
+
+def _caption(cells: Sequence[str | float | None]) -> tuple[str, ...]:
+    path, label, confidence, _, is_withheld, correction, error = cells
+    if error:
+        return str(error), str(path)
+    sure = "corrected" if correction else f"{100 * float(confidence or 0):.0f} %"
+    return ("withheld" if is_withheld else str(label), sure, str(path))
+
+
+def _escaped(text: str) -> str:
+    from html import escape
+
+    return escape(text)
+
+
+def _below(path: str, folder: str) -> str:
+    return os.path.relpath(path, folder) if Path(path).is_relative_to(folder) else path
+
+
+def add_to_data(workspace: Workspace, shelf: Shelf, item: Answers, numbers: Sequence[int]) -> dict[str, Any]:
+    """Write the classes of photographs into a label file.
+
+    Photographs in the studio's folder that have no class yet are added to its label file. Those of another folder get
+    a label file of that folder, `labels/FOLDER.csv`, with which it can be opened as data. Classes that nobody has
+    corrected are recorded as proposed by the run.
+
+    Raises:
+        VitkitError: a row does not exist.
+    """
+    rows = shelf.rows(item)
+    if not all(0 <= number < len(rows) for number in numbers):
+        raise VitkitError("there is no such photograph")
+    root = Path(item.folder)
+    is_inside = root.resolve().is_relative_to(workspace.photographs.resolve())
+    base = workspace.photographs if is_inside else root
+    edits = []
+    for number in dict.fromkeys(numbers):
+        if label := shelf.label(item, number):
+            by = "" if str(number) in item.corrections else item.run
+            edits.append(Edit(_below(rows[number].path, str(base)), label, proposed_by=by))
+    if is_inside:
+        table = read_photographs(workspace)
+        has_folder_class = {path for i, path in enumerate(table.paths) if table.name_of(i) not in ("", "unlabelled")}
+        labelled = {edit.path for edit in workspace.said.read().edits} | has_folder_class
+        edits = [edit for edit in edits if edit.path not in labelled or not edit.proposed_by]
+        workspace.said.add(edits)
+        file = workspace.labels
+    else:
+        file = workspace.labels.with_name(f"{root.name}.csv")
+        add_edits(file, edits)
+    return {"added": len(edits), "file": str(file), "inside": is_inside, "folder": str(root)}
+
+
+# --- Routes ----------------------------------------------------------------------------------------------------
+
+
+class PredictionRequest(BaseModel):
+    """A request to predict a folder."""
+
+    run: str = Field(max_length=300)
+    folder: str = Field(max_length=64)
+
+
+class Correction(BaseModel):
+    """The class of some photographs, as a person sees it; empty for that of the model."""
+
+    numbers: list[int] = Field(max_length=1_000_000)
+    label: str = Field(max_length=1000)
+
+
+class Addition(BaseModel):
+    """Photographs whose classes are added to the data."""
+
+    numbers: list[int] = Field(max_length=1_000_000)
+
+
+def router(workspace: Workspace) -> APIRouter:
+    """Return the routes of the tab."""
+    routes, shelf = APIRouter(prefix="/api/predict"), Shelf(workspace)
+    work: Background[int] = Background()
+    last: list[str] = [""]  # what is being predicted
+
+    @routes.get("")
+    def show() -> dict[str, Any]:
+        folder = workspace.runs
+        models = [name for name in workspace.run_names() if (folder / name / DESCRIPTION).is_file()]
+        done = [
+            {"number": item.number, "run": item.run, "title": item.title, "when": item.when} for item in shelf.all()
+        ]
+        return {"models": models, "done": done}
+
+    @routes.post("")
+    def start(request: PredictionRequest) -> dict[str, Any]:
+        run = workspace.run_folder(request.run).name
+        folder = chosen(workspace, request.folder)
+        if not work.is_running:
+            last[0] = folder.title
+            work.start("", lambda: shelf.compute(run, folder.path, folder.title))
+        return state()
+
+    @routes.get("/state")
+    def state() -> dict[str, Any]:
+        return {**work.to_dict(), "title": last[0], "number": work.result("")}
+
+    @routes.get("/{number}")
+    def show_rows(number: int) -> dict[str, Any]:
+        item = shelf.get(number)
+        rows = [[_below(row.path, item.folder), row.ranking, row.error] for row in shelf.rows(item)]
+        classes = sorted({label for row in shelf.rows(item) for label, _ in row.ranking})
+        return {**asdict(item), "rows": rows, "classes": classes}
+
+    @routes.get("/{number}/thumbnail/{row}")
+    async def show_thumbnail(number: int, row: int, request: Request, large: bool = False) -> Response:
+        rows = shelf.rows(shelf.get(number))
+        if not 0 <= row < len(rows):
+            raise VitkitError("there is no such photograph")
+        file = Path(rows[row].path)
+        try:
+            made = await (thumbnails.get_large(file) if large else thumbnails.get(file, request.is_disconnected))
+        except UnreadableImageError as error:
+            raise VitkitError(f"the photograph cannot be read: {error}") from error
+        headers = {"Cache-Control": "private, max-age=600"}
+        return Response(status_code=204) if made is None else Response(made, media_type="image/jpeg", headers=headers)
+
+    thumbnails = Thumbnails()
+
+    @routes.post("/{number}/correct")
+    def correct(number: int, correction: Correction) -> dict[str, Any]:
+        item = shelf.get(number)
+        if not all(0 <= i < len(shelf.rows(item)) for i in correction.numbers):
+            raise VitkitError("there is no such photograph")
+        changed = dict(item.corrections)
+        label = checked_name(correction.label) if correction.label else ""
+        for i in correction.numbers:
+            changed.pop(str(i), None)
+            if label:
+                changed[str(i)] = label
+        shelf.keep(replace(item, corrections=changed))
+        return {"corrections": changed}
+
+    @routes.post("/{number}/add")
+    def add(number: int, addition: Addition) -> dict[str, Any]:
+        return add_to_data(workspace, shelf, shelf.get(number), addition.numbers)
+
+    @routes.get("/{number}/table.csv")
+    def send_csv(number: int, withhold: float = 0.0) -> Response:
+        item = shelf.get(number)
+        return Response(
+            _csv_of(*table_of(shelf, item, withhold)), media_type="text/csv", headers=_attached("csv", item)
+        )
+
+    @routes.get("/{number}/table.xlsx")
+    def send_workbook(number: int, withhold: float = 0.0) -> FileResponse:
+        item = shelf.get(number)
+        header, rows = table_of(shelf, item, withhold)
+        check_rows(len(rows))
+        folder = tempfile.TemporaryDirectory()
+        file = Path(folder.name) / "predictions.xlsx"
+        write_workbook(file, header, rows)
+        return FileResponse(file, headers=_attached("xlsx", item), background=BackgroundTask(folder.cleanup))
+
+    @routes.get("/{number}/sheet.html")
+    def send_sheet(number: int, withhold: float = 0.0) -> HTMLResponse:
+        item = shelf.get(number)
+        return HTMLResponse(contact_sheet(shelf, item, withhold), headers=_attached("html", item))
+
+    return routes
+
+
+def _attached(suffix: str, item: Answers) -> dict[str, str]:
+    return {"Content-Disposition": f'attachment; filename="predictions-{item.number}.{suffix}"'}

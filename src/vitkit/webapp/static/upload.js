@@ -1,0 +1,100 @@
+// Sends photographs, a folder or an archive of them to the studio, which writes them into a new folder.
+
+import { fail, post, say } from "./api.js";
+import { count, el, fill } from "./dom.js";
+import { timeLeft } from "./progress.js";
+
+const PART = 16 * 2 ** 20; // bytes that are sent at a time
+const KINDS = "image/*,.heic,.heif,.avif,.zip,.tar,.tgz";
+
+/** A place to drop photographs, folders and archives; `done(folder)` gets what was made of them. */
+export function uploadPlace(done) {
+  const told = el("div", { role: "status" });
+  const send = async (files) => {
+    if (!files.length) return;
+    try {
+      const folder = await upload(files, (text, part) => fill(told, el("p", {}, text), el("progress", { value: part, max: 1, "aria-label": "Sending" })));
+      fill(told);
+      if (folder) await done(folder);
+    } catch (error) {
+      fill(told);
+      fail(error);
+    }
+  };
+  const input = (id, more) => {
+    const made = el("input", { type: "file", id, class: "unseen", multiple: true, ...more, onchange: async () => {
+      await send([...made.files].map((file) => [file.webkitRelativePath || file.name, file]));
+      made.value = "";
+    } });
+    return made;
+  };
+  const place = el("div", { class: "drop" }, el("p", {}, "Drop photographs, a folder or a zip file here, or"),
+    el("div", { class: "row" }, input("upload-files", { accept: KINDS }), el("label", { for: "upload-files", class: "button" }, "Choose files"),
+      input("upload-folder", { webkitdirectory: true }), el("label", { for: "upload-folder", class: "button" }, "Choose a folder")),
+    el("p", { class: "small soft" }, "They are copied into a new folder on the studio's machine, beside the runs. The originals stay as they are."), told);
+  for (const kind of ["dragover", "dragenter"]) place.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
+  for (const kind of ["dragleave", "drop"]) place.addEventListener(kind, () => place.classList.remove("over"));
+  place.addEventListener("drop", async (event) => {
+    event.preventDefault();
+    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+    const files = entries.length ? (await Promise.all(entries.map((entry) => walk(entry)))).flat() : [...event.dataTransfer.files].map((file) => [file.name, file]);
+    await send(files);
+  });
+  return place;
+}
+
+/** All files in a dropped entry, as [path, file]. */
+async function walk(entry, above = "") {
+  const path = above ? `${above}/${entry.name}` : entry.name;
+  if (entry.isFile) return [[path, await new Promise((resolve, reject) => { entry.file(resolve, reject); })]];
+  const reader = entry.createReader();
+  const inside = [];
+  for (;;) {
+    const some = await new Promise((resolve, reject) => { reader.readEntries(resolve, reject); });
+    if (!some.length) break;
+    inside.push(...some);
+  }
+  return (await Promise.all(inside.map((own) => walk(own, path)))).flat();
+}
+
+async function upload(files, tell) {
+  const pictures = files.filter(([path]) => !path.split("/").some((part) => part.startsWith(".")));
+  const [first] = pictures;
+  if (!first) throw new Error("There are no photographs among these files.");
+  const top = first[0].split("/")[0];
+  const isFolder = pictures.every(([path]) => path.startsWith(`${top}/`));
+  const folder = await post("/api/folders/new", { name: isFolder ? top : pictures.length === 1 ? first[0].replace(/\.[^.]*$/, "") : "photographs" });
+  const total = pictures.reduce((sum, [, file]) => sum + file.size, 0);
+  const begun = performance.now();
+  let [sent, kept, refused] = [0, 0, null];
+  for (const [path, file] of pictures) {
+    const name = isFolder ? path.slice(top.length + 1) : path;
+    try {
+      await sendFile(folder.id, name, file, (bytes) => {
+        sent += bytes;
+        const left = (performance.now() - begun) / 1000 * (total - sent) / Math.max(1, sent);
+        tell(`Sending: ${(kept + 1).toLocaleString("en")} of ${pictures.length.toLocaleString("en")}, ${timeLeft(left)}`, sent / Math.max(1, total));
+      });
+      kept += 1;
+    } catch (error) {
+      if (!error.status) throw error;
+      refused = error;
+    }
+  }
+  if (!kept) throw refused;
+  say(`${count(kept, "file", "files")} sent${refused ? `, ${pictures.length - kept} left out` : ""}.`);
+  return folder;
+}
+
+async function sendFile(id, name, file, tell) {
+  let offset = 0;
+  do {
+    const part = file.slice(offset, offset + PART);
+    const last = offset + part.size >= file.size;
+    const response = await fetch(`/api/folders/${id}/files?${new URLSearchParams({ name, offset, last })}`, { method: "POST", body: part, headers: { "Content-Type": "application/octet-stream" } });
+    const told = await response.json();
+    if (!response.ok) throw Object.assign(new Error(told.error), { status: response.status });
+    offset += part.size;
+    tell(part.size);
+  } while (offset < file.size);
+}

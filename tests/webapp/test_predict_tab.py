@@ -1,0 +1,188 @@
+"""The Predict tab: a folder is sent, predicted, corrected, saved and added to the data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import photos as pictures
+from browser import browser, is_within, serious, served, watched
+from test_workbook import read as read_workbook
+from tiny import build
+from vitkit import load
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess, labels_so_far
+from vitkit.webapp import Workspace, create_app, open_workspace
+from vitkit.webapp import folders as offers
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+__all__ = ["browser"]
+NAMES = ("a", "b", "c", "d", "e", "f", "<script>alert(1)</script>")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Photographs in two classes and some without, a run with an untrained model, and a folder of new photographs."""
+    pictures.folder(tmp_path / "photos", {"a": 2, "b": 2, "unlabelled": 2})
+    pictures.folder(tmp_path / "new", {"x": 3})
+    shutil.copy(tmp_path / "new" / "x" / "x_0.png", tmp_path / "new" / "=1+1.png")
+    (tmp_path / "new" / "broken.png").write_text("no picture")
+    run = tmp_path / "runs" / "first"
+    Classifier(build(), NAMES, Preprocess(size=(12, 16))).save(run)
+    (run / "recipe.toml").write_text("", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return open_workspace("photos", runs=Path("runs"))
+
+
+@pytest.fixture
+def client(place: Workspace) -> Iterator[TestClient]:
+    with TestClient(create_app(place), raise_server_exceptions=False) as own:
+        yield own
+
+
+def predicted(client: TestClient, folder: str) -> dict[str, Any]:
+    listed = {own["title"]: own for own in client.get("/api/folders").json()["folders"]}
+    answer = client.post("/api/predict", json={"run": "first", "folder": listed[folder]["id"]})
+    assert answer.status_code == 200, answer.text
+    while (state := client.get("/api/predict/state").json())["running"]:
+        time.sleep(0.05)
+    assert not state["error"]
+    return dict(client.get(f"/api/predict/{state['number']}").json())
+
+
+def test_a_folder_is_predicted_corrected_and_saved_as_predict_does(client: TestClient, place: Workspace) -> None:
+    told = predicted(client, "new")
+    rows = {path: (ranking, error) for path, ranking, error in told["rows"]}
+    assert set(rows) == {"=1+1.png", "broken.png", *(f"x/x_{i}.png" for i in range(3))}
+    assert rows["broken.png"][0] == [] and rows["broken.png"][1]
+    model = load(place.runs / "first")
+    for path, (ranking, _) in rows.items():
+        if ranking:
+            (expected,) = model.predict(Path("new") / path)
+            assert [name for name, _ in ranking] == [name for name, _ in expected.ranking[:3]]
+            assert [part for _, part in ranking] == pytest.approx([part for _, part in expected.ranking[:3]], abs=0.02)
+    number, order = told["number"], [path for path, *_ in told["rows"]]
+    corrected = client.post(
+        f"/api/predict/{number}/correct", json={"numbers": [order.index("x/x_1.png")], "label": "z"}
+    )
+    assert corrected.json()["corrections"] == {str(order.index("x/x_1.png")): "z"}
+    address = f"/api/predict/{number}/table"
+    table = list(csv.DictReader(io.StringIO(client.get(f"{address}.csv?withhold=1").text)))
+    assert {row["path"]: row["label"] for row in table} == {
+        "'=1+1.png": "",
+        "broken.png": "",
+        "x/x_0.png": "",
+        "x/x_1.png": "z",
+        "x/x_2.png": "",
+    }
+    assert {row["withheld"] for row in table if row["confidence"] and row["label"] != "z"} == {"yes"}
+    (place.runs / "a.xlsx").write_bytes(client.get(f"{address}.xlsx").content)
+    book = read_workbook(place.runs / "a.xlsx")
+    assert list(book[0].values()) == list(table[0])
+    assert {row["A"]: row["B"] for row in book[1:] if "B" in row} == {
+        path: "z" if path == "x/x_1.png" else ranking[0][0] for path, (ranking, _) in rows.items() if ranking
+    }
+    sheet = client.get(f"/api/predict/{number}/sheet.html").text
+    assert sheet.count("<img ") == 4 and "<script>alert" not in sheet and "corrected" in sheet
+    again = TestClient(create_app(place))
+    (done,) = again.get("/api/predict").json()["done"]
+    assert (done["number"], done["run"], done["title"]) == (number, "first", "new")
+    assert again.get(f"/api/predict/{number}").json()["corrections"] == corrected.json()["corrections"]
+
+
+def test_what_is_added_to_the_data_is_marked_and_no_label_is_written_over(client: TestClient, place: Workspace) -> None:
+    told = predicted(client, "photos")
+    order = [path for path, *_ in told["rows"]]
+    mine, theirs = order.index("unlabelled/unlabelled_0.png"), order.index("unlabelled/unlabelled_1.png")
+    client.post(f"/api/predict/{told['number']}/correct", json={"numbers": [mine], "label": "b"})
+    answer = client.post(f"/api/predict/{told['number']}/add", json={"numbers": list(range(len(order)))}).json()
+    assert (answer["added"], answer["inside"]) == (2, True), "those in class folders keep their class"
+    edits = {own.path: (own.label, own.proposed_by) for own in labels_so_far(place.labels).edits}
+    assert edits == {order[mine]: ("b", ""), order[theirs]: (told["rows"][theirs][1][0][0], "first")}
+    other = predicted(client, "new")
+    answer = client.post(f"/api/predict/{other['number']}/add", json={"numbers": [0]}).json()
+    assert not answer["inside"] and answer["file"] == str(place.labels.with_name("new.csv"))
+    (edit,) = labels_so_far(Path(answer["file"])).edits
+    assert (edit.path, edit.proposed_by) == (other["rows"][0][0], "first")
+
+
+def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClient, place: Workspace) -> None:
+    picture = (place.photographs / "a" / "a_0.png").read_bytes()
+    made = [client.post("/api/folders/new", json={"name": name}).json() for name in ("../../etc", "../../etc", "trip")]
+    uploads = place.runs.parent / "uploads"
+    assert sorted(own.name for own in uploads.iterdir()) == ["_.._etc-1", "_.._etc-2", "trip-1"]
+    address = f"/api/folders/{made[2]['id']}/files"
+
+    def send(name: str, content: bytes, **query: Any) -> Any:
+        return client.post(address, params={"name": name, **query}, content=content)
+
+    assert send("day/one.png", picture).status_code == 200
+    half = len(picture) // 2
+    assert send("two.png", picture[:half], last=False).status_code == 200
+    assert not (uploads / "trip-1" / "two.png").exists()
+    assert "is missing" in send("two.png", picture[half:], offset=half - 1).json()["error"]
+    assert send("two.png", picture[half:], offset=half).json()["bytes"] == len(picture)
+    for name in ("../up.png", "/etc/x.png", "a/../../b.png", "x.sh", "", "..", "day/one.png"):
+        assert send(name, b"other").status_code in (200, 400), name
+    assert send("empty.png", b"").status_code == 400
+    found = {own.relative_to(uploads / "trip-1").as_posix() for own in (uploads / "trip-1").rglob("*") if own.is_file()}
+    assert found == {"day/one.png", "two.png", "etc/x.png"}
+    assert (uploads / "trip-1" / "two.png").read_bytes() == (uploads / "trip-1" / "day" / "one.png").read_bytes()
+    assert client.post("/api/folders/0123/files", params={"name": "a.png"}, content=picture).status_code == 400
+    assert {"uploads/trip-1", "uploads/trip-1/day"} <= {own.title for own in offers.offered(place)}
+
+
+def test_no_prediction_leads_to_a_file_that_was_not_predicted(client: TestClient, place: Workspace) -> None:
+    for path in ("0", "9", "x", "../1", "1/thumbnail/99"):
+        assert client.get(f"/api/predict/{path}").status_code in (400, 404, 422)
+    told = predicted(client, "new")
+    assert client.get(f"/api/predict/{told['number']}/thumbnail/0").headers["content-type"] == "image/jpeg"
+    for row in (-1, 99):
+        assert client.get(f"/api/predict/{told['number']}/thumbnail/{row}").status_code == 400
+    for body in ({"run": "first", "folder": "/etc"}, {"run": "..", "folder": ""}):
+        assert client.post("/api/predict", json=body).status_code == 400
+    (file,) = (place.state_folder / "predictions").glob("*.json")
+    file.write_text(json.dumps({"number": 7}))
+    assert client.get("/api/predict").json()["done"] == []
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
+def test_a_folder_is_dropped_and_its_table_is_filtered_and_corrected(
+    place: Workspace, browser: Browser, size: str, scheme: str
+) -> None:
+    with served(create_app(place)) as address, watched(browser, size, scheme) as page:
+        page.goto(f"{address}/#predict")
+        files = sorted((place.runs.parent / "new").rglob("x_*.png"))
+        page.locator("#upload-files").set_input_files(files)
+        page.get_by_role("heading", name="photographs-1, by first").wait_for(timeout=60_000)
+        rows = page.locator("tr[data-row]")
+        assert rows.count() == 3
+        page.wait_for_function("[...document.querySelectorAll('tr img')].some((image) => image.naturalWidth)")
+        assert serious(page) == [] and is_within(page)
+        page.get_by_label("Correct class of x_1.png").fill("mine")
+        page.keyboard.press("Tab")
+        page.get_by_text("1 corrected").wait_for()
+        page.get_by_label("Withhold below").fill("100")
+        page.get_by_text("2 withheld").wait_for()
+        page.get_by_label("Which photographs").select_option("withheld")
+        assert rows.count() == 2
+        with page.expect_download() as download:
+            page.get_by_role("link", name="CSV").click()
+        text = Path(str(download.value.path())).read_text()
+        assert text.count(",yes,") == 2 and ",mine" in text
+        page.get_by_label("Which photographs").select_option("corrected")
+        page.get_by_role("button", name="Add the 1 shown to the data").click()
+        page.get_by_role("dialog").get_by_text("vitkit studio").wait_for()
+        assert serious(page) == []
+    assert [own.label for own in labels_so_far(place.labels.with_name("photographs-1.csv")).edits] == ["mine"]
