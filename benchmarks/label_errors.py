@@ -94,7 +94,7 @@ def noise() -> Iterator[Labelled]:
 
 
 def overlapping() -> Iterator[Labelled]:
-    """Classes that cannot be told apart better than two times in three; every label is right."""
+    """Classes that cannot be distinguished better than two times in three; every label is right."""
     for seed in range(PROBES):
         rng = np.random.default_rng(seed)
         y = rng.integers(3, size=600)

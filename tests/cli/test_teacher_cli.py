@@ -50,5 +50,5 @@ def test_a_run_does_not_write_over_its_teacher(vitkit: Any, data: Path, trained:
     teacher = runs.copy_of(trained, tmp_path / "teacher")
     outcome = vitkit("train", data, *FLAGS, "--teacher", teacher, "--out", teacher, "--force")
     assert outcome.code == 2
-    assert outcome.err == f"error: --out {teacher} would write over the teacher {teacher}: choose a new name\n"
+    assert outcome.err == f"error: --out {teacher} would overwrite the teacher {teacher}: choose a new name\n"
     runs.assert_same_weights(teacher, trained)

@@ -359,7 +359,7 @@ def test_altered_copies_in_two_given_splits_are_a_leak(originals: list[Image.Ima
     found = examine(read_source(tmp_path))
     assert found.has_problems
     (problem,) = (line.text for line in found.findings if line.severity == "problem")
-    assert problem.startswith("1 picture is in more than one split (1 val image), which flatters results: ")
+    assert problem.startswith("1 picture is in more than one split (1 val image), which inflates results: ")
     assert problem.endswith(": train/a/0.png = val/a/leak.png (altered)")
 
 

@@ -152,7 +152,7 @@ def test_a_training_picture_that_is_tested_on_is_a_problem(tmp_path: Path, kind:
     assert diagnosis.has_problems
     (text,) = texts(diagnosis, "problem")
     said, _, shown = text.partition(": ")
-    assert said == f"1 picture is in more than one split (1 {part} image), which flatters results"
+    assert said == f"1 picture is in more than one split (1 {part} image), which inflates results"
     pair = sorted(["train/cat/1.png", f"{part}/cat/leak.png"])
     assert shown == " = ".join(pair) + ("" if kind == "exact" else f" ({kind})")
 
@@ -204,7 +204,7 @@ def test_val_inside_train_names_three_and_counts_all(tmp_path: Path) -> None:
         for i in range(3):
             save(Image.open(root / "train" / name / f"{i}.png"), root / "val" / name / f"copy{i}.png")
     (text,) = texts(examine(read_source(root)), "problem")
-    assert text.startswith("6 pictures are in more than one split (6 val images), which flatters results: train/cat/0")
+    assert text.startswith("6 pictures are in more than one split (6 val images), which inflates results: train/cat/0")
     assert text.count(" = ") == 3
     assert text.endswith("; and 3 more")
 

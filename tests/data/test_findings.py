@@ -83,11 +83,11 @@ def test_no_copies_no_words() -> None:
 def test_leaks_count_what_is_held_out_and_name_two_images_of_different_splits() -> None:
     table = table_of({"a": 6}, SPLIT)
     assert told(findings.of_copies(table, [copies(0, 1, 2, kind="near", leak=True)])) == [
-        "problem: 1 picture is in more than one split (1 val image), which flatters results: a/0.png = a/2.png (near)"
+        "problem: 1 picture is in more than one split (1 val image), which inflates results: a/0.png = a/2.png (near)"
     ]
     (line,) = told(findings.of_copies(table, [copies(0, 2, leak=True), copies(1, 3, 4, kind="mirrored", leak=True)]))
     assert line == (
-        "problem: 2 pictures are in more than one split (1 test image and 1 val image), which flatters results: "
+        "problem: 2 pictures are in more than one split (1 test image and 1 val image), which inflates results: "
         "a/0.png = a/2.png; a/1.png = a/3.png (mirrored)"
     )
 
@@ -97,7 +97,7 @@ def test_conflicts_come_first_and_name_two_images_of_different_classes() -> None
     lines = told(findings.of_copies(table, [copies(0, 1, 2, 5, leak=True, conflict=True)]))
     assert lines == [
         "problem: 1 picture is in more than one class, and one label at most is right: a/0.png = b/5.png",
-        "problem: 1 picture is in more than one split (1 val image), which flatters results: a/0.png = a/2.png",
+        "problem: 1 picture is in more than one split (1 val image), which inflates results: a/0.png = a/2.png",
     ]
 
 

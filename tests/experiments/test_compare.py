@@ -93,7 +93,7 @@ def test_two_names_of_one_configuration_are_tied_and_share_their_runs(found: Com
     assert (tied["difference"], tied["interval"], tied["p"]) == (0, [0, 0], 1)
     assert "tied, difference exactly 0" in tied["verdict"]
     for pair in others:
-        assert "better" in pair["verdict"] or "cannot be told apart" in pair["verdict"]
+        assert "better" in pair["verdict"] or "cannot be distinguished" in pair["verdict"]
         assert pair["interval"][0] <= pair["difference"] <= pair["interval"][1]
     assert {(pair["fraction"], pair["a"], pair["b"]) for pair in found.figures["pairs_by_fraction"]} == {
         (fraction, pair["a"], pair["b"]) for fraction in (0.5, 1) for pair in found.pairs
@@ -111,7 +111,7 @@ def test_it_is_shown(found: Comparison) -> None:
     assert luck["trainings"] == 8 and luck["by_model"][A] == luck["by_model"][f"{A}@none"]
     assert "measured" in found.summary[0] and "picked" in found.summary[0]
     assert all(
-        text in found.report.read_text(encoding="utf-8") for text in ("to be expected", "A seed moves a training")
+        text in found.report.read_text(encoding="utf-8") for text in ("expected (95 %", "The seed changes the accuracy")
     )
     assert "<table>" in found._repr_html_()
 
@@ -392,7 +392,7 @@ def test_a_model_at_chance_is_named() -> None:
     ]
     judging = JudgingImages("test", 60, {})
     (line,) = findings_of(models, judged, judging)
-    assert line == "lost is not told from chance: always saying the most frequent class (66.7 %)"
+    assert line == "lost is not distinguished from chance: always predicting the most frequent class (66.7 %)"
     assert findings_of(models[1:], judged, judging) == []
 
 
@@ -403,7 +403,7 @@ def test_labels_drawn_by_lot_are_at_chance_and_make_no_difference(tmp_path: Path
     assert (
         len(found.figures["findings"]) == 1 and A in found.figures["findings"][0] and B in found.figures["findings"][0]
     )
-    assert all("cannot be told apart" in verdict for verdict in found.verdicts)
+    assert all("cannot be distinguished" in verdict for verdict in found.verdicts)
 
 
 # --- As processes ---------------------------------------------------------------------------------------------

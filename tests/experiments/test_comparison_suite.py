@@ -48,7 +48,7 @@ def found(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple
 def test_the_cells_are_those_of_the_comparisons(found: tuple[ComparisonSuite, list[str]]) -> None:
     result, said = found
     assert result.figures == json.loads((result.folder / "suite.json").read_text())
-    assert "photos: 2 of 2 runs are there already" in said
+    assert "photos: 2 of 2 runs are finished already" in said
     for data, folder in result.figures["folders"].items():
         single = json.loads((result.folder / folder / "comparison.json").read_text())
         for model in single["models"]:
@@ -89,7 +89,7 @@ def test_it_is_shown(found: tuple[ComparisonSuite, list[str]]) -> None:
     result, _ = found
     page, text = result.report.read_text(encoding="utf-8"), "\n".join(result.lines())
     assert "1-photos/comparison.html" in page and "data:image/svg+xml" in page
-    assert "mean ranks are not tested: that takes 3 models and 5 data sets, and there are 2 and 2" in text
+    assert "mean ranks are not tested: this requires 3 models and 5 data sets, and there are 2 and 2" in text
     assert "not over other data sets" in text
     assert "<table>" in result._repr_html_()
 
@@ -104,9 +104,9 @@ def test_one_data_set_in_a_list_is_an_ordinary_comparison(folders: list[str]) ->
     ("arguments", "expected"),
     [
         ({"models": None}, "no models: vitkit compare DATA DATA --models"),
-        ({"twice": True}, "a data set is named twice"),
+        ({"twice": True}, "a data set is given twice"),
         ({"models": ["no_such_model"]}, "photos: no_such_model"),
-        ({"folds": 3}, "folds is no choice of a comparison"),
+        ({"folds": 3}, "folds cannot be set for a comparison"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_written(

@@ -119,9 +119,9 @@ def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: Compa
 def test_where_too_few_are_left_nothing_is_trained(data: Path, tmp_path: Path) -> None:
     own = {"data": str(scenes(tmp_path / "photos", range(20, 31))), "split": (1.0, 0.0, 0.0)}
     seen = run.train({**runs.QUICK, "epochs": 1, **own}, tmp_path / "run", say=quiet)
-    with pytest.raises(VitkitError, match="3 images are left to judge by, which is too few") as told:
+    with pytest.raises(VitkitError, match="3 images are left for the test, which is too few") as told:
         compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=1, out=tmp_path / "out", say=quiet, **FIELDS)
-    assert f"{MODEL}@{seen.name} had seen 33; name other weights" in str(told.value)
+    assert f"{MODEL}@{seen.name} had seen 33; use other weights" in str(told.value)
     assert not (tmp_path / "out" / "runs").exists()
 
 
@@ -214,7 +214,7 @@ def test_two_swapped_runs_are_noticed(copied: Path, pair: tuple[int, int]) -> No
     first, second = (folders(copied)[i] for i in pair)
     before = (copied / "comparison.json").read_bytes()
     swap(first, second)
-    with pytest.raises(VitkitError, match=r"recipe.toml is not what the training left there: .* delete .* --resume"):
+    with pytest.raises(VitkitError, match=r"recipe.toml has changed since the training: .* delete .* --resume"):
         compare(out=copied, resume=True, say=quiet)
     assert (copied / "comparison.json").read_bytes() == before
 
@@ -223,7 +223,7 @@ def test_two_swapped_runs_are_noticed_where_nothing_says_what_they_held(copied: 
     first, second = folders(copied)[0], folders(copied)[2]
     shutil.rmtree(copied / "digests")
     swap(first, second)
-    with pytest.raises(VitkitError, match=r"holds a run with seed 1, but the comparison expects 0"):
+    with pytest.raises(VitkitError, match=r"contains a run with seed 1, but the comparison expects 0"):
         compare(out=copied, resume=True, say=quiet)
 
 
@@ -238,7 +238,7 @@ def test_what_was_edited_goes_into_no_table(copied: Path, name: str) -> None:
         shutil.copy(other, file)
     else:
         shutil.copy(folders(copied)[0] / name, file)
-    with pytest.raises(VitkitError, match=r"is not what the training left there|is damaged"):
+    with pytest.raises(VitkitError, match=r"has changed since the training|is damaged"):
         compare(out=copied, resume=True, say=quiet)
 
 

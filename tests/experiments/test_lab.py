@@ -116,7 +116,7 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
         ({"name": "positon"}, r"no experiment 'positon' \(did you mean position\?\); there are: position, pooling"),
         ({"name": "position", "model_fields": {"position": "none"}}, "model.position is what this experiment varies"),
         ({"name": "regularisation", "dropout": 0.3}, "dropout is what this experiment varies"),
-        ({"name": "position", "folds": 3}, "folds is no choice of an experiment"),
+        ({"name": "position", "folds": 3}, "folds cannot be set for an experiment"),
         ({"name": "position", "seeds": 0}, "--seeds"),
         ({"name": "position", "preset": "huge"}, "--preset 'huge' is none of small, paper"),
         ({"name": "few-shot"}, "few-shot measures a model: name a run"),
@@ -125,7 +125,7 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
         ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "divide an image by 4"),
         ({"name": "resolution", "preset": "paper"}, "resolution: it has no published recipe of its own"),
         ({"name": "norm", "model": "torchvision:resnet18"}, "an ablation varies a Vision Transformer"),
-        ({"resume": True}, "--resume goes on with the experiment in --out"),
+        ({"resume": True}, "--resume continues the experiment in --out"),
         ({"resume": True, "name": "position"}, "--resume takes everything from --out"),
     ],
 )
@@ -161,7 +161,9 @@ def test_a_claim_is_held_where_the_interval_of_the_difference_lies_above_0() -> 
         assert pair["interval"][0] < exact < pair["interval"][1]
         assert pair["p"] >= pair["p_alone"], "corrected for three pairs"
     assert "better is better than none here" in pairs[0]["verdict"]
-    assert "as trained: +1.1 points" in pairs[1]["verdict"] and "under other seeds it is open" in pairs[1]["verdict"]
+    assert (
+        "as trained: +1.1 points" in pairs[1]["verdict"] and "for other seeds this is undecided" in pairs[1]["verdict"]
+    )
 
 
 # --- From the beginning to the end ----------------------------------------------------------------------
@@ -182,7 +184,7 @@ def done(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
         package.lab("norm", photos, **QUICK, model_fields={"layers": 1}, out=out, say=stop)
     said: list[str] = []
     found = package.lab(resume=True, out=out, say=said.append)
-    assert said[0] == "1 of 4 runs are there already"
+    assert said[0] == "1 of 4 runs are finished already"
     assert isinstance(found, LabResult)
     return found
 
@@ -307,9 +309,9 @@ def test_the_papers_pre_trainings_are_counted() -> None:
     [
         (
             [("a b", 0.2, 0.01, 0.01), ("c", -0.2, 0.01, 0.01), ("d", 0.1, 0.3, 0.01)],
-            "under other seeds too: “a b” is better than x; c is worse than x; d cannot be told apart from x",
+            "also with other seeds: “a b” is better than x; c is worse than x; d cannot be distinguished from x",
         ),
-        ([("a", 0.2, 0.01, 0.01), ("b", 0.1, 0.02, 0.2)], "under other seeds too: a and b are better than x"),
+        ([("a", 0.2, 0.01, 0.01), ("b", 0.1, 0.02, 0.2)], "also with other seeds: a and b are better than x"),
     ],
 )
 def test_the_sentence_is_what_the_tests_of_all_pairs_say(

@@ -97,7 +97,7 @@ def test_two_seeds_of_digits_are_told_apart_where_one_model_has_half_of_them_rig
     assert own.needed < 0.25
     (trained,) = family([strong, weak]).differences([(0, 1)], of_recipes=False)
     text = verdict("large", "small", own, trained, 2, 359, 1)
-    assert text.startswith("large is better than small here, under other seeds too: +43.0 points, 95 % ")
+    assert text.startswith("large is better than small here, also with other seeds: +43.0 points, 95 % ")
     assert verdict("small", "large", own.reversed(), trained.reversed(), 2, 359, 1) == text
 
 
@@ -107,7 +107,9 @@ def test_trained_models_differ_where_their_recipes_may_not() -> None:
     (recipe,), (trained,) = (better.differences([(0, 1)], of_recipes=both) for both in (True, False))
     assert recipe.p > LEVEL > trained.p
     text = verdict("a", "b", recipe, trained, 2, 4000, 1)
-    assert "a is better than b here, as trained: +" in text and "under other seeds it is open: with 2 seeds" in text
+    assert (
+        "a is better than b here, as trained: +" in text and "for other seeds this is undecided: with 2 seeds" in text
+    )
 
 
 def test_with_one_seed_a_verdict_is_of_these_trained_models() -> None:
@@ -118,10 +120,12 @@ def test_with_one_seed_a_verdict_is_of_these_trained_models() -> None:
     few = family([own[:, :2] for own in planted(np.random.default_rng(3), [0.8, 0.8], 1, 400, luck=0.0)])
     (own,) = few.differences([(0, 1)])
     assert verdict("a", "b", own, own, 1, "2 test images", 1).startswith(
-        "a and b cannot be told apart with 2 test images; one seed"
+        "a and b cannot be distinguished with 2 test images; one seed"
     )
     text = verdict("a", "b", recipe, trained, 1, "400 test images", 1)
-    assert "as trained: +" in text and text.endswith("one seed: of these trained models, not of another training")
+    assert "as trained: +" in text and text.endswith(
+        "one seed: this applies to these trained models, not to other trainings"
+    )
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

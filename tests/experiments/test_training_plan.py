@@ -261,7 +261,7 @@ def test_a_fine_tuning_is_settled_as_training_settles_it() -> None:
         (MICRO, {"price": float("nan")}, "--price must be a number above 0"),
         (MICRO, {"decode_rate": 0.0}, "--decode-rate must be a number above 0"),
         (MICRO, {"batch_size": 4, "devices": 8}, "batch_size 4 is too small for 8"),
-        (MICRO, {"weights": "somewhere.pth", "method": "full", "model": None}, "name it with --model"),
+        (MICRO, {"weights": "somewhere.pth", "method": "full", "model": None}, "set it with --model"),
         (MICRO, {"patch_dropout": 0.5, "model_fields": {"position": "relative"}}, "--patch-dropout"),
         (MICRO, {"layres": 3}, "unknown field 'layres'"),
     ],

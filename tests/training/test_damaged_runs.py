@@ -55,7 +55,7 @@ def edit(path: Path, change: Callable[[str], str]) -> None:
         ("vit_micro_patch8_16", "vit_tiny_patch8_16", "model vit_micro_patch8_16, not vit_tiny_patch8_16"),
         ("seed = 0", "seed = 7", "seed 0, not 7"),
         ('optimizer = "adamw"', 'optimizer = "sgd"', "optimizer adamw, not sgd"),
-        ("lr = 0.001", "lr = 0.01", "it has lr 0.001, not 0.01; put that back"),
+        ("lr = 0.001", "lr = 0.01", "it has lr 0.001, not 0.01; undo the change"),
         ("hflip = true", "hflip = false", "hflip True, not False"),
         ("batch_size = 8", "batch_size = 9", "batch_size 8, not 9"),
     ],
@@ -77,14 +77,14 @@ def test_the_state_of_a_run_on_other_pictures_of_the_same_names_is_refused(folde
     recipe = runs.quick(runs.photos(tmp_path / "photos", seed=1), epochs=1)
     other = run.train(recipe, tmp_path / "b", say=lambda _: None)
     shutil.copyfile(other / CKPT, folder / CKPT)
-    assert re.search("it has pictures [0-9a-f]{12}, not [0-9a-f]{12}; put that back", refused(folder, CKPT))
+    assert re.search("it has pictures [0-9a-f]{12}, not [0-9a-f]{12}; undo the change", refused(folder, CKPT))
 
 
 def test_a_state_that_differs_in_much_is_told_in_a_short_line(folder: Path) -> None:
     other = Recipe(lr=0.5, seed=3, hflip=False, mixup=0.5, cutmix=0.5, beta2=0.9, momentum=0.3)
     lines = other.replace(data="x", model="vit_micro_patch8_16", weights="none", workers=0).to_toml()
     (folder / "recipe.toml").write_text(lines)
-    assert re.search(r"; and \d+ more; put that back", refused(folder, CKPT))
+    assert re.search(r"; and \d+ more; undo the change", refused(folder, CKPT))
 
 
 def test_a_run_goes_on_for_longer_and_computed_otherwise(folder: Path) -> None:

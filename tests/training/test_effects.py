@@ -144,7 +144,7 @@ def test_a_choice_is_refused_if_and_only_if_it_changes_nothing(
 
 def test_what_is_named_is_refused_at_its_default_too_and_what_a_file_lists_is_said(tmp_path: Path) -> None:
     photos = runs.photos(tmp_path / "photos", images=6)
-    with pytest.raises(VitkitError, match="lora_rank acts with method lora alone, and this is scratch: leave it out"):
+    with pytest.raises(VitkitError, match="lora_rank acts only with method lora, not with scratch: leave it out"):
         vitkit.train(photos, **runs.quick_fields(lora_rank=8), out=tmp_path / "refused", say=lambda line: None)
     assert not (tmp_path / "refused").exists()
     (tmp_path / "mine.toml").write_text("lora_rank = 3\nswa_lr = 1e-4\nbeta2 = 0.98\n")
@@ -152,8 +152,8 @@ def test_what_is_named_is_refused_at_its_default_too_and_what_a_file_lists_is_sa
     vitkit.train(
         photos, recipe=tmp_path / "mine.toml", **runs.quick_fields(epochs=1), out=tmp_path / "run", say=said.append
     )
-    assert "of the recipe, lora_rank changes nothing: what acts with method lora alone, and this is scratch" in said
-    assert any(line.startswith("of the recipe, swa_lr changes nothing") for line in said)
+    assert "of the recipe, lora_rank has no effect (acts only with method lora, not with scratch)" in said
+    assert any(line.startswith("of the recipe, swa_lr has no effect") for line in said)
     assert not any("beta2" in line for line in said)
 
 
@@ -161,7 +161,7 @@ def test_a_divided_folder_is_not_divided_again(tmp_path: Path) -> None:
     for part, images in (("train", 6), ("val", 3)):
         runs.photos(tmp_path / "photos" / part, images=images)
     for field in ({"split": (0.5, 0.3, 0.2)}, {"split_seed": 3}):
-        with pytest.raises(VitkitError, match="comes divided already: leave it out"):
+        with pytest.raises(VitkitError, match="is already split: leave it out"):
             vitkit.train(tmp_path / "photos", **runs.quick_fields(**field), out=tmp_path / "run", say=lambda line: None)
 
 

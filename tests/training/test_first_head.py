@@ -82,7 +82,7 @@ def test_which_names_are_words() -> None:
 def test_zero_shot_is_epoch_0(place: Path, tmp_path: Path, kind: str, method: str) -> None:
     said = told(place, tmp_path / "run", kind, method=method)
     template = "a photo of a {}." if kind == "clip" else "This is a photo of {}."
-    assert f"the head begins from the class names, as {template!r}; zero-shot is epoch 0" in said
+    assert f"the head starts from the class names, as {template!r}; the zero-shot model is epoch 0" in said
     recipe = vitkit.load(tmp_path / "run").provenance["recipe"]
     assert (recipe["head_from"], recipe["lp_ft"]) == ("names", False)
     table = images_of_run(tmp_path / "run" / "split.json")
@@ -196,13 +196,13 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
         (tmp_path / "numbers" / new).symlink_to(place / "photos" / old)
     numbers = {"data": str(tmp_path / "numbers"), "method": "probe"}
     said = told(place, tmp_path / "zero", **numbers)
-    assert any("begins from zero: of the class names 'class_0' is no word" in line for line in said)
+    assert any("starts from zero: the class names are not suitable ('class_0' is no word" in line for line in said)
     assert vitkit.load(tmp_path / "zero").provenance["recipe"]["head_from"] == "zero"
     assert -1 not in rows(tmp_path / "zero")
     said = told(place, tmp_path / "asked", **numbers, head_from="names")
     assert any("'class_0' read as 'class 0'; zero-shot is epoch 0" in line for line in said)
     said = told(place, tmp_path / "fitted", lp_ft=True, epochs=1)
-    assert "the head begins from zero: lp_ft fits it to photographs" in said
+    assert "the head starts from zero: lp_ft fits the head to the photographs" in said
     assert any("fitted to frozen features" in line for line in said)
     state = load_file(place / "clip" / "model.safetensors")
     bare = tmp_path / "bare"
@@ -210,11 +210,11 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
     save_file(state, bare / "model.safetensors")
     (bare / "config.json").write_bytes((place / "clip" / "config.json").read_bytes())
     said = told(place, tmp_path / "untold", method="probe", weights=str(bare))
-    assert any("begins from zero" in line and "no tokenizer" in line for line in said)
+    assert any("starts from zero" in line and "no tokenizer" in line for line in said)
     kept = {name: own for name, own in state.items() if not name.startswith("text_")}
     save_file(kept, bare / "model.safetensors")
     said = told(place, tmp_path / "half", method="probe", weights=str(bare))
-    assert any("begins from zero" in line and "without its text encoder" in line for line in said)
+    assert any("starts from zero" in line and "without its text encoder" in line for line in said)
     said = told(place, tmp_path / "own", method="probe", weights=str(tmp_path / "zero"), data=str(place / "photos"))
     assert not any("head begins" in line for line in said), "of weights without words nothing is to be said"
 
@@ -223,8 +223,8 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
     ("more", "said"),
     [
         ({"lp_ft": True}, "lp_ft fits it to photographs"),
-        ({"weights": "none", "model": "vit_micro_patch8_16", "method": "scratch"}, "no weights whose text encoder"),
-        ({"model_fields": {"pool": "gap"}}, "model.pool is another"),
+        ({"weights": "none", "model": "vit_micro_patch8_16", "method": "scratch"}, "whose text encoder knows them"),
+        ({"model_fields": {"pool": "gap"}}, "model.pool differs"),
     ],
 )
 def test_what_cannot_begin_from_names_is_refused(place: Path, tmp_path: Path, more: dict[str, Any], said: str) -> None:
@@ -264,7 +264,7 @@ def test_folds_and_a_choice_of_weights(place: Path, tmp_path: Path) -> None:
     assert sum("zero-shot is epoch 0" in line for line in said) == 1
     assert all(-1 in rows(tmp_path / "folds" / f"fold-{number}") for number in (1, 2))
     said = told(place, tmp_path / "spoilt", folds=2, epochs=1, lr=5.0, monitor="val_loss")
-    assert "note: in 2 of 2 folds the model is the zero-shot one: no training was better" in said
+    assert "note: in 2 of 2 folds the model is the zero-shot one: no epoch was better" in said
     assert (tmp_path / "spoilt" / "report.html").read_text().count("</a>, zero-shot") == 2
     both = f"{place / 'clip'},{place / 'siglip'}"
     vitkit.train(

@@ -414,7 +414,7 @@ def test_an_earlier_cross_validation_is_not_written_over(finished: Path, data: P
 def test_data_that_comes_split_is_refused(data: Path, tmp_path: Path) -> None:
     for part in ("train", "val"):
         shutil.copytree(data, tmp_path / "photos" / part)
-    with pytest.raises(VitkitError, match=r"comes already split.*--folds"):
+    with pytest.raises(VitkitError, match=r"is already split.*--folds"):
         cross_validate(recipe_for(tmp_path / "photos"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -125,7 +125,7 @@ def test_without_a_folder_no_batch_is_saved(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     lines: list[str] = []
     StabilityGuard(lines.append).skip_step("loss", {"epoch": 0, "step": 7})
-    assert lines == ["the loss is not finite in epoch 1, after 7 steps: step left out"]
+    assert lines == ["the loss is not finite in epoch 1, after 7 steps: step skipped"]
     assert list(tmp_path.iterdir()) == []
 
 

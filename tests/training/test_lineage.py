@@ -115,7 +115,7 @@ def test_every_layout_carries_the_record(first: Path, tmp_path: Path, name: str)
 
 def test_a_run_does_not_write_over_the_weights_that_it_begins_from(data: Path, first: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(first, tmp_path / "own"))
-    with pytest.raises(VitkitError, match=r"would write over the weights .*: choose a new name"):
+    with pytest.raises(VitkitError, match=r"would overwrite the weights .*: choose a new name"):
         run.train(runs.quick(data, **{**START, "weights": str(own), "epochs": 1}), own, force=True, say=print)
     assert load(own).classes == load(first).classes
 
@@ -258,9 +258,9 @@ def test_label_errors_are_judged_by_weights_before_these_pictures(data: Path, fi
     other, _ = train(scenes(tmp_path / "others", start=800), tmp_path / "other")
     second, _ = go_on(data, other, tmp_path / "second")
     _, said = go_on(data, second, tmp_path / "third")
-    assert f"label errors are judged by {other}, which had not seen these images" in said
+    assert f"label errors are searched with {other}, which had not seen these images" in said
     _, said = go_on(data, first, tmp_path / "fourth")
-    assert "label errors are looked for among held-out images only: the weights had been trained on them" in said
+    assert "only held-out images are searched for label errors: the weights had been trained on the images" in said
 
 
 # --- How often weights are read -----------------------------------------------------------------------

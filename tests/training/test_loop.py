@@ -437,8 +437,7 @@ def test_where_memory_runs_out_the_same_step_is_done_in_halves_and_said_in_a_lin
     assert_close(gradients_of(loop, [BATCH]), whole_gradient([BATCH]))
     assert tried == [4, 2, 1, 1, 1, 1]
     assert lines == [
-        f"out of memory: computing {size} images at a time from here on; steps still learn from all 4"
-        for size in (2, 1)
+        f"out of memory: computing {size} images at a time from now on; each step still uses all 4" for size in (2, 1)
     ]
     tried.clear()
     train(loop, [BATCH])
@@ -527,7 +526,7 @@ def test_a_step_whose_loss_is_not_finite_is_left_out_said_and_its_batch_saved(tm
     assert str(loop.state.optimizer.state) == state
     assert all(torch.equal(before[name], own) for name, own in weights_of(loop).items())
     saved_in = f"its images are in {tmp_path / 'bad_batch-1.pt'}"
-    assert lines == [f"the loss is not finite in epoch 2, after 4 steps: step left out; {saved_in}"]
+    assert lines == [f"the loss is not finite in epoch 2, after 4 steps: step skipped; {saved_in}"]
     saved = torch.load(tmp_path / "bad_batch-1.pt", weights_only=True)
     assert torch.equal(saved["labels"], LABELS)
     assert saved["images"].isnan().all()
@@ -620,7 +619,7 @@ def test_a_collapse_goes_back_to_the_last_good_epoch_with_a_tenth_of_the_rate() 
     assert not loop.state.optimizer.state
     assert loop.state.lr == pytest.approx(0.01)
     assert len(lines) == 1
-    assert lines[0].startswith("the model calls all validation images the same after epoch 2: back to the weights")
+    assert lines[0].startswith("the model predicts one class for all images after epoch 2: restored earlier weights")
     loop.begin_epoch()
     assert not loop.state.went_back
 
@@ -639,7 +638,7 @@ def test_the_third_collapse_ends_the_training() -> None:
     loop.start()
     end_epoch(loop, COLLAPSED, TRUE)
     end_epoch(loop, COLLAPSED, TRUE)
-    with pytest.raises(VitkitError, match=r"after epoch 3, with a 100th of the learning rate too: try a lower --lr"):
+    with pytest.raises(VitkitError, match=r"after epoch 3, even with a 100th of the learning rate: try a lower --lr"):
         end_epoch(loop, COLLAPSED, TRUE)
 
 

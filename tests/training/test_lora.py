@@ -129,7 +129,7 @@ def test_a_run_resumes_to_the_same_weights(finished: Path, data: Path, source: P
 
 
 def test_without_weights_there_is_nothing_to_change(data: Path) -> None:
-    with pytest.raises(VitkitError, match="lora changes trained weights"):
+    with pytest.raises(VitkitError, match="lora adapts pretrained weights"):
         Recipe(data=str(data), method="lora", weights="none")
 
 

@@ -66,7 +66,7 @@ def test_a_run_on_datasets_leaves_a_model_figures_and_a_page(trained: vitkit.Tra
     assert "chosen on these images" in repr(trained)
     assert len(runs.metrics(trained.folder)) == 4
     page = trained.report.read_text()
-    assert "nobody looked for wrong labels" in page and "<img" in page
+    assert "wrong labels were not searched for" in page and "<img" in page
     Coloured(3, seed=5)[2][0].save(tmp_path / "red.png")
     assert vitkit.predict(trained.folder, tmp_path / "red.png").to_dict()
 
@@ -139,7 +139,7 @@ def test_pictures_that_are_in_both_do_not_count(tmp_path: Path, side: int, tenso
     val = Scenes(*range(6), *range(100, 103), side=side, tensors=tensors)
     run = train(tmp_path / "run", Scenes(*range(30), tensors=tensors), val, epochs=1, say=lines.append)
     if side == 32:
-        assert "problem: 6 validation images are training images too: no figure counts them" in lines
+        assert "problem: 6 validation images are training images too and are not counted" in lines
     assert (run.evaluation["seen"]["images"], run.evaluation["images"], run.headline.images) == (6, 3, 3)
     assert run.evaluation["with_seen"]["images"] == 9
     assert any("6 of 9 images had been seen by the weights (6 trained on)" in line for line in lines)
@@ -169,7 +169,7 @@ def test_what_weights_of_a_run_had_seen_does_not_count(tmp_path: Path) -> None:
     assert numbers["seen"]["trained_on"] == 30 and numbers["accuracy"] is None
     given = {"train_dataset": Scenes(*range(300, 330), tensors=True), "val_dataset": Scenes(*range(9), tensors=True)}
     run = vitkit.train(**given, weights=str(own.folder), out=tmp_path / "tensors", **begun, **QUIET)
-    assert "cannot be known of tensors" in run.headline.words
+    assert "cannot be determined for tensors" in run.headline.words
 
 
 def test_without_validation_there_is_a_model_and_no_figure(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ class Labels(Coloured):
         ({"train_dataset": [(1, 0)]}, "has no attribute `classes`: give class_names="),
         ({"train_dataset": Coloured(), "class_names": ["a", "a"]}, "two or more different names"),
         ({"train_dataset": Coloured(), "data": "digits"}, "leave out data"),
-        ({"train_dataset": Coloured(), "folds": 3}, "folds is about files"),
+        ({"train_dataset": Coloured(), "folds": 3}, "folds applies to files"),
         ({"val_dataset": Coloured()}, "require train_dataset"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
@@ -218,7 +218,7 @@ def test_a_run_on_datasets_goes_on_to_the_weights_it_would_have_had(tmp_path: Pa
 
     with pytest.raises(Interrupted):
         train(tmp_path / "run", epochs=4, callbacks=[Stop()])
-    with pytest.raises(VitkitError, match="was trained on datasets given from Python"):
+    with pytest.raises(VitkitError, match="was trained on datasets in Python"):
         vitkit.train(resume=tmp_path / "run", **QUIET)
     given: dict[str, Any] = {"train_dataset": Coloured(), "val_dataset": Coloured(9, seed=1)}
     vitkit.train(resume=tmp_path / "run", **given, **QUIET)
@@ -289,7 +289,7 @@ def test_other_kinds_of_numbers_and_pictures_are_read_as_files_are(tmp_path: Pat
 def test_the_weights_it_begins_from_are_not_written_over(tmp_path: Path) -> None:
     first = train(tmp_path / "run", epochs=1).folder
     before = (first / "model.safetensors").read_bytes()
-    with pytest.raises(VitkitError, match="would write over the weights"):
+    with pytest.raises(VitkitError, match="would overwrite the weights"):
         train(first, weights=str(first), force=True, model=None)
     assert (first / "model.safetensors").read_bytes() == before
 

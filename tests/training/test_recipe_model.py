@@ -107,7 +107,7 @@ def test_a_side_takes_the_place_of_a_size_that_is_not_square_and_the_other_way_r
         ({"model_fields": {"position": "no"}}, "model.position must be one of learned_1d, .*none, not 'no'"),
         ({"model_fields": {"layers": "6"}}, "model.layers must be a whole number, not '6'"),
         ({"model_fields": {"patch_size": [4]}}, "model.patch_size must be a positive whole number or a pair"),
-        ({"model_fields": {"num_classes": 3}}, "model.num_classes is what the data have: leave it out"),
+        ({"model_fields": {"num_classes": 3}}, "model.num_classes is determined by the data: leave it out"),
         ({"model_fields": {"dropout": 0.1}, "dropout": 0.1}, "dropout is given twice, as dropout and as model.dropout"),
         ({"model": "a", "model_fields": {"name": "b"}}, "model is given twice, as a and as b"),
         ({"model": {"layers": 2}, "model_fields": {"layers": 2}}, "model.layers is given twice"),
@@ -151,8 +151,8 @@ def test_a_flag_is_read_as_its_field(text: str, meant: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
-        (["position=none"], "it sets fields of the model, as in --set model.position=none"),
-        (["model.position"], "it sets fields of the model"),
+        (["position=none"], "--set changes fields of the model, as in --set model.position=none"),
+        (["model.position"], "--set changes fields of the model"),
         (["model.layers=two"], "model.layers must be a whole number, not 'two'"),
         (["model.layers=2.0"], "model.layers must be a whole number"),
         (["model.qkv_bias=1"], "model.qkv_bias must be true or false"),
@@ -318,7 +318,7 @@ def test_weights_of_a_name_are_refused_before_they_are_fetched(
     monkeypatch.setattr("vitkit.training.architecture.look", lambda *_, **__: pytest.fail("it looks for weights"))
     recipe = Recipe(data="d", model="vit_tiny_patch16_224", method="full", model_fields={"position": "none"})
     with pytest.raises(
-        VitkitError, match="vit_tiny_patch16_224 has position learned_1d, and its weights can follow no"
+        VitkitError, match="vit_tiny_patch16_224 has position learned_1d, so its weights cannot be used with"
     ):
         blueprint_of(recipe, table.classes)
 

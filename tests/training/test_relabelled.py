@@ -254,7 +254,7 @@ def test_labels_that_a_run_proposed_keep_its_split_and_folds_are_warned_of(work:
     assert dict(zip(own.images.table.paths, own.images.table.splits, strict=True)) == dict(
         zip(first.paths, first.splits, strict=True)
     )
-    assert any("labels that first proposed carry what it had learned" in str(line) for line in own.findings)
+    assert any("labels that first proposed contain what it has learned" in str(line) for line in own.findings)
     folds = work.begin("folds", folds=3, split=(0.7, 0.3, 0.0))
     assert any("taught first" in str(line) and line.severity == "problem" for line in folds.findings)
 
@@ -265,10 +265,7 @@ def test_test_photographs_that_were_deleted_on_a_doubt_are_said(work: Work) -> N
     work.doubt("first", {one: "blue", two: "blue"})
     (work.photos / one).unlink()
     own = work.begin("second", split_from="first")
-    assert any(
-        "1 test image of first is no longer there, of those whose label it doubted" in str(line)
-        for line in own.findings
-    )
+    assert any("1 test image of first is missing whose label it had suspected" in str(line) for line in own.findings)
 
 
 def test_what_a_run_keeps_is_found_where_its_photographs_are_now(work: Work) -> None:

@@ -120,7 +120,7 @@ def test_the_table_is_told_in_the_log_the_folder_and_the_report(
     assert line in log
     assert "Which weights suit these photographs" in page
     assert f"{by_name[two[0]]['accuracy']:.4f}" in page
-    assert "is of the choosing" in page
+    assert "is the best of several and therefore optimistic" in page
     assert str(Path(two[0]).parent) not in page
 
 
@@ -274,7 +274,7 @@ def test_what_is_not_told_apart_is_said() -> None:
         Trial("c", (16, 16), 0.25, 0.5, (0.4, 0.6), alike=0.001),
     )
     told = Selection(trials, "a", 100, 100, 5, 5, 300.0, 20.0)
-    assert told.lines()[-1] == "these images do not tell it from b (p 0.4, 0.25 x its time an image)"
+    assert told.lines()[-1] == "these images do not distinguish it from b (p 0.4, 0.25 x its time an image)"
     assert Selection.from_dict(json.loads(json.dumps(told.to_dict())), Path("x")).lines() == told.lines()
 
 
@@ -289,7 +289,7 @@ def test_what_is_not_told_apart_is_said() -> None:
         ({"weights": "a,,b"}, "chooses among several"),
         ({"weights": "auto"}, "chooses among several"),
         ({"weights": "a,none"}, "none names none"),
-        ({"weights": ["a", "b,c"]}, "has a comma"),
+        ({"weights": ["a", "b,c"]}, "contains a comma"),
         ({"weights": "a,b", "folds": 3}, "leave out select_time or folds"),
         ({"weights": "a,b", "select_time": "soon"}, "select_time must be a duration"),
         ({"weights": "a,b", "method": "scratch"}, "without weights"),
@@ -323,12 +323,12 @@ def test_weights_that_know_the_images_are_refused(
 
 def test_too_few_images_are_refused(two: tuple[str, str], tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "few", images=8)
-    with pytest.raises(VitkitError, match=f"it takes {FEWEST} at least"):
+    with pytest.raises(VitkitError, match=f"at least {FEWEST} are needed"):
         chosen(data, two, tmp_path / "run")
 
 
 def test_commands_that_do_not_choose_say_so(two: tuple[str, str]) -> None:
-    with pytest.raises(VitkitError, match="select_time is of `vitkit train`"):
+    with pytest.raises(VitkitError, match="select_time requires `vitkit train`"):
         vitkit.plan("vit_micro_patch8_16", images=100, weights=",".join(two), select_time="5m")
 
 

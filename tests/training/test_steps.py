@@ -143,7 +143,7 @@ def test_a_run_that_asks_later_leaves_out_the_same_steps(
     train(small(data), tmp_path / "run", say=said.append)
     told = [line for line in said if "not finite" in line]
     assert len(told) == 1
-    assert "the loss or its gradient is not finite in epoch 1, after 1 steps: step left out" in told[0]
+    assert "the loss or its gradient is not finite in epoch 1, after 1 steps: step skipped" in told[0]
     saved = torch.load(tmp_path / "run" / "bad_batch-1.pt", weights_only=True)
     assert saved["images"].shape == (8, 3, 16, 16)
     assert len(saved["paths"]) == 8

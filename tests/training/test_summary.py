@@ -110,7 +110,7 @@ def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, mon
     table = read_source(data)
     recipe = runs.quick(data, weights="anything", model=None, method="full")
     assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) is None
-    assert said == ["label errors are looked for among held-out images only: there are more than 35 images"]
+    assert said == ["only held-out images are searched for label errors, because there are more than 35 images"]
 
 
 def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Pat
     said: list[str] = []
     recipe = runs.quick(data, weights=str(before), model=None, method="full")
     assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) is None
-    assert said[-1].startswith("note: label errors were not looked for: ") and "img1.png" in said[-1]
+    assert said[-1].startswith("note: label errors were not searched for: ") and "img1.png" in said[-1]
 
 
 def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_the_run(tmp_path: Path) -> None:

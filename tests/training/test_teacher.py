@@ -188,8 +188,8 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("resnet18:{folder}/cut.pth", "is damaged"),
         ("resnet18:{folder}/whole.pth", "holds more than tensors"),
         ("resnet18:{folder}/other.pth", "is no resnet18 of 3 classes: size mismatch for fc.weight"),
-        ("resnet18:{folder}/nan.pth", "its answer is not finite"),
-        ("squeezenet1_1:{folder}/squeeze.pth", "cannot see the student's 8x8 pictures"),
+        ("resnet18:{folder}/nan.pth", "its output is not finite"),
+        ("squeezenet1_1:{folder}/squeeze.pth", "cannot process the student's 8x8 pictures"),
         ("resnet81", "did you mean"),
         ("{folder}/none", "no such file, folder or published weights"),
     ],
@@ -207,8 +207,8 @@ def test_teachers_that_cannot_be_had(spoilt: Path, name: str, complaint: str) ->
         ({"distillation": "soft"}, "distillation needs a teacher"),
         ({"distillation": "soft-deit"}, "distillation needs a teacher"),
         ({"distill_alpha": 0.5}, "distill_alpha needs a teacher"),
-        ({"teacher": "resnet18", "distill_alpha": 0.5}, "distill_alpha acts in soft distillation"),
-        ({"teacher": "resnet18", "distill_temperature": 1.0}, "distill_temperature acts in soft distillation"),
+        ({"teacher": "resnet18", "distill_alpha": 0.5}, "distill_alpha acts only in soft distillation"),
+        ({"teacher": "resnet18", "distill_temperature": 1.0}, "distill_temperature acts only in soft distillation"),
     ],
 )
 def test_choices_that_nothing_would_read_are_refused(fields: dict[str, Any], complaint: str) -> None:
@@ -277,7 +277,7 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path:
     assert json.loads((teacher / "model.json").read_text()) != description
     model = tiny.build(seed=5, image_size=(16, 16), num_classes=3)
     Classifier(model, CLASSES, Preprocess(size=(16, 16))).save(teacher)
-    with pytest.raises(VitkitError, match="not the one that the run began with"):
+    with pytest.raises(VitkitError, match="has changed since the start of the run"):
         run.resume(again, say=silent)
 
 

@@ -312,5 +312,5 @@ def test_what_several_processes_cannot_do_is_refused(fields: dict[str, object], 
 
 def test_the_user_is_told_of_the_team_and_that_a_head_needs_none() -> None:
     assert describe_team(Recipe(), ALONE) == []
-    assert "of all together" in describe_team(Recipe(), ProcessGroup(size=2))[0]
-    assert "one of the 2 processes fits it" in describe_team(Recipe(method="probe"), ProcessGroup(size=2))[0]
+    assert "of all processes together" in describe_team(Recipe(), ProcessGroup(size=2))[0]
+    assert "one of the 2 processes fits the head" in describe_team(Recipe(method="probe"), ProcessGroup(size=2))[0]

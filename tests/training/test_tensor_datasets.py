@@ -164,7 +164,7 @@ def test_a_file_is_answered_as_its_tensor_was(photos: Path, tmp_path: Path) -> N
     steps = (v1.Resize(20), v1.CenterCrop(16), *PLAIN)
     run = train(photos, tmp_path / "run", *steps, say=lines.append)
     assert any(
-        line.startswith("files are prepared as the datasets' transforms say: mean 0.2/0.4/0.6") for line in lines
+        line.startswith("files are preprocessed like the datasets' transforms: mean 0.2/0.4/0.6") for line in lines
     )
     assert run.classifier.preprocess == Preprocess(
         size=(16, 16), fit="crop", crop_pct=0.8, interpolation="bilinear", mean=MEAN, std=STD
@@ -281,7 +281,7 @@ def test_a_head_is_fitted_to_datasets_too(photos: Path, tmp_path: Path, method: 
     if method == "probe":
         runs.assert_same_weights(run.folder, files.folder)
         assert run.evaluation["loss"] == pytest.approx(files.evaluation["loss"], rel=1e-3)
-    assert "the head begins as one fitted" in (run.folder / "log.txt").read_text() or method == "probe"
+    assert "the head starts from a fit" in (run.folder / "log.txt").read_text() or method == "probe"
 
 
 def test_the_folder_has_what_runs_on_files_have(photos: Path, tmp_path: Path) -> None:

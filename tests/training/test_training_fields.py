@@ -83,7 +83,7 @@ def test_a_run_that_went_back_resumes_to_the_weights_of_a_whole_one(
     monkeypatch.setattr(StabilityGuard, "judge", judge)
     calls: list[int] = []
     whole, said = train(runs.quick(data), tmp_path / "whole")
-    assert said.count("back to the weights of before") == 1
+    assert said.count("restored earlier weights") == 1
     calls.clear()
     with pytest.raises(Interrupted):
         train(runs.quick(data), tmp_path / "run", progress=interrupt_at(2))

@@ -66,7 +66,7 @@ def test_a_worker_lost_where_features_are_computed_is_told_in_a_line(
     recipe = runs.quick(runs.photos(tmp_path / "photos"), workers=2)
     table = read_source(tmp_path / "photos")
     images = EvaluationImages(table, Preprocess(size=(16, 16)))
-    with pytest.raises(VitkitError, match=r"process that prepares images ended.* --workers 2; take --workers 0"):
+    with pytest.raises(VitkitError, match=r"process that prepares images ended.* --workers 2; use --workers 0"):
         probe.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
-_TABLE_KEYS = (  # of a run, as comparison.csv has them
+_TABLE_KEYS = (  # columns of comparison.csv
     *("seed", "fraction", "training_images", "accuracy", "loss", "ece", "epochs", "seconds", "train_images_per_s"),
     *("epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory", "training_flops", "folder"),
     *("split", "images", "caveats"),
@@ -47,11 +47,11 @@ _TABLE_KEYS = (  # of a run, as comparison.csv has them
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
-    """Several models that were trained alike and tested on the same images.
+    """Several models that were trained in the same way and tested on the same images.
 
     Attributes:
         folder: the folder of comparison.html, comparison.json, comparison.csv and the runs.
-        figures: all that comparison.json holds.
+        figures: the content of comparison.json.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ class Comparison(Result):
 
     @property
     def verdicts(self) -> list[str]:
-        """Return the verdict on every two models, in words."""
+        """Return the verdict on each pair of models, in words."""
         return [pair["verdict"] for pair in self.pairs]
 
     @property
@@ -142,7 +142,7 @@ HEADINGS = {
 
 
 def cells(model: dict[str, Any]) -> list[str]:
-    """Return a row of the table for readers, with a dash for what was not measured."""
+    """Return a row of the table for readers, with a dash for each figure that was not measured."""
     return [_cell(key, model) for key in HEADINGS]
 
 
@@ -184,7 +184,7 @@ def to_csv(models: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-PLAN = "plan.json"  # what the comparison will do, written before it begins
+PLAN = "plan.json"  # the planned trainings, written before the first one
 PLACE = ExperimentFolder(PLAN, "comparison")
 _SETTINGS = ("data", "models", "recipe", "seeds", "fractions", "budget")
 
@@ -199,7 +199,7 @@ def compare(
     budget: str | None = None,
     fractions: str | float | Sequence[float] = "1",
     stress: Annotated[
-        str | Sequence[str], f"Ask of pictures made harder, too; with commas: {', '.join(STRESSES)}."
+        str | Sequence[str], f"Also test on harder pictures; separated by commas: {', '.join(STRESSES)}."
     ] = "",
     out: Path | str | None = None,
     resume: bool = False,
@@ -208,7 +208,7 @@ def compare(
     progress: Progress = silent,
     **fields: Unpack[ComparedFields],
 ) -> Comparison | ComparisonSuite:
-    """Train several models alike, and say which is better on the same test images, and how surely.
+    """Train several models in the same way, and test which is better on the same test images, with what certainty.
 
         import vitkit
 
@@ -220,30 +220,30 @@ def compare(
     Args:
         data: folder of class folders, folder with train/ and val/, or a name such as digits. Several are compared one
             after another, and summarised in a table of models by data sets.
-        models: names of models as trainings have them, NAME@WEIGHTS, or RECIPE.toml of one that is trained in its own
-            way, with commas between them. A list will do, too.
+        models: names of models, NAME@WEIGHTS, or RECIPE.toml for a model with its own recipe, separated by commas. A
+            list is accepted, too.
         recipe: TOML file, or the name of a bundled recipe, for all models.
-        seeds: trainings of each model, with seeds that follow one another from `seed` on.
+        seeds: number of trainings of each model, with consecutive seeds that start from `seed`.
         budget: the budget of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
         fractions: the fractions of the training images, such as 0.1,0.3,1; the test images stay the same. Larger
             subsets contain the smaller ones.
-        stress: ways to make the test pictures harder, with commas between them if in one text: occlusion, shuffle,
+        stress: ways to make the test pictures harder, separated by commas if given as one text: occlusion, shuffle,
             texture, patch, jpeg, blur.
         out: folder of the comparison; by default the next runs/compare-NAME-N.
-        resume: go on with the comparison in `out`; what it was asked for need not be said again.
-        devices: trainings at a time, each on a GPU of its own, or on its part of the cores.
-        say: takes each line of the story.
-        progress: receives what is being done, how many are done, of how many.
-        fields: the fields of the recipe, see below, with the same meaning for all models.
+        resume: continue the comparison in `out`; its arguments need not be repeated.
+        devices: number of trainings at a time, each on its own GPU or its share of the cores.
+        say: called with each line of output.
+        progress: called with the current task, the number of finished items and their total.
+        fields: the fields of the recipe, see below, with the same value for all models.
 
     Returns:
-        The comparison, whose folder holds comparison.html, comparison.json, comparison.csv and the runs; with several
-        data sets a `ComparisonSuite`, whose folder holds a folder with a comparison for each of them.
+        The comparison, whose folder contains comparison.html, comparison.json, comparison.csv and the runs. For several
+        data sets it is a `ComparisonSuite`, whose folder contains a folder with a comparison for each data set.
 
     Raises:
-        VitkitError: a model or the data cannot be trained on, `out` is not free, or it holds another comparison. A
-            model of which a training diverges is left out of the figures, which say so.
-        Interrupted: a signal stopped it; `resume` goes on.
+        VitkitError: a model or the data cannot be trained on, `out` is not free, or it contains another comparison. A
+            model whose training diverges is left out of the figures, with a note.
+        Interrupted: a signal stopped it; `resume` continues it.
         OSError: the folder cannot be written.
     """
     refuse_not_compared(fields, "a comparison")
@@ -267,7 +267,7 @@ def compare(
         try:
             past_help = make_all(plan.runs(), folder, devices, say)
         except Interrupted:
-            say(f"to go on: vitkit compare --resume --out {folder}")
+            say(f"to continue: vitkit compare --resume --out {folder}")
             raise
         if past_help:
             plan = _without(past_help, plan, say)
@@ -298,7 +298,7 @@ def _arguments(
 def _begun(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], say: Say, hold: ExitStack
 ) -> tuple[Path, Plan]:
-    """Return a new locked folder with a plan in it."""
+    """Return a new locked folder that contains a plan."""
     for name in ("data", "models"):
         if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
@@ -336,21 +336,21 @@ def _taken_up(
     for name in _SETTINGS:
         if arguments[name] not in (usual[name], plan.arguments[name]):
             raise VitkitError(
-                f"--{name} {arguments[name]}: the comparison in {out} was begun with {plan.arguments[name]}"
+                f"--{name} {arguments[name]}: the comparison in {out} was started with {plan.arguments[name]}"
             )
     for name, value in fields.items():
         plain = list(value) if isinstance(value, tuple) else value
         if plain != before.get(name):
             was = before.get(name, "none given")
-            raise VitkitError(f"{name} {value}: the comparison in {out} was begun with {was}; leave it out")
+            raise VitkitError(f"{name} {value}: the comparison in {out} was started with {was}; leave it out")
     return folder, plan
 
 
 def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
-    """Return the plan without the models of which a training failed; the reader is told.
+    """Return the plan without the models whose training failed, and print a note about each.
 
     Raises:
-        VitkitError: none is left.
+        VitkitError: no model is left.
     """
     lost = {job.model: f"{job.described}: {past_help[job.folder]}" for job in plan.jobs if job.folder in past_help}
     if len(lost) == len(plan.models):
@@ -364,7 +364,7 @@ def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
 
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
-    """Read all runs, compare, and write it down."""
+    """Read all runs, compare them, and write the results."""
     from vitkit.experiments.comparison_figures import (
         best_of,
         families_of,
@@ -417,18 +417,18 @@ add_recipe_fields(compare, NOT_COMPARED)
 
 
 SPEEDS = "speeds.json"
-BATCH, ROUNDS = 32, 5  # images at a time, and how often each model is timed
+BATCH, ROUNDS = 32, 5  # images per batch, and how often each model is timed
 
 
 def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     """Measure the costs of each model on its first run on all the data.
 
-    Speeds are measured once for a comparison, all models in one process, in turn.
+    Speeds are measured once per comparison, alternating between all models in one process.
 
     Args:
         plan: the plan of the comparison.
         out: its folder, whose runs are finished.
-        device: the device where speeds are measured: auto, cpu, cuda or mps.
+        device: the device on which speed is measured: auto, cpu, cuda or mps.
     """
     from vitkit.weights import load
 
@@ -455,8 +455,8 @@ def _gmacs(model: Any) -> float:
 
 
 def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> dict[str, float]:
-    """Return the images per second of each model, measured before or now."""
-    with suppress(OSError, VitkitError):  # they are measured again
+    """Return the images per second of each model, from the file or measured now."""
+    with suppress(OSError, VitkitError):  # then they are measured again
         known = read_json(file)
         if known.keys() == classifiers.keys() and all(map(is_number, known.values())):
             return known

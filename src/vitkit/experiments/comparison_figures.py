@@ -1,4 +1,4 @@
-"""The figures of a comparison: those of each run and each model, and the difference of every two models.
+"""The figures of a comparison: those of each run and each model, and the difference of each pair of models.
 
 Everything is read from the folders of the runs. A figure that was not measured is None.
 """
@@ -31,22 +31,22 @@ from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS
 from vitkit.text.cells import interval_text, restored
 from vitkit.training.run_folder import read_metrics
 
-GOAL = 0.9  # validation accuracy whose first epoch is told
-_POINTS = 100  # in 1
-Answers = dict[tuple[str, int], npt.NDArray[np.bool_]]  # which images each (model, seed) has right
+GOAL = 0.9  # the time to this validation accuracy is reported
+_POINTS = 100  # percentage points per unit of accuracy
+Answers = dict[tuple[str, int], npt.NDArray[np.bool_]]  # whether each image is classified correctly, by (model, seed)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What the runs of one fraction predicted for the test images.
+    """The predictions of the runs of one fraction for the test images.
 
     Attributes:
         fraction: the fraction of the training images.
-        paths: the paths of the images that judge, sorted, (n,).
+        paths: the sorted paths of the test images, (n,).
         labels: their labels.
-        answers: which of them each run has right, by model and seed, (n,).
-        units: the images, or groups of them that are independent of one another.
-        split: the split that they belong to.
+        answers: whether each run classifies each image correctly, by model and seed, (n,).
+        units: the independent units: images, or groups of images.
+        split: the split of the images.
     """
 
     fraction: float
@@ -72,17 +72,17 @@ class Judged:
 
 
 def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) -> Judged:
-    """Read what the runs of a fraction said of the images that judge, and hold that all said it of the same ones.
+    """Read the predictions of the runs of a fraction, and check that all are for the same images.
 
     Raises:
-        VitkitError: a run answered for other images, or its files are damaged.
+        VitkitError: a run predicted other images, or its files are damaged.
     """
     answers: Answers = {}
     known: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     for job in (job for job in plan.jobs if job.fraction == fraction):
         paths, labels, is_right = _answers(out / job.folder / PREDICTIONS)
         if known not in (None, (paths, labels)):
-            raise VitkitError(f"{out / job.folder} answered for other images than the runs before it: were some moved?")
+            raise VitkitError(f"{out / job.folder} predicted other images than the runs before it; were some moved?")
         known = (paths, labels)
         answers[job.model, job.seed] = is_right
     assert known is not None
@@ -97,12 +97,12 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
 
 
 def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.bool_]]:
-    """Paths, labels, and which are right, by path."""
+    """Return paths, labels, and whether each prediction is correct, sorted by path."""
     try:
         with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
             rows = sorted((restored(row["path"]), row["label"], row["predicted"]) for row in csv.DictReader(text))
     except (KeyError, TypeError, csv.Error, FileNotFoundError) as error:
-        raise VitkitError(f"{file} is missing or damaged: delete its folder, then --resume") from error
+        raise VitkitError(f"{file} is missing or damaged: delete its folder, then continue with --resume") from error
     return tuple(r[0] for r in rows), tuple(r[1] for r in rows), np.array([r[1] == r[2] for r in rows])
 
 
@@ -111,9 +111,9 @@ class JudgedFamily:
     """The models at one fraction, for statistics over all of them.
 
     Attributes:
-        judged: what their runs said.
-        family: the models, of which those that share their runs are there once.
-        place: the place of each model in the family.
+        judged: the predictions of their runs.
+        family: the models. Those that share their runs occur once.
+        place: the index of each model in the family.
     """
 
     judged: Judged
@@ -122,12 +122,12 @@ class JudgedFamily:
 
 
 def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
-    """Return the models at each fraction; the seeds' effect is estimated over all models and fractions."""
+    """Return the models at each fraction; the effect of the seed is estimated over all models and fractions."""
     places, answers, spreads = [], [], []
     for judged_fraction in judged:
         jobs = [job for job in plan.jobs if job.fraction == judged_fraction.fraction]
         folders = {name: tuple(sorted(job.folder for job in jobs if job.model == name)) for name in plan.models}
-        name_of = {each: name for name, each in reversed(folders.items())}  # the first of those that share their runs
+        name_of = {each: name for name, each in reversed(folders.items())}  # the first of those that share a folder
         different = list(dict.fromkeys(folders.values()))
         places.append({name: different.index(each) for name, each in folders.items()})
         answers.append(np.stack([judged_fraction.of(name_of[each]) for each in different]))
@@ -149,8 +149,8 @@ def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
 def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -> dict[str, Any]:
     """Return the figures of one run.
 
-    The accuracy is computed from the answers to the images that judge. Log loss and calibration error are those of the
-    run's own evaluation, and None where that counted other images.
+    The accuracy is computed from the predictions for the test images. Log loss and calibration error are those of the
+    run's own evaluation, and None if that used other images.
     """
     folder = out / job.folder
     figures = read_figures(folder / EVALUATION)
@@ -182,7 +182,7 @@ def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -
 
 
 def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) -> float | None:
-    """Operations of a training: of its images, as often as the model looked at each; without those of its views."""
+    """Return the operations of a training on its images, as often as they were used; without augmented views."""
     if gmacs is None:
         return None
     looks = 1 if job.fields["method"] == "probe" else epochs
@@ -190,7 +190,7 @@ def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) 
 
 
 def _when(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """After how many epochs, and seconds, validation was right in 90 % and was at its best."""
+    """Return after how many epochs and seconds validation accuracy reached 90 %, and when it was best."""
     judged = [row for row in rows if "val_acc" in row]
     goal = next((row for row in judged if row["val_acc"] >= GOAL), {})
     best = max(judged, key=lambda row: row["val_acc"], default={})
@@ -215,7 +215,7 @@ def of_model(
         plan: the plan of the comparison.
         out: its folder.
         families: the models at each fraction, the smallest first.
-        costs: what was measured of the model itself.
+        costs: the measured costs of the model.
     """
     of_fraction = {family.judged.fraction: family.judged for family in families}
     runs = [of_run(job, out, costs["gmacs"], of_fraction[job.fraction]) for job in plan.jobs if job.model == name]
@@ -246,14 +246,14 @@ def of_model(
     return {**figures, "caveats": caveats, "runs": runs}
 
 
-# --- Every two models -------------------------------------------------------------------------------------
+# --- Each pair of models ----------------------------------------------------------------------------------
 
 
 def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
     """Return the difference of each pair of models on the same images and seeds, in the models' order."""
     judged, family, place = models.judged, models.family, models.place
     twos = list(itertools.combinations(plan.models, 2))
-    compared = list(itertools.combinations(range(family.models), 2))  # those that share their runs count once
+    compared = list(itertools.combinations(range(family.models), 2))  # models that share their runs count once
     recipes = dict(zip(compared, family.differences(compared), strict=True))
     trained = dict(zip(compared, family.differences(compared, of_recipes=False), strict=True))
     rows = []
@@ -280,7 +280,7 @@ def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
 
 
 def numbers_of(difference: Difference) -> dict[str, Any]:
-    """Return what is stored of a difference, without its mean."""
+    """Return the figures of a difference that are stored, except its mean."""
     return {
         "interval": list(difference.interval),
         "p": difference.p,
@@ -295,28 +295,28 @@ def better_of(a: str, b: str, difference: Difference) -> str | None:
 
 
 def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:
-    """Return both verdicts on two models in a sentence: for these trainings, and for trainings with other seeds.
+    """Return both verdicts on two models in one sentence: for these trainings, and for trainings with other seeds.
 
     Args:
         a: the first model.
-        b: the second.
-        recipe: how they differ over seeds and images.
-        trained: how these trained models differ over images.
-        seeds: how many there are.
-        images: the images that judged, in words.
-        pairs: the pairs that were compared.
+        b: the second model.
+        recipe: the difference over seeds and images.
+        trained: the difference of these trained models over images.
+        seeds: the number of seeds.
+        images: a description of the test images.
+        pairs: the number of pairs that are compared.
     """
     first, second, of_recipe, of_trained = (a, b, recipe, trained)
     if recipe.mean < 0:
         first, second, of_recipe, of_trained = (b, a, recipe.reversed(), trained.reversed())
     better, needed = f"{first} is better than {second} here", _POINTS * recipe.needed
-    alone = "" if seeds > 1 else "; one seed: of these trained models, not of another training"
+    alone = "" if seeds > 1 else "; one seed: this applies to these trained models, not to other trainings"
     if seeds > 1 and recipe.is_distinguished:
-        return f"{better}, under other seeds too: {_gain(of_recipe)}"
+        return f"{better}, also with other seeds: {_gain(of_recipe)}"
     if seeds > 1 and trained.is_distinguished:
-        rest = f"under other seeds it is open: with {seeds} seeds that takes {needed:.1f} points"
+        rest = f"for other seeds this is undecided: with {seeds} seeds it requires {needed:.1f} points"
         if recipe.needed >= 1:
-            rest = "their seeds differ too much to say it of other trainings: take more --seeds"
+            rest = "their seeds differ too much to conclude this for other trainings: use more --seeds"
         return f"{better}, as trained: {_gain(of_trained)}; {rest}"
     if trained.is_distinguished:
         return f"{better}, as trained: {_gain(of_trained)}{alone}"
@@ -327,9 +327,9 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
         conditions.append(f"{pairs} pairs compared")
     in_words = ", ".join(conditions[:-1]) + " and " + conditions[-1] if len(conditions) > 1 else conditions[0]
     if trained.needed < 1 <= recipe.needed:
-        return f"{a} and {b} cannot be told apart: their {seeds} seeds differ too much; take more --seeds"
+        return f"{a} and {b} cannot be distinguished: their {seeds} seeds differ too much; use more --seeds"
     least = f": they would have to differ by {needed:.1f} points" if recipe.needed < 1 else ""
-    return f"{a} and {b} cannot be told apart with {in_words}{least}{alone}"
+    return f"{a} and {b} cannot be distinguished with {in_words}{least}{alone}"
 
 
 def _gain(difference: Difference) -> str:
@@ -343,7 +343,7 @@ def _gain(difference: Difference) -> str:
 def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
     """Return the model with the highest accuracy, and the accuracy to expect of it.
 
-    Its measured accuracy flatters it, because the images and seeds that measured it also picked it.
+    Its measured accuracy is too optimistic, because the model was selected on the same images and seeds.
     """
     winner, family = models.family.winner(), models.family
     name = next(name for name in plan.models if models.place[name] == winner.index)
@@ -351,8 +351,8 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
     bounds = interval_text([_POINTS * end for end in winner.interval], 1)
     if family.models > 1:
         shown += (
-            f" measured, {_POINTS * winner.corrected:.1f} % to be expected (95 %: {bounds}), as the best of "
-            f"{family.models} is flattered by having been picked"
+            f" measured, {_POINTS * winner.corrected:.1f} % expected (95 %: {bounds}) after correction for its "
+            f"selection as the best of {family.models}"
         )
     else:
         shown += f" (95 %: {bounds})"
@@ -367,18 +367,20 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
 
 
 def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) -> dict[str, Any] | None:
-    """Return the standard deviation that the seed gives the accuracy, and its source; None with one seed."""
+    """Return the standard deviation of the accuracy between seeds, and its source; None with one seed."""
     family = models.family
     if family.seeds == 1:
         return None
     each = family.luck  # (M,)
     trainings = sum(group.family.models * group.family.seeds for group in families)
     p = family.spread.p_alike
-    shown = f"a seed moves a training by {_POINTS * float((each**2).mean() ** 0.5):.1f} points (standard deviation)"
+    shown = (
+        f"the seed changes the accuracy by {_POINTS * float((each**2).mean() ** 0.5):.1f} points (standard deviation)"
+    )
     if family.models * len(families) > 1:
         shown += f", estimated from all {trainings} trainings"
     if p is not None and p < LEVEL:
-        shown += f"; the models differ in it (p = {p:.3f}), so each one's trainings count most for itself"
+        shown += f"; the models differ in it (p = {p:.3f}), so for each model its own trainings count most"
     return {
         "by_model": {name: float(each[models.place[name]]) for name in plan.models},
         "trainings": trainings,
@@ -388,7 +390,7 @@ def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) 
 
 
 def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
-    """Return what readers of the table should know."""
+    """Return notes for readers of the table."""
     return [*judging.findings(), *_no_better_than_chance(models, judged)]
 
 
@@ -397,5 +399,5 @@ def _no_better_than_chance(models: Sequence[dict[str, Any]], judged: Judged) -> 
     if not lost:
         return []
     are = "is" if len(lost) == 1 else "are"
-    always = f"always saying the most frequent class ({_POINTS * judged.chance:.1f} %)"
-    return [f"{', '.join(lost)} {are} not told from chance: {always}"]
+    always = f"always predicting the most frequent class ({_POINTS * judged.chance:.1f} %)"
+    return [f"{', '.join(lost)} {are} not distinguished from chance: {always}"]

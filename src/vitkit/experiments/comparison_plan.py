@@ -1,7 +1,6 @@
 """Plan the trainings of a comparison: every model, on every fraction of the data, with every seed.
 
-Everything is resolved before the first training starts, and weights that do not fit the model they are given to are
-refused.
+Everything is resolved before the first training starts. Weights that do not fit the named model are refused.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from vitkit.training.start import Start, resolve
 
 
 def check_weights_name(start: Start) -> None:
-    """Refuse weights of another architecture than the model is called: the name would be of no account.
+    """Refuse weights whose architecture is not that of the named model.
 
     Raises:
-        VitkitError: they are.
+        VitkitError: they differ.
     """
     recipe = start.recipe
     if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
         return
     named, config = config_for(recipe.model), start.config
     if not isinstance(config, ViTConfig):
-        return  # refused already
+        return  # refused elsewhere
     for field in ("layers", "hidden_size", "heads", "patch_size"):
         if field not in (recipe.model_fields or {}) and getattr(named, field) != getattr(config, field):
             raise VitkitError(
                 f"{recipe.model} has {field} {getattr(named, field)}, and {weights_of(recipe)} "
-                f"{getattr(config, field)}: name the model that the weights are of"
+                f"{getattr(config, field)}: use the name of the model that these weights belong to"
             )
 
 
-RECIPES = ".toml"  # an entry that ends so is a model with its own way to be trained
+RECIPES = ".toml"  # the suffix of an entry that is a model with its own recipe
 _WHOLE = 1.0
 
 
@@ -57,14 +56,14 @@ class ComparisonJob:
     """One training of a comparison.
 
     Attributes:
-        model: its name in the comparison.
+        model: the name of the model in the comparison.
         seed: the seed of the training.
         fraction: the fraction of the training images.
-        images: how many they are.
+        images: the number of these images.
         fields: the fields of its recipe.
-        folder: the folder of the run, below the comparison's.
-        pretraining: fields of the pre-training that it starts from; None: there is none.
-        flops: the operations of the training, as far as they are known before it begins.
+        folder: the folder of the run, relative to that of the comparison.
+        pretraining: fields of the pre-training that it starts from; None if there is none.
+        flops: the operations of the training, as far as they are known before it starts.
     """
 
     model: str
@@ -78,7 +77,7 @@ class ComparisonJob:
 
     def __post_init__(self) -> None:
         if (place := PurePath(self.folder)).is_absolute() or ".." in place.parts or not place.parts:
-            raise ValueError(f"{self.folder!r} is no folder below a comparison's")  # which may be cleared, and written
+            raise ValueError(f"{self.folder!r} is not a folder below a comparison")  # it may be cleared and written to
 
     @property
     def described(self) -> str:
@@ -93,12 +92,12 @@ class Plan:
 
     Attributes:
         arguments: data, models, recipe, seeds, fractions, budget and stress, in plain JSON types.
-        models: their names, in the order asked for.
+        models: the names of the models, in the requested order.
         seeds: the seeds of the trainings.
         fractions: the fractions of the training images, the smallest first.
-        jobs: the trainings in their order; configurations that are the same share theirs.
-        test_hash: the test hash of the images that judge, and of their labels.
-        notes: what the reader should know, a line each.
+        jobs: the trainings in their order. Equal configurations share a training.
+        test_hash: the hash of the test images and their labels.
+        notes: notes for the reader, one line each.
     """
 
     arguments: dict[str, Any]
@@ -134,20 +133,20 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     """Resolve every model before anything is trained.
 
     Args:
-        arguments: data, models, recipe, seeds, fractions, budget and stress, as `compare` takes them.
+        arguments: data, models, recipe, seeds, fractions, budget and stress, as in `compare`.
         fields: the fields of the recipe, for all models.
 
     Raises:
-        VitkitError: a model cannot be built or trained on these images, or would be judged by others than the rest.
+        VitkitError: a model cannot be built or trained on these images, or would be tested on other images.
     """
     names, fractions = names_of(arguments["models"]), fractions_of(arguments["fractions"])
     budget = budget_of(arguments["budget"], fields)
     shared = {*fields} if budget is None else {*fields, budget[0]}
     entries, notes, first = [], [], None
-    idle: list[dict[str, str]] = []  # of each model, which fields it has no use for, and why
+    idle: list[dict[str, str]] = []  # for each model, the fields without effect and the reasons
     labels = [_label(name) for name in names]
     for place, name in enumerate(names):
-        progress("looking at the models", place, len(names))
+        progress("checking the models", place, len(names))
         label, before = labels[place], labels[:place].count(labels[place])
         label = f"{label} ({before + 1})" if before else label
         resolved, left_out = without_fields_of_vits(_fields(name, arguments, fields, budget))
@@ -160,14 +159,14 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             raise VitkitError(f"{name}: {error}") from error
         if arguments["stress"]:
             start.table.task.require_single(
-                "--stress asks for the one class of a picture, and these may have several: leave it out"
+                "--stress requires one class per picture, but these may have several: leave it out"
             )
         entry = _Candidate(label, {field: resolved[field] for field in resolved if field not in idle[-1]}, start)
         first = first or entry
         if entry.judged_by != first.judged_by:
             raise VitkitError(
-                f"{label} would be judged by other images than {first.label}: its weights know some of the data, and "
-                "keep their split; give --split-from that run, for all models, or other weights"
+                f"{label} would be tested on other images than {first.label}: its weights have seen some of the data, "
+                "and keep their split; use --split-from with that run for all models, or other weights"
             )
         entries.append(entry)
     assert first is not None
@@ -182,7 +181,9 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     jobs, notes_on_jobs = _jobs(entries, fractions, seeds, budget)
     notes += notes_on_jobs
     if len(seeds) == 1:
-        notes.append("one seed: intervals and verdicts are of these images alone, not of another training's luck")
+        notes.append(
+            "one seed: intervals and verdicts include the choice of images, but not the variation between trainings"
+        )
     return Plan(
         dict(arguments), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.judged_by, tuple(notes)
     )
@@ -192,13 +193,13 @@ def _of_idle(labels: Sequence[str], idle: Sequence[Mapping[str, str]], shared: C
     """Return a line for each field that has no effect on some of the models.
 
     Raises:
-        VitkitError: one that was named for the comparison changes nothing for any.
+        VitkitError: a field that was set for the comparison has no effect on any model.
     """
     for field in shared:
         if all(field in reasons for reasons in idle):
             raise VitkitError(f"{field} {idle[0][field]}: leave it out")
     return [
-        f"{label}: {field} is left out: it {reason}"
+        f"{label}: {field} is ignored: it {reason}"
         for label, reasons in zip(labels, idle, strict=True)
         for field, reason in reasons.items()
     ]
@@ -245,7 +246,7 @@ class _Candidate:
 
     @property
     def configuration(self) -> str:
-        """Return all that determines a training except seed and images, as text that can be compared."""
+        """Return everything that determines a training except seed and images, as text that can be compared."""
         return replace(self.start.recipe, seed=0).to_toml()
 
 
@@ -255,10 +256,10 @@ def _fields(
     """Return the fields of a recipe for one model, as `vitkit train` would resolve them."""
     is_file = name.endswith(RECIPES)
     if is_file and arguments["recipe"] is not None:
-        raise VitkitError(f"{name} is a recipe of its own: leave out --recipe {arguments['recipe']}")
+        raise VitkitError(f"{name} is a recipe itself: leave out --recipe {arguments['recipe']}")
     model, at, weights = ("", "", "") if is_file else name.partition("@")
     if at and not weights:
-        raise VitkitError(f"{name}: after @ comes where the weights are, or none")
+        raise VitkitError(f"{name}: @ must be followed by weights, or by none")
     fields_of_run = {
         **fields,
         "data": arguments["data"],
@@ -272,7 +273,7 @@ def _fields(
         resolved["model"] = None
     for refused in ("folds", "devices", "nodes"):
         if resolved.get(refused) is not None:
-            raise VitkitError(f"{refused} makes several processes or runs of one training: leave it out to compare")
+            raise VitkitError(f"{refused} splits one training into several processes or runs: leave it out to compare")
     resolved["split_seed"] = resolved.get("split_seed", resolved.get("seed", 0))
     return {field: value for field, value in resolved.items() if value is not None}
 
@@ -302,12 +303,12 @@ def _jobs(
     for fraction in fractions:
         for place, entry in enumerate(entries):
             fields, images = dict(entry.fields), _count(entry.images, fraction)
-            fields |= {"method": entry.start.recipe.method}  # settled on the whole data, for every part of it
+            fields |= {"method": entry.start.recipe.method}  # chosen on all data, for every fraction of it
             if images < entry.images:
                 fields["max_images"] = images
             if budget is not None and budget[0] == "flops":
                 if entry.start.recipe.method == "probe":
-                    notes.append(f"{entry.label}: its features are computed once, which spends less than the budget")
+                    notes.append(f"{entry.label}: its features are computed only once, which uses less than the budget")
                 else:
                     fields["epochs"], note = _epochs(entry, images, float(budget[1]))
                     notes.append(note)
@@ -319,7 +320,7 @@ def _jobs(
                 folder = folders.setdefault(key, _folder(place, entry.label, fraction, seed))
                 job_fields = {**fields, "seed": seed}
                 jobs.append(ComparisonJob(entry.label, seed, fraction, images, job_fields, folder, None, spent))
-    jobs.sort(key=lambda job: (job.fraction, job.seed))  # of one seed the models follow one another
+    jobs.sort(key=lambda job: (job.fraction, job.seed))  # all models of one seed are trained one after another
     return tuple(jobs), list(dict.fromkeys(notes))
 
 
@@ -329,7 +330,7 @@ def _folder(place: int, label: str, fraction: float, seed: int) -> str:
 
 
 def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
-    """Return how many epochs of this many images a compute budget allows, at least one, and a line about it."""
+    """Return the number of epochs that a compute budget allows for this many images, at least one, and a note."""
     epoch = passes_of(entry.start.recipe.method) * entry.forward_flops * images
     epochs = max(int(flops // epoch), 1)
     spent = (
@@ -337,17 +338,17 @@ def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
         if epochs > 1
         else (f"1 epoch of {images} images is {epoch:.3g} FLOPs")
     )
-    over = f", more than the budget of {flops:.3g}: the least there is" if epoch > flops else ""
+    over = f", which exceeds the budget of {flops:.3g} but is the minimum" if epoch > flops else ""
     return epochs, f"{entry.label}: {spent}{over}"
 
 
 def passes_of(method: str) -> int:
-    """Forward passes that a training step counts as: the backward pass of a whole model has twice its products."""
-    return {"probe": 1, "probe-sgd": 1, "lora": 2}.get(method, 3)  # of lora no gradient of the large matrices
+    """Return how many forward passes a training step counts as; a full backward pass counts as two."""
+    return {"probe": 1, "probe-sgd": 1, "lora": 2}.get(method, 3)  # lora has no gradients of the large matrices
 
 
 def forward_flops(start: Start) -> float:
-    """Operations of a forward pass of one image; a multiply-accumulate is two."""
+    """Return the operations of a forward pass of one image; a multiply-accumulate counts as two."""
     from vitkit.profiling.model_info import describe
 
     return 2e9 * describe(start.config).gmacs

@@ -1,4 +1,4 @@
-"""Read what a user asks of a comparison: models, fractions of the data, and a budget."""
+"""Parse the request of a comparison: models, fractions of the data, and a budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive_in, from_json, is_empty
 
-# Fields that a comparison sets itself, or that would make of one run several.
+# Fields that a comparison sets itself, or that would split one run into several.
 NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy", "select_time")
 
 
@@ -19,11 +19,11 @@ def names_of(models: str | Sequence[str]) -> list[str]:
     """Return the requested models as a list; a string is split at its commas.
 
     Raises:
-        VitkitError: there is none, or one is empty.
+        VitkitError: there are no names, or one is empty.
     """
     names = [str(name).strip() for name in (models.split(",") if isinstance(models, str) else models)]
     if not names or not all(names):
-        raise VitkitError("--models must be names with commas between them, such as vit_tiny_patch16_224,NAME@WEIGHTS")
+        raise VitkitError("--models must be names separated by commas, such as vit_tiny_patch16_224,NAME@WEIGHTS")
     return names
 
 
@@ -31,7 +31,7 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
     """Return the requested fractions of the training images, in ascending order.
 
     Raises:
-        VitkitError: one is no number above 0 and up to 1.
+        VitkitError: one is not a number above 0 and at most 1.
     """
     parts = fractions.split(",") if isinstance(fractions, str) else fractions
     try:
@@ -40,7 +40,7 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
         values = []
     if not values or not all(0 < part <= 1 for part in values):
         raise VitkitError(
-            f"--fractions must be parts of 1 with commas between them, such as 0.1,0.3,1, not {fractions!r}"
+            f"--fractions must be fractions of 1 separated by commas, such as 0.1,0.3,1, not {fractions!r}"
         )
     return tuple(values)
 
@@ -49,7 +49,7 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
     """Return the kind of the budget of each training, and its size.
 
     Raises:
-        VitkitError: it is none of the three kinds, or a field says otherwise.
+        VitkitError: it is none of the three kinds, or contradicts a field.
     """
     if budget is None:
         return None
@@ -58,7 +58,7 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
         raise VitkitError(f"--budget must be epochs=N, time=T (90s, 10m, 2h) or flops=F, not {budget!r}")
     other = {"epochs": "epochs", "time": "time", "flops": "epochs"}[kind]
     if other in fields:
-        raise VitkitError(f"--budget {budget} and --{other} {fields[other]} both say how long: leave out one of them")
+        raise VitkitError(f"--budget {budget} and --{other} {fields[other]} both limit the training: use only one")
     try:
         if kind == "epochs" and not 1 <= int(amount) <= 1e9:
             raise ValueError
@@ -71,53 +71,53 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
 
 
 def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
-    """Refuse fields that are not for the caller to choose.
+    """Refuse fields that the caller cannot choose.
 
     Raises:
-        VitkitError: one is among them.
+        VitkitError: there is such a field.
     """
     if refused := [name for name in NOT_COMPARED if name in fields]:
-        raise VitkitError(f"{refused[0]} is no choice of {what}: leave it out")
+        raise VitkitError(f"{refused[0]} cannot be set for {what}: leave it out")
 
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """The folder of a comparison or an experiment: an empty one to begin in, or the one to continue, by its plan.
+    """The folder of a comparison or an experiment: an empty one for a new one, or an existing one to continue.
 
     Attributes:
-        plan: the file that is there from the beginning.
-        what: what the folder holds, in a word.
+        plan: the name of the file that exists from the beginning.
+        what: what the folder contains, in one word.
     """
 
     plan: str
     what: str
 
     def reserve(self, out: str | Path, hold: ExitStack) -> Path:
-        """Hold the folder that is asked for, to begin there.
+        """Lock the requested folder for a new start.
 
         Raises:
-            VitkitError: another process holds it, or there is something in it.
+            VitkitError: another process has locked it, or it is not empty.
         """
         hold.enter_context(exclusive_in(Path(out)))
         if (Path(out) / self.plan).is_file():
             article = "an" if self.what[0] in "aeiou" else "a"
             raise VitkitError(
-                f"--out {out} holds {article} {self.what}: --resume to go on with it, or choose a new name"
+                f"--out {out} contains {article} {self.what}: continue it with --resume, or choose a new name"
             )
         if not is_empty(Path(out)):
             raise VitkitError(f"--out {out} is not empty: choose a new name")
         return Path(out)
 
     def lock(self, out: str | Path | None, hold: ExitStack) -> Path:
-        """Hold the folder again in which it was begun.
+        """Lock the folder again to continue.
 
         Raises:
-            VitkitError: none is named, nothing was begun there, or another process holds it.
+            VitkitError: no folder is named, it contains nothing to continue, or another process has locked it.
         """
         if out is None:
-            raise VitkitError(f"--resume goes on with the {self.what} in --out: name it")
+            raise VitkitError(f"--resume continues the {self.what} in --out, which is missing")
         if not (Path(out) / self.plan).is_file():
-            raise VitkitError(f"--out {out} holds no {self.what} to go on with: it has no {self.plan}")
+            raise VitkitError(f"--out {out} contains no {self.what} to continue: it has no {self.plan}")
         hold.enter_context(exclusive_in(Path(out)))
         return Path(out)
 
@@ -135,4 +135,4 @@ class ExperimentFolder:
 
     def damaged(self, folder: Path) -> VitkitError:
         """Return the error for a plan that cannot be read."""
-        return VitkitError(f"{folder / self.plan} is damaged: begin the {self.what} anew in another folder")
+        return VitkitError(f"{folder / self.plan} is damaged: start the {self.what} again in another folder")

@@ -1,10 +1,10 @@
-"""Carry out the trainings of a comparison, one after another or side by side. Each is an ordinary run.
+"""Carry out the trainings of a comparison, one after another or in parallel. Each is an ordinary run.
 
-A training starts from its beginning or from where it was stopped. When a run is finished, the digests of the files that
-its figures come from are written beside it, so that a folder that was swapped, or whose files were edited, is noticed.
+An interrupted training continues from where it was stopped. When a run is finished, the digests of the files that its
+figures come from are stored next to it, so that exchanged folders and edited files are noticed.
 
-Side by side, worker processes (`system.workers`) train one job at a time. A worker ends with the process that started
-it, however that ends, so that none stays behind in a folder that another process wants to use.
+In parallel, each worker process (`system.workers`) trains one job at a time. A worker ends with the process that
+started it, in whatever way that ends, so that none stays behind in a folder that another process wants to use.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run_folder import clear
 from vitkit.training.stability import DivergedError
 
-COSTS = "costs"  # a folder beside the runs: what of each was measured from outside
+COSTS = "costs"  # a folder next to the runs: costs that were measured outside of each run
 
 
-DIGESTS = "digests"  # likewise: what each run's files hold
-_SEALED = (RECIPE, SPLIT, GROUPS, METRICS, PREDICTIONS, EVALUATION, DESCRIPTION)  # the last names the weights' digest
-# Fields that tell the runs of one comparison apart and that settling a recipe does not change.
+DIGESTS = "digests"  # a folder next to the runs: the digests of each run's files
+_SEALED = (RECIPE, SPLIT, GROUPS, METRICS, PREDICTIONS, EVALUATION, DESCRIPTION)  # the last has the weights' digest
+# Fields that distinguish the runs of a comparison and are not changed when a recipe is resolved.
 _TELLING = ("seed", "max_images", "model", "model_fields", "method", "epochs")
 
 
@@ -62,31 +62,31 @@ def is_done(job: ComparisonJob, out: Path) -> bool:
 
 
 def check_run(job: ComparisonJob, out: Path) -> None:
-    """Hold that the files in a finished run's folder are those that its training left.
+    """Check that the files in a finished run's folder have not changed since its training.
 
     Raises:
-        VitkitError: one is gone, was edited, or belongs to another run.
+        VitkitError: a file is missing, was edited, or belongs to another run.
     """
     folder = out / job.folder
     expected = from_json(_digests_of(job, out).read_text(encoding="utf-8"))
     now = _read_digests(folder)
     if changed := [name for name in _SEALED if now.get(name) != expected.get(name)]:
         raise VitkitError(
-            f"{folder / changed[0]} is not what the training left there: it was edited, or is another run's; put back "
-            f"what was there, or delete {folder} and --resume"
+            f"{folder / changed[0]} has changed since the training: it was edited, or belongs to another run; restore "
+            f"it, or delete {folder} and continue with --resume"
         )
-    read_description(folder)  # which compares the weights with their digest
+    read_description(folder)  # it compares the weights with their digest
 
 
 def _check_recipe(job: ComparisonJob, folder: Path) -> None:
-    """Hold that the run in a folder is that of the job, before it goes on."""
+    """Check that the run in a folder is that of the job, before it is continued."""
     expected, recipe = build(dict(job.fields)), load_of_run(folder / RECIPE)
     for name in _TELLING:
         wanted, there = getattr(expected, name), getattr(recipe, name)
         if name in job.fields and wanted is not None and wanted != there:
             raise VitkitError(
-                f"{folder} holds a run with {name} {there}, but the comparison expects {wanted}: restore the original "
-                f"run, or delete {folder} and continue with --resume"
+                f"{folder} contains a run with {name} {there}, but the comparison expects {wanted}: restore the "
+                f"original run, or delete {folder} and continue with --resume"
             )
 
 
@@ -103,17 +103,17 @@ def _read_digests(folder: Path) -> dict[str, str]:
 
 
 def make(job: ComparisonJob, out: Path) -> None:
-    """Train a job from its beginning, or from where it was stopped, and measure its memory.
+    """Train a job, or continue it from where it was stopped, and measure its memory.
 
     Raises:
-        VitkitError: it cannot be trained, or its folder holds another run.
+        VitkitError: it cannot be trained, or its folder contains another run.
         Interrupted: a signal stopped it.
     """
 
     folder, fields = out / job.folder, job.fields
     if (folder / RECIPE).is_file():
         _check_recipe(job, folder)
-    is_measured = is_finished(folder)  # it was trained before, and is only evaluated again
+    is_measured = is_finished(folder)  # it is only evaluated again
     with PeakMemory() as memory:
         if job.pretraining is not None and not (folder / RECIPE).is_file():
             from vitkit.training.pretraining import pretrain as pretraining
@@ -131,41 +131,41 @@ def make(job: ComparisonJob, out: Path) -> None:
 
 
 def _finish(begin: Callable[..., Path], resume: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
-    """Make a run from its beginning, or go on with it where it was stopped."""
+    """Train a run, or continue it from where it was stopped."""
     if (folder / RECIPE).is_file():
         resume(folder, say=ignore)
         return
-    if folder.is_dir():  # killed before its recipe was written, which comes last
+    if folder.is_dir():  # killed before its recipe was written, which is the last file
         clear(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     begin(fields, folder, say=ignore)
 
 
 def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -> dict[str, str]:
-    """Train all jobs that are not finished. One that leads nowhere keeps none of the others from being trained.
+    """Train all jobs that are not finished. If one diverges, the others are still trained.
 
     Args:
-        jobs: one for each folder.
-        out: the out of the comparison.
-        devices: how many are trained at a time, each by a process of its own where there are several.
-        say: takes a line for each run that is finished.
+        jobs: one job for each folder.
+        out: the folder of the comparison.
+        devices: how many jobs are trained at a time, each in its own process if there are several.
+        say: called with a line for each finished run.
 
     Returns:
-        What became of the trainings that are past help, by their folder.
+        The errors of the trainings that diverged, by their folder.
 
     Raises:
-        VitkitError: one cannot be trained at all; the others can go on later. Or a folder does not hold what its
-            training left there, or images have changed since the first runs were trained.
+        VitkitError: a job cannot be trained; the others can be continued later. Or the files of a run have changed
+            since its training, or images have changed since the first runs.
         Interrupted: a signal stopped it.
     """
     done = [job for job in jobs if is_done(job, out)]
     left = [job for job in jobs if job not in done]
     if done:
-        say(f"{len(done)} of {len(jobs)} runs are there already")
+        say(f"{len(done)} of {len(jobs)} runs are finished already")
         for job in done:
             check_run(job, out)
         if left:
-            refuse_changed(out / done[0].folder / SPLIT, "begin anew in another folder")
+            refuse_changed(out / done[0].folder / SPLIT, "start again in another folder")
     watch = _Watch(len(jobs), left, out, say)
     if devices > 1 and len(left) > 1:
         make_side_by_side(left, out, devices, watch.finished, watch.failed)
@@ -224,21 +224,21 @@ def make_side_by_side(
     finished: Callable[[ComparisonJob], None],
     failed: Callable[[ComparisonJob, str], None],
 ) -> None:
-    """Train jobs by several processes, each on a GPU of its own, or on its part of the cores.
+    """Train jobs in several processes, each on its own GPU or its share of the cores.
 
     Args:
         jobs: the jobs to train.
-        out: the out of the comparison.
-        devices: how many processes.
-        finished: called with each job that is finished.
-        failed: called with each whose training is past help, and why.
+        out: the folder of the comparison.
+        devices: the number of processes.
+        finished: called with each finished job.
+        failed: called with each job whose training diverged, and the reason.
 
     Raises:
-        VitkitError: there are not as many GPUs, or a job cannot be trained.
+        VitkitError: there are fewer GPUs, or a job cannot be trained.
     """
     count = min(devices, len(jobs))
     workers = [
-        Worker(__name__, environment=environment, is_detached=True)  # Ctrl-C reaches them through this process
+        Worker(__name__, environment=environment, is_detached=True)  # this process passes Ctrl-C on to them
         for environment in _environments(count, jobs[0].fields.get("device", "auto"))
     ]
     left: queue.SimpleQueue[ComparisonJob] = queue.SimpleQueue()
@@ -261,7 +261,7 @@ def make_side_by_side(
         while not left.empty():
             with suppress(queue.Empty):
                 left.get_nowait()
-        for worker in workers:  # those that are busy stop in good order
+        for worker in workers:  # busy workers stop cleanly
             worker.close()
         for worker in workers:
             worker.wait()
@@ -281,7 +281,7 @@ def _hand_out(
             return
         try:
             answers.put((job, worker.ask((job, out))))
-        except (OSError, EOFError, ValueError, pickle.PickleError):  # ValueError: the pipe was closed meanwhile
+        except (OSError, EOFError, ValueError, pickle.PickleError):  # ValueError: the pipe was closed
             answers.put((job, {"error": "its process ended", "is_past_help": False}))
             return
 
@@ -302,7 +302,7 @@ def _environments(count: int, device: str) -> list[dict[str, str]]:
 
 
 def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
-    """Train a job in a worker; return why it could not be trained, if so."""
+    """Train a job in a worker; return the error if it could not be trained."""
     from vitkit.training.stability import DivergedError
 
     try:
@@ -315,23 +315,23 @@ def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train the jobs that come, until the pipe ends; if it ends in the midst of one, stop that in good order."""
+    """Train the jobs that arrive until the pipe is closed; a training in progress is then stopped cleanly."""
     answer_questions(_make, stops_at_end=True)
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"  # as proc(5) has it
+_RESET_PEAK = "5"  # see proc(5)
 
 
 class PeakMemory:
     """Measure the peak memory of a `with` block.
 
-    On a GPU it is what torch's allocator has given out there. Elsewhere it is the largest resident memory of the
-    process, libraries and all, as Linux counts it once its mark is set back; `malloc` is asked to hand back what is
-    free before, so that work done earlier does not count.
+    On a GPU it is the memory that torch's allocator has given out. Elsewhere it is the largest resident memory of the
+    process, including libraries, which Linux counts from a reset on. Before the reset, `malloc` returns free memory to
+    the system, so that earlier work does not count.
 
     Attributes:
-        peak: bytes, once the block has ended; None where the system does not say.
+        peak: bytes, after the end of the block; None if the system does not report it.
     """
 
     peak: int | None = None
@@ -359,7 +359,7 @@ class PeakMemory:
         import torch
 
         if self._on_gpu:
-            self.peak = torch.cuda.max_memory_allocated() or None  # 0: it was computed elsewhere
+            self.peak = torch.cuda.max_memory_allocated() or None  # 0: another device was used
         elif self._is_set and sys.platform == "linux":
             self.peak = _peak_of_process()
 

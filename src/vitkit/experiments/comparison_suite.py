@@ -1,6 +1,6 @@
 """Compare models on several data sets, as Table 2 of the paper does: a comparison for each, and one table for all.
 
-Every data set has an ordinary comparison in a folder of its own. The table has the accuracy of each model on each data
+Every data set has an ordinary comparison in its own folder. The table contains the accuracy of each model on each data
 set with its interval, the means over the data sets, mean ranks, and the cost of the trainings.
 """
 
@@ -29,9 +29,9 @@ PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.
 PLACE = ExperimentFolder(PLAN, "comparison")
 _COMPARISON_PLAN = "plan.json"  # in the folder of each data set's comparison
 _Z = 1.959964  # standard deviations in half of a 95 % interval
-_USED = 0.4  # of the peak of a TPU core, as `vitkit plan` assumes
+_USED = 0.4  # utilisation of a TPU core, as assumed by `vitkit plan`
 _DAY = 86_400  # seconds
-_TESTED = (3, 5)  # models and data sets from which on ranks are tested
+_TESTED = (3, 5)  # minimum numbers of models and data sets for a test of ranks
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +64,7 @@ class ComparisonSuite(Result):
         ]
 
     def lines(self) -> list[str]:
-        """Return the table, what it says, and the path of the page."""
+        """Return the table, its summary in sentences, and the path of the page."""
         names = len(self.figures["models"]), len(self.figures["data"])
         return [
             f"{names[0]} models on {names[1]} data sets, {len(self.figures['seeds'])} seeds",
@@ -139,18 +139,18 @@ def suite(
         options: the other arguments of `vitkit.compare`.
         out: the folder; by default the next runs/compare-all-N.
         compare: the function that compares on one data set.
-        say: takes each line of the story.
-        resume: go on with the comparison in `out`.
+        say: called with each line of output.
+        resume: continue the comparison in `out`.
 
     Raises:
-        VitkitError: a model or data set cannot be trained on, or `out` is not free. All data sets are looked at before
-            anything is trained.
-        Interrupted: a signal stopped it; `resume` goes on.
+        VitkitError: a model or data set cannot be trained on, or `out` is not free. All data sets are checked before
+            the first training.
+        Interrupted: a signal stopped it; `resume` continues it.
     """
     with ExitStack() as hold:
         if resume:
             if data or models is not None:
-                raise VitkitError("--resume takes data and models from --out: leave them out")
+                raise VitkitError("--resume uses the data and models of --out: leave them out")
             folder = PLACE.lock(out, hold)
             begun = PLACE.read(folder)
         else:
@@ -160,7 +160,7 @@ def suite(
         try:
             results = {place: _one(place, folder, begun, compare, say) for place in range(len(begun["data"]))}
         except Interrupted:
-            say(f"to go on: vitkit compare --resume --out {folder}")
+            say(f"to continue: vitkit compare --resume --out {folder}")
             raise
         except (KeyError, TypeError) as error:
             raise PLACE.damaged(folder) from error
@@ -180,7 +180,7 @@ def _reserved(out: str | Path | None, hold: ExitStack) -> Path:
 def _planned(
     data: Sequence[str], models: str | Sequence[str] | None, options: Mapping[str, Any], say: Say
 ) -> dict[str, Any]:
-    """Look at all models on all data sets, and say what each training costs."""
+    """Check all models on all data sets, and print the cost of each training."""
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.experiments.comparison_request import fractions_of, names_of
     from vitkit.experiments.stress_kinds import stresses_of
@@ -189,7 +189,7 @@ def _planned(
     if models is None:
         raise VitkitError("no models: vitkit compare DATA DATA --models NAME,NAME")
     if len(set(data)) < len(data):
-        raise VitkitError("a data set is named twice: name each once")
+        raise VitkitError("a data set is given twice: leave out one of them")
     settings = dict(options)
     shared = {name: settings.pop(name) for name in ("recipe", "seeds", "budget", "fractions", "stress", "devices")}
     labels, costs = _labels(data), {}
@@ -225,7 +225,7 @@ def _planned(
 
 
 def _labels(data: Sequence[str]) -> list[str]:
-    """Return a short name for each data set, and different ones for different sets."""
+    """Return a short and unique name for each data set."""
     names = [Path(source).name or source for source in data]
     return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
@@ -238,7 +238,7 @@ def _cost(flops: Sequence[float | None]) -> str:
 
 
 def _one(place: int, folder: Path, begun: Mapping[str, Any], compare: Callable[..., Any], say: Say) -> Any:
-    """Compare on one data set, from the beginning or from where it was stopped."""
+    """Compare on one data set, or continue from where it was stopped."""
     source, label = begun["data"][place], begun["labels"][place]
     below = folder / _folder_of(place, label)
 
@@ -274,7 +274,7 @@ def figures_of(labels: Sequence[str], found: Sequence[Mapping[str, Any]]) -> dic
 
     Args:
         labels: the names of the data sets.
-        found: the content of comparison.json of each.
+        found: the content of each comparison.json.
     """
     from scipy.stats import rankdata
 
@@ -314,7 +314,7 @@ def figures_of(labels: Sequence[str], found: Sequence[Mapping[str, Any]]) -> dic
 
 
 def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how many other models this one is better and worse than, where a test distinguishes them."""
+    """Return how many other models this one is better and worse than, according to a test."""
     verdicts = [
         pair["better"]["recipe"] or pair["better"]["trained"] for pair in pairs if name in (pair["a"], pair["b"])
     ]
@@ -322,7 +322,7 @@ def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean accuracy, and its 95 % interval over images and seeds of these very data sets."""
+    """Return the mean accuracy, and its 95 % interval over images and seeds for these data sets."""
     mean = statistics.mean(cell["accuracy"] for cell in cells)
     errors = [(cell["interval"][1] - cell["interval"][0]) / (2 * _Z) for cell in cells]
     margin = _Z * sum(error**2 for error in errors) ** 0.5 / len(cells)
@@ -336,8 +336,8 @@ def _core_days(flops: float) -> float:
 
 
 def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: int) -> list[str]:
-    """Return what the table says, and what it does not say."""
-    of = "as recipes where shown, else as trained" if seeds > 1 else "as trained, with one seed"
+    """Return what the table shows, and what it does not show."""
+    of = "as recipes if shown, otherwise as trained" if seeds > 1 else "as trained, with one seed"
     said = [
         f"{row['name']} is better than another model {_times(row['wins'])}, and worse {_times(row['losses'])} ({of})"
         for row in rows
@@ -346,7 +346,7 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
     ranked = [row for row in rows if row["mean_rank"] is not None]
     if len(ranked) < _TESTED[0] or len(labels) < _TESTED[1]:
         said.append(
-            f"mean ranks are not tested: that takes {_TESTED[0]} models and {_TESTED[1]} data sets, "
+            f"mean ranks are not tested: this requires {_TESTED[0]} models and {_TESTED[1]} data sets, "
             f"and there are {len(ranked)} and {len(labels)}"
         )
         return said
@@ -357,7 +357,7 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
         said.append("all models have the same ranks")
     else:
         p = float(friedmanchisquare(*ranks).pvalue)
-        said.append(f"that mean ranks differ on data sets of this kind: p = {p:.2g} (Friedman's test)")
+        said.append(f"Friedman's test for different mean ranks on data sets of this kind: p = {p:.2g}")
     return said
 
 

@@ -115,7 +115,7 @@ class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        if func.namespace == "prim":  # asks where a tensor is
+        if func.namespace == "prim":  # queries the device of a tensor
             return output
         for part in tree_iter(output):
             if isinstance(part, Tensor):

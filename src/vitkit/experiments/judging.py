@@ -71,7 +71,7 @@ class JudgingImages:
         if self.chosen_on:
             notes.append(
                 f"the figures are of validation images, on which the trainings chose {', '.join(self.chosen_on)}, so "
-                "they flatter; only a test split gives figures on which nothing was chosen"
+                "they are too optimistic; only a test split gives figures on which nothing was chosen"
             )
         return notes
 
@@ -88,9 +88,9 @@ class JudgingImages:
         if self.seen and self.left < max(min(FEWEST, self.held_out / 2), 1):
             who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
             raise VitkitError(
-                f"{plural(self.left, 'image is', 'images are')} left to judge by, which is too few: of "
-                f"{images_in_words(self.held_out, self.split)} {who}; name other weights, or hold out photographs that "
-                "none of the models was trained on and that are no copies of training images"
+                f"{plural(self.left, 'image is', 'images are')} left for the test, which is too few: of "
+                f"{images_in_words(self.held_out, self.split)} {who}; use other weights, or hold out photographs that "
+                "none of the models was trained on and that are not copies of training images"
             )
 
 

@@ -126,7 +126,7 @@ def variants(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[I
             yield changed(picture, name, strength, key)
 
 
-ANSWERS = "stress"  # a folder beside the runs
+ANSWERS = "stress"  # a folder next to the runs
 
 
 def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ def _answers(
     file = out / ANSWERS / f"{Path(folder).name}.json"
     keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
     stored: dict[str, Any] = {}
-    with suppress(OSError, VitkitError):  # they are asked again
+    with suppress(OSError, VitkitError):  # then they are computed again
         stored = read_json(file)
     if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):
         stored = _ask(out / folder, paths, names, keys, side, seed, device)

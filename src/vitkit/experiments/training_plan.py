@@ -365,11 +365,11 @@ def _planned(
     precision = recipe_of_job.precision
     if precision == "auto":
         precision = "float32" if accelerator.bfloat16 is None else "bfloat16"
-    accelerator.peak(precision)  # refuses what it has not
+    accelerator.peak(precision)  # refuses a precision that it does not support
     devices, notes = (recipe_of_job.devices or 1) * (recipe_of_job.nodes or 1), job.notes
     check_team(recipe_of_job, ProcessGroup(size=devices))
     if recipe_of_job.method == "probe" and devices > 1:
-        devices, notes = 1, (*notes, "method probe: one of the devices fits it, the others wait")
+        devices, notes = 1, (*notes, "method probe: one of the devices fits the head, and the others wait")
     seen, steps = passes(recipe_of_job, job.images)
     at_a_time = math.ceil(min(recipe_of_job.batch_size, job.images) / devices)
     step, memory = memories(job, at_a_time, devices, accelerator.memory, precision)
@@ -465,7 +465,7 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
     first = build(fields_of_job, str(recipe))
     if images is None:
         if named is None or named.splits:
-            raise VitkitError(f"{recipe}: the number of training images is unknown: name it with --images")
+            raise VitkitError(f"{recipe}: the number of training images is unknown: set it with --images")
         if named.per_class:
             images = trained_of(named.per_class, first.split)
             notes.append(f"images: {images:,} of {named.name} to train on, as its classes are divided")
@@ -490,10 +490,12 @@ def _fields_of(recipe: str | Path) -> tuple[dict[str, Any], list[str]]:
     if Path(name).is_file() or name in bundled():
         return load_fields(name), []
     if is_model_name(name) or is_network_name(name):
-        return {"model": name, "weights": "none"}, ["weights none: a model by its name is planned from scratch"]
+        return {"model": name, "weights": "none"}, [
+            "weights none: with only the name of a model, a training from scratch is planned"
+        ]
     if name.endswith(".toml") or "/" in name:
-        return load_fields(name), []  # says that there is no such file
-    config_for(name)  # says which names are like it
+        return load_fields(name), []  # raises an error if there is no such file
+    config_for(name)  # raises an error that suggests similar names
     raise AssertionError(name)
 
 
@@ -523,7 +525,7 @@ def _config_of(recipe: Recipe, classes: int) -> Config:
     name = _model_name(recipe)
     if name is None:
         raise VitkitError(
-            f"weights {recipe.weights} are not on this machine, and their model is unknown: name it with --model"
+            f"weights {recipe.weights} are not on this machine, and their model is unknown: set it with --model"
         )
     return named_plan(recipe, name, classes)
 
@@ -599,7 +601,7 @@ def memories(
     recipe = job.recipe
     teacher = teacher_network(recipe, job.config)
     is_vit = isinstance(job.config, ViTConfig)
-    both = () if recipe.method == "probe" or not is_vit else ("none", "all")  # else there is nothing to checkpoint
+    both = () if recipe.method == "probe" or not is_vit else ("none", "all")  # otherwise there is nothing to checkpoint
     ways = tuple(dict.fromkeys((recipe.checkpointing, *both)))
 
     @cache
@@ -622,7 +624,7 @@ def memories(
                     step = rehearsed(way, count)
                     return memory_of(step, way, strategy, devices=devices, images=count, room=room).peak
 
-                left = room - (row.peak - row.activations)  # beside what does not grow with the images
+                left = room - (row.peak - row.activations)  # apart from memory that does not grow with the images
                 guess = int(left / (max(row.activations, 1) / images))
                 row = replace(row, images=most_that_fit(peak, guess, images, row.peak, room))
             rows.append(row)
@@ -684,7 +686,7 @@ def memory_of(
     if strategy == "ddp":
         exchange = (
             step.gradients
-        )  # `ProcessGroup.all_reduce` lays them in a row, when nothing but gradients is left of the step
+        )  # `ProcessGroup.all_reduce` copies them to a buffer, when only gradients are left of the step
         peak = max(peak, standing + step.gradients + exchange)
     if strategy == "fsdp":
         whole = step.gradients / step.weights  # the part of a block that is trained

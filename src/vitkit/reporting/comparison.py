@@ -77,7 +77,7 @@ def _headline(figures: Mapping[str, Any]) -> str:
     of = "the only model"
     if best["of"] > 1:
         of = (
-            f"the best of {best['of']}. It measured {_POINTS * best['measured']:.1f} %, which flatters it: "
+            f"the best of {best['of']}. It measured {_POINTS * best['measured']:.1f} %, which is too optimistic: "
             "it was picked by these very images"
         )
     moved = "" if luck is None else f'<p class="soft">{escape(_sentence(luck["sentence"]))}</p>'

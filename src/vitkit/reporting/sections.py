@@ -103,7 +103,7 @@ def caveat(evaluation: Evaluation) -> list[str]:
     if not evaluation.chosen:
         return []
     what = ", ".join(evaluation.chosen)
-    text = f"every figure here is of validation images, on which something was chosen ({what}), and flatters"
+    text = f"every figure here is too optimistic, as the validation images were also used to choose ({what})"
     return [finding(f"note: {text}; only a test split gives figures on which nothing was chosen")]
 
 

@@ -110,11 +110,11 @@ def freeze_backbone(model: Model) -> list[str]:
 class PatchDropout(nn.Module):
     """In training, drops a random part of the patch tokens of each image; in evaluation, keeps all.
 
-    It takes tokens (B, N, D). The tokens ahead of the patches and the remaining patches keep their order.
+    It takes tokens (B, N, D). The prefix tokens and the remaining patches keep their order.
 
     Args:
         rate: the part of the patches that is dropped; at least one patch remains.
-        ahead: the number of tokens ahead of the patches.
+        ahead: the number of prefix tokens.
 
     Attributes:
         keys: (B,) int32 random numbers, one per image, which decide what each image loses. If it is None, torch's

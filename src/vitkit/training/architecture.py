@@ -1,6 +1,6 @@
-"""Find the model that a recipe asks for: a named model with changes, or the model of the weights.
+"""Find the model of a recipe: a named model with changes, or the model of the weights.
 
-For a network of another library, this module also says which fields of a recipe have no meaning.
+For a network of another library, this module also determines which fields of a recipe do not apply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vitkit.model_folder import is_model_folder, read_description
 from vitkit.training.recipe import Recipe, in_words
 from vitkit.weights.loading import LoadPlan, WeightsSource, look
 
-# Fields of a recipe that only a Vision Transformer heeds, and the value at which they do nothing.
+# Fields of a recipe that only apply to a Vision Transformer, and the value at which they have no effect.
 OF_VIT: dict[str, Any] = {
     "attention_dropout": 0.0,
     "patch_dropout": 0.0,
@@ -34,7 +34,7 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
     """Refuse what needs a Vision Transformer.
 
     Raises:
-        VitkitError: the recipe asks for such a thing; the message names it.
+        VitkitError: the recipe sets a field that requires one; the message names it.
     """
     requested = [name for name, nothing in OF_VIT.items() if getattr(recipe, name) != nothing]
     if recipe.method == "lora":
@@ -48,7 +48,7 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
 def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a recipe's fields without those that a network does not have, and a line for each of these.
 
-    For recipes that were not written for it: a published one, or one for all models of a comparison.
+    This is for recipes that were not written for the network: published ones, or one for all models of a comparison.
     """
     network = None if fields.get("model") is None else split_network(fields["model"])
     if network is None:
@@ -74,7 +74,7 @@ def network_of(recipe: Recipe) -> NetworkConfig | None:
     """Return the library network that a recipe trains, without reading weights; None for our own models.
 
     Raises:
-        VitkitError: the library that the model's name calls is not installed, or has no such network.
+        VitkitError: the library is not installed, or has no such network.
     """
     folder = Path(recipe.weights)
     if is_model_folder(folder):
@@ -85,15 +85,15 @@ def network_of(recipe: Recipe) -> NetworkConfig | None:
 
 
 def presets_of(config: NetworkConfig) -> dict[str, Any]:
-    """Fields whose values by method are for Vision Transformers, with those that suit this network.
+    """Return the defaults by method that suit this network instead of a Vision Transformer.
 
-    What the library drops by itself stays; every weight learns at the same rate.
+    The library's own dropout rates are kept, and all weights have the same learning rate.
     """
     return {"layer_decay": 1.0, **native_rates(config)}
 
 
 def refuse_other_network(config: ViTConfig | NetworkConfig, recipe: Recipe) -> None:
-    """Refuse weights of another model than the one that is named beside them.
+    """Refuse weights that belong to another model than the named one.
 
     Raises:
         VitkitError: the recipe names a network, and its weights are of another model.
@@ -107,12 +107,12 @@ def refuse_other_network(config: ViTConfig | NetworkConfig, recipe: Recipe) -> N
         raise VitkitError(f"--weights {recipe.weights} are of {what}, not of {recipe.model}")
 
 
-_BY_LOAD = ("patch_size", "position_resize")  # to which `load` fits the weights
-_AFTER = ("pool", "position_dropout")  # which need no other weights
+_BY_LOAD = ("patch_size", "position_resize")  # `load` adapts the weights to these
+_AFTER = ("pool", "position_dropout")  # these do not change the weights
 
 
 def weights_of(recipe: Recipe) -> str:
-    """Return the weights that a recipe starts from, as `vitkit.load` takes them."""
+    """Return the weights that a recipe starts from, as an argument of `vitkit.load`."""
     return str(recipe.model) if recipe.weights == "auto" else recipe.weights
 
 
@@ -120,7 +120,7 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
     """Return the configuration of a model that starts from no weights.
 
     Raises:
-        VitkitError: the recipe names none, or it cannot be built.
+        VitkitError: the recipe names no model, or the model cannot be built.
     """
     if recipe.model is None:
         raise VitkitError("the recipe names neither a model nor weights")
@@ -129,7 +129,7 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
     fields = {"init": recipe.init, **_rates(recipe), **_size(recipe), **(recipe.model_fields or {})}
     config = config_for(recipe.model, num_classes, **fields)
     if config.in_channels not in (1, 3):
-        raise VitkitError(f"model.in_channels must be 3, or 1 for pictures in grey, not {config.in_channels}")
+        raise VitkitError(f"model.in_channels must be 3, or 1 for grey pictures, not {config.in_channels}")
     return config
 
 
@@ -139,10 +139,10 @@ def network_of_file(recipe: Recipe) -> str | None:
 
 
 def look_at_weights(recipe: Recipe) -> WeightsSource:
-    """Look at the weights that a recipe starts from, once: all that is made of them is made of this.
+    """Open the weights that a recipe starts from. This is done once for a run.
 
     Raises:
-        VitkitError: they cannot be had, or a change of the model is one that they cannot follow.
+        VitkitError: they cannot be obtained, or they do not support a change of the model.
     """
     if recipe.weights == "auto" and is_model_name(str(recipe.model)):  # before they are downloaded
         _refuse_others(config_for(str(recipe.model)), recipe.model_fields or {}, str(recipe.model))
@@ -153,7 +153,7 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     """Return the configuration of a model that starts from these weights, and the plan to load all but the head.
 
     Raises:
-        VitkitError: they cannot be understood, or a change is one that they cannot follow.
+        VitkitError: the weights cannot be understood, or do not support a change of the model.
     """
     changes = recipe.model_fields or {}
     fitted = {"image_size", *_BY_LOAD}
@@ -163,7 +163,7 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     plan = weights.plan(0, **options)
     is_changed = network_of_file(recipe) is None and changes.keys() - fitted - {*_AFTER}
     assumed = {name: value for name, value in changes.items() if is_changed and name in plan.report.assumed}
-    if assumed:  # what the tensors do not tell may be said
+    if assumed:  # the recipe may set what the tensors do not determine
         plan = weights.plan(0, **{**options, **assumed})
     refuse_other_network(plan.config, recipe)
     if isinstance(plan.config, NetworkConfig):
@@ -182,10 +182,10 @@ def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConf
 
 
 def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
-    """`plan_of` for weights that are not looked at: those of a model of this name.
+    """Return the configuration as `plan_of`, for published weights of the named model, without opening them.
 
     Raises:
-        VitkitError: there is no such model, or a change is one that weights cannot follow.
+        VitkitError: there is no such model, or its weights do not support a change.
     """
     changes = recipe.model_fields or {}
     config = config_for(name)
@@ -198,7 +198,7 @@ def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig
     """Return the configuration of a model that starts from weights of another, with changes that fit them."""
     changes = recipe.model_fields or {}
     after = {name: changes[name] for name in _AFTER if name in changes}
-    after["class_token"] = base.class_token  # which the mean of the patches need not read
+    after["class_token"] = base.class_token  # it is kept even if the head reads the mean of the patches
     config = base.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
     reads_token = config.pool == "token" and not (config.fc_norm or config.distill_head)
     if recipe.method == "probe" and reads_token and recipe.head_from != "names":
@@ -207,18 +207,19 @@ def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig
 
 
 def _refuse_others(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
-    """Refuse what changes the shapes of weights, or what they mean."""
+    """Refuse changes of the shapes of weights, or of their meaning."""
     others = {name: value for name, value in changes.items() if name not in ("image_size", *_BY_LOAD, *_AFTER)}
     changed = config.replace(**others)
     for name, value in config.to_dict().items():
         if name != "representation_size" and (wanted := changed.to_dict()[name]) != value:
             raise VitkitError(
-                f"{source} has {name} {_shown(value)}, and its weights can follow no model.{name} {_shown(wanted)}: "
-                "leave that out, or train from scratch with --weights none"
+                f"{source} has {name} {_shown(value)}, so its weights cannot be used with model.{name} "
+                f"{_shown(wanted)}: leave it out, or train from scratch with --weights none"
             )
     if others.get("representation_size") is not None or others.get("has_logits"):
         raise VitkitError(
-            "model.representation_size: a new head on weights is one Linear; leave that out, or take --weights none"
+            "model.representation_size: the new head of pretrained weights is a single linear layer; leave it out, or "
+            "use --weights none"
         )
 
 

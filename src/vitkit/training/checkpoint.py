@@ -1,9 +1,8 @@
-"""The state of a training, its checkpoint (last.ckpt), and what remains of each epoch.
+"""The state of a training, its checkpoint (last.ckpt), and what is kept of each epoch.
 
-`TrainingState` is what callbacks receive and what a run resumes from. `RunWriter` keeps the row of each epoch, the best
-model and the last checkpoint. A checkpoint ends in a checksum, which readers of zip files ignore, and contains the
-identity of its run, so that a damaged file or one of another run is refused. `Clock` and budgets of time belong to the
-state, too.
+Callbacks receive the `TrainingState`, and a run resumes from it. `RunWriter` keeps the row of each epoch, the best
+model and the last checkpoint. A checkpoint ends with a checksum, which zip readers ignore, and contains the identity of
+its run, so that a damaged file or the file of another run is refused. `Clock` and time budgets are part of the state.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 
 
 class Clock:
-    """Measure the time of a training over all processes that worked on it.
+    """Measure the time of a training over all processes that have worked on it.
 
-    Where a time budget rules, all processes go by the first one's clock: they must agree on learning rates.
+    With a time budget, all processes use the clock of the main process, because they must agree on learning rates.
 
     Args:
-        budget: seconds for the whole training; None: as many as it takes.
+        budget: seconds for the whole training; None for no limit.
         team: the processes that train together.
 
     Attributes:
-        spent: seconds before this process.
-        ahead: the seconds before the first step, as for fitting a head; a schedule fitted to a budget ignores them.
+        spent: the seconds spent by earlier processes of this run.
+        ahead: the seconds before the first step, as for fitting a head; the schedule of a time budget ignores them.
     """
 
     def __init__(self, budget: float | None = None, team: ProcessGroup = ALONE) -> None:
@@ -62,7 +61,7 @@ class Clock:
         self._started = self._now = time.monotonic()
 
     def start(self) -> None:
-        """Start to count the seconds of this process."""
+        """Start counting the seconds of this process."""
         self._started = self._now = self._team.broadcast_from_main(time.monotonic)
 
     def look(self) -> None:
@@ -72,14 +71,14 @@ class Clock:
     @property
     def elapsed(self) -> float:
         """Return the seconds spent in training."""
-        return self.spent + (self._now - self._started)  # nothing is lost to rounding
+        return self.spent + (self._now - self._started)  # the parentheses avoid rounding errors
 
     @property
     def part(self) -> float:
         """Return the fraction of the time budget for steps that has passed, in [0, 1]; 0 without a budget."""
         if not self._budget:
             return 0.0
-        left = max(self._budget - self.ahead, 1e-9)  # a first step is taken even where nothing is left
+        left = max(self._budget - self.ahead, 1e-9)  # one step is taken even if no time is left
         return min((self.elapsed - self.ahead) / left, 1.0)
 
     @property
@@ -88,33 +87,33 @@ class Clock:
         return bool(self._budget) and self.elapsed >= float(self._budget or 0)
 
 
-Trained = Model | SelfSupervised  # what can be in training
+Trained = Model | SelfSupervised
 
 
 @dataclass(eq=False, repr=False)
 class TrainingState:
     """The state of a training between two steps.
 
-    The learning rate is a function of how far the training is: steps of the total, or seconds of the time budget,
-    whichever is further; what went by before the first step, as in fitting a head, is no part of it. Nothing of it
-    needs to be restored on resume but these seconds.
+    The learning rate is a function of the progress: the fraction of the steps or of the time budget, whichever is
+    larger. The time before the first step, as for fitting a head, does not count. Apart from that time, the schedule
+    has no state to restore.
 
     Attributes:
         model: the model in training.
-        optimizer: over its parameters that learn.
-        recipe: how it is trained.
-        total_steps: the total steps of the whole training.
-        clock: the seconds spent.
-        guard: watches over the training and tells of it.
-        pieces: how many images are computed at a time.
-        average: the average of the weights, if the recipe asks for one.
-        safe_point: weights to go back to.
-        epoch: the current one, from 0.
-        step: how many steps of the optimiser were taken.
-        metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc. A callback may
-            add to them; loggers are given all.
-        should_stop: set it, and the training ends after this step, and this epoch with it.
-        went_back: whether this epoch's weights were given up.
+        optimizer: the optimiser of its trainable parameters.
+        recipe: the recipe.
+        total_steps: the number of steps of the whole training.
+        clock: the time spent.
+        guard: detects and reports instability.
+        pieces: the number of images that are computed at a time.
+        average: the average of the weights, if the recipe requests one.
+        safe_point: the weights of the last good epoch.
+        epoch: the current epoch, from 0.
+        step: the number of steps that the optimiser has taken.
+        metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc. Callbacks may add more,
+            which are passed to the loggers.
+        should_stop: a callback may set it to end the training after this step.
+        went_back: whether the weights of this epoch were discarded.
     """
 
     model: Trained
@@ -131,7 +130,7 @@ class TrainingState:
     metrics: dict[str, float] = field(default_factory=dict)
     should_stop: bool = False
     went_back: bool = False
-    epoch_began: float = 0.0  # the clock's part then
+    epoch_began: float = 0.0  # `clock.part` at that time
 
     @classmethod
     def begin(
@@ -146,10 +145,10 @@ class TrainingState:
         """Prepare the state for the first step.
 
         Args:
-            model: the model to train, on its device; frozen parts are not trained.
-            recipe: how.
-            total_steps: the total steps of the whole training.
-            guard: the default prints.
+            model: the model to train, on its device; frozen parameters are not trained.
+            recipe: the recipe.
+            total_steps: the number of steps of the whole training.
+            guard: the stability guard; by default one that prints.
             team: the processes that train together.
             make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
         """
@@ -188,11 +187,11 @@ class TrainingState:
 
     @property
     def kept(self) -> Trained:
-        """Return the model that is validated and saved: the average, once there is one."""
+        """Return the model that is validated and saved: the average if there is one."""
         return cast(Trained, self.average.model) if self.average is not None and self.average.has_begun else self.model
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs after this epoch; all processes call it together."""
+        """Return the state that a resumed run needs after this epoch. All processes must call it together."""
         model, optimizer = full_state(self.model, self.optimizer)
         return {
             "epoch": self.epoch + 1,
@@ -231,12 +230,12 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-_LENGTH = 64  # of the checksum, which is the archive's comment
-_SHOWN = 4  # differences
-_DIGITS = 12  # of a digest
+_LENGTH = 64  # length of the checksum, which is the comment of the zip archive
+_SHOWN = 4  # maximum number of differences in a message
+_DIGITS = 12  # shown of a digest
 
-# Fields of the recipe that may change between: the weights would come out as they would have, or further on.
-_PLACES = ("data", "weights", "teacher")  # what is there has a digest, or is in the state
+# Fields of the recipe that may change on resume, since they do not affect the weights or only extend the training.
+_PLACES = ("data", "weights", "teacher")  # their content has a digest, or is in the state
 _SPLITTING = (
     "layout",
     "labels",
@@ -245,7 +244,7 @@ _SPLITTING = (
     "group_by",
     "folds",
     "max_images",
-)  # split.json has the outcome
+)  # split.json has the result
 _LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
 _COMPUTING = (
     "logger",
@@ -266,17 +265,17 @@ MAY_CHANGE = {*_PLACES, *_SPLITTING, *_LENGTH_OF_IT, *_COMPUTING, *_BEFORE_AND_A
 def identity(
     recipe: Recipe, table: ImageTable, contents: Mapping[str, str], teacher: str | None = None
 ) -> dict[str, Any]:
-    """Return everything that determines which weights a run leads to; a checkpoint must agree with it.
+    """Return everything that determines the weights of a run; a checkpoint must agree with it.
 
     Args:
         recipe: the recipe of the run.
-        table: its images, split.
-        contents: a digest of each by its path, as far as it is known: files may have moved since.
-        teacher: a digest of the one that the run imitates.
+        table: its split images.
+        contents: the digests of the images by path, as far as they are known; files may have moved since.
+        teacher: the digest of the teacher.
     """
     fields = {name: value for name, value in vars(recipe).items() if name not in MAY_CHANGE}
     if recipe.swa:
-        fields["epochs"] = recipe.epochs  # which says when averaging begins
+        fields["epochs"] = recipe.epochs  # it determines when averaging starts
     images = [table.splits.count(name) for name in ("train", "val", "test")]
     digest = hashlib.sha256()
     for i, (path, split) in enumerate(zip(table.paths, table.splits, strict=True)):
@@ -287,29 +286,29 @@ def identity(
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
-    """Write the state of a training, whole or not at all.
+    """Write the state of a training, completely or not at all.
 
     Raises:
-        OSError: it cannot be written; the error names `path`.
+        OSError: the file cannot be written; the error names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(path) as temporary:
-            with temporary.open("wb") as file:  # given its name alone, torch does not say what went wrong
+            with temporary.open("wb") as file:  # with a path, torch does not report the cause of an error
                 torch.save(dict(state), file)
             seal(temporary)
     except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__  # which torch covers up by one of its own
+        cause = error if isinstance(error, OSError) else error.__context__  # torch raises another error in its place
         if not isinstance(cause, OSError):
             raise
         raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from error
 
 
 def seal(path: Path) -> None:
-    """Put the checksum at the end of a file that `torch.save` wrote."""
+    """Append the checksum to a file that `torch.save` wrote."""
     with path.open("rb+") as file:
         file.seek(-2, os.SEEK_END)
-        if file.read() != b"\0\0":  # how long the comment is
+        if file.read() != b"\0\0":  # the length of the comment
             raise ValueError(f"{path} has a comment already")
         file.seek(-2, os.SEEK_END)
         file.write(_LENGTH.to_bytes(2, "little"))
@@ -323,26 +322,26 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         path: the file.
-        identity: the `identity` of the run that is to go on.
+        identity: the `identity` of the run that will be continued.
 
     Raises:
-        VitkitError: it is damaged, or of another run.
+        VitkitError: the file is damaged, or belongs to another run.
     """
     try:
         _check(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
         then = state["run"]
         if not isinstance(then, dict):
-            raise ValueError("it names no run")
+            raise ValueError("it has no identity of a run")
     except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged; delete it to train this run from its beginning") from error
+        raise VitkitError(f"{path} is damaged; delete it to restart the training of this run") from error
     changed = [f"{name} {then.get(name)}, not {now}" for name, now in identity.items() if then.get(name) != now]
     if changed:
         rest = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
         differences = "; ".join([*changed[:_SHOWN], *rest])
         raise VitkitError(
-            f"{path} is of another run, or the recipe was changed since: it has {differences};"
-            " put that back, or delete the file to train from the beginning"
+            f"{path} belongs to another run, or the recipe was changed since: it has {differences};"
+            " undo the change, or delete the file to restart the training"
         )
     return dict(state)
 
@@ -360,16 +359,16 @@ def _check(path: Path) -> None:
 class RunWriter:
     """After each epoch, write a row of metrics.csv, the model folder if it is the best so far, and last.ckpt.
 
-    The order matters: whenever the process dies, `last.ckpt` is the last of the three to know of the epoch, so a
-    resumed run does that epoch again, to the same result. It also knows whether the run was over early.
+    The order matters: `last.ckpt` is written last, so if the process dies in between, a resumed run repeats the epoch
+    with the same result. `last.ckpt` also records whether the run ended early.
 
     Args:
         folder: the folder of the run.
         classifier: the classifier whose model is in training.
-        recipe: what is kept, by which figure, and when no better one ends the training.
-        say: takes a line for each epoch.
-        team: the processes that train together; the first writes.
-        identity: the identity of the run, which its checkpoints carry (`checkpoint.identity`).
+        recipe: the recipe, with the rules for keeping epochs and for early stopping.
+        say: called with a line for each epoch.
+        team: the processes that train together; the main process writes.
+        identity: the identity of the run, which its checkpoints contain (`checkpoint.identity`).
     """
 
     _STATE = ("best", "last_rise", "has_kept", "keeps_start", "finished", "limits")
@@ -386,22 +385,22 @@ class RunWriter:
         self.folder, self.classifier, self.recipe, self.say, self.team = folder, classifier, recipe, say, team
         self.identity = identity or {}
         self.best: float | None = None
-        self.last_rise = 0  # the last epoch that was better than all before it; `patience` counts from here
+        self.last_rise = 0  # the last epoch that was better than all before; `patience` counts from it
         self.has_kept = False
-        self.keeps_start = False  # what is kept has learned nothing yet
+        self.keeps_start = False  # the best model so far is the zero-shot model
         self.finished = False
         self.limits = [recipe.time, recipe.patience]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run must know of earlier epochs."""
+        """Return the state of earlier epochs that a resumed run needs."""
         return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         limits = self.limits
         for name in self._STATE:
             setattr(self, name, state[name])
-        self.finished &= self.limits == limits  # else it was over by others
+        self.finished &= self.limits == limits  # with other limits, the run is not finished
         self.limits = limits
 
     def on_fit_start(self, state: TrainingState) -> None:
@@ -413,7 +412,7 @@ class RunWriter:
         """Record the accuracy of the class names alone: zero-shot is epoch 0, in row -1."""
         metrics = self._figures(state)
         if self.team.is_main:
-            truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # of a start that was cut short
+            truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # from an interrupted start
             row = {"epoch": ZERO_SHOT, "step": 0, **metrics, "seconds": round(state.clock.elapsed, 1)}
             append_metrics(self.folder / METRICS, row)
         is_best = self._note_best(ZERO_SHOT, metrics)
@@ -425,17 +424,17 @@ class RunWriter:
         self.say("  ".join([f"epoch   0/{self.recipe.epochs}", *shown, "zero-shot"]) + ("  *" if is_best else ""))
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Write down the epoch, and end the training where it is not worth going on."""
+        """Write the files of the epoch, and stop early if there is no improvement."""
         epoch, metrics = state.epoch, self._figures(state)
         if self.team.is_main:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
             append_metrics(self.folder / METRICS, row)
-        if epoch == swa_start(self.recipe):  # from here on the average is the model, better or not
+        if epoch == swa_start(self.recipe):  # from now on the average is the model, even if it is worse
             self.best = None
         is_best = not state.went_back and self._note_best(epoch, metrics)
         if not state.went_back:
             self._keep_model(epoch, state.kept, metrics, is_best)
-        state.should_stop |= state.clock.is_up  # validation took the rest of it
+        state.should_stop |= state.clock.is_up  # the validation may have used up the time
         is_stale = self.recipe.patience is not None and epoch - self.last_rise >= self.recipe.patience
         state.should_stop |= is_stale
         self.finished = state.should_stop
@@ -447,7 +446,7 @@ class RunWriter:
             self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")
 
     def _figures(self, state: TrainingState) -> dict[str, float]:
-        """Return what the loop measured, without the additions of callbacks."""
+        """Return the figures of the loop, without the additions of callbacks."""
         columns = ("train_loss", "train_acc", "val_loss", "val_acc", "lr")
         names = (*columns, "val_map") if self.classifier.thresholds is not None else columns
         return {name: state.metrics[name] for name in names if name in state.metrics}
@@ -473,7 +472,7 @@ class RunWriter:
         self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
         if self.recipe.keep == "every":
             if self.team.is_main:
-                for other in (self.folder / "checkpoints").glob(f"epoch-{epoch:04d}*"):  # of a run cut short right here
+                for other in (self.folder / "checkpoints").glob(f"epoch-{epoch:04d}*"):  # of an interrupted run
                     shutil.rmtree(other)
             self.save(self.folder / "checkpoints" / epoch_name(epoch, metrics), model)
         if is_best or self.recipe.keep == "last":
@@ -481,9 +480,9 @@ class RunWriter:
             self.has_kept, self.keeps_start = True, False
 
     def save(self, folder: Path, trained: Trained) -> None:
-        """Write the model folder with these weights, low-rank changes made part of the matrices; all processes meet.
+        """Write the model folder with these weights. LoRA weights are merged. All processes must call it together.
 
-        Of a pre-training the encoder is the model, and the rest is a file beside it.
+        For a pre-training the model is the encoder, and the rest is written to another file in the folder.
         """
         model = merge_low_rank(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
         if not self.team.is_main:
@@ -492,7 +491,7 @@ class RunWriter:
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(folder / FILLER) as temporary:
                 save_file(trained.task.state_dict(), temporary)
-        # A new Classifier puts its model into evaluation mode, which the one in training must not be.
+        # A new Classifier puts its model into evaluation mode, but the model in training must stay in training mode.
         classifier = self.classifier if model is self.classifier.model else replace(self.classifier, model=model)
         standing = correction_of(classifier)
         with nullcontext() if standing is None else with_correction(model, standing):

@@ -1,7 +1,7 @@
-"""Choose what the user leaves open: the weights to start from, what is trained, and for how long.
+"""Choose the fields that the user has not set: the initial weights, what is trained, and for how long.
 
-One table says which fields of a recipe have an effect in which training. A field that would have none is refused. A
-field that is not in the table has an effect in every training.
+A table lists the conditions under which fields of a recipe have an effect. Setting a field without effect is an error.
+A field that is not in the table has an effect in every training.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def complete(fields: Request | dict[str, Any], table: ImageTable) -> tuple[Recip
 
 
 def choose(fields: Request | dict[str, Any], each: float, task: Task = SINGLE_LABEL) -> tuple[Recipe, list[str]]:
-    """`complete`, of data of which no more is known.
+    """Complete a recipe as `complete` does, if only the number of training images per class is known.
 
     Args:
         fields: the requested fields.
-        each: training images per class.
+        each: the number of training images per class.
         task: the task of the images.
 
     Raises:
@@ -86,7 +86,9 @@ def choose(fields: Request | dict[str, Any], each: float, task: Task = SINGLE_LA
     request, reasons = Request.of(fields), []
     requested = request.recipe
     if requested.select_time is not None:
-        raise VitkitError("select_time is of `vitkit train` on a folder of photographs: name one of the weights here")
+        raise VitkitError(
+            "select_time requires `vitkit train` on a folder of photographs: name only one of the weights here"
+        )
     method = requested.method
     if method == "auto" and requested.weights == "none":
         method = "scratch"
@@ -96,13 +98,13 @@ def choose(fields: Request | dict[str, Any], each: float, task: Task = SINGLE_LA
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
     network = network_of(requested)
     of_network = {} if network is None else presets_of(network)
-    of_names = {"lp_ft": False} if requested.head_from == "names" else {}  # the head then begins as more than noise
+    of_names = {"lp_ft": False} if requested.head_from == "names" else {}  # the head is not random then
     presets = {**PRESETS[method], **of_network, **task.recipe_fields, **of_names}
     chosen = {name: value for name, value in presets.items() if name not in request.fields} | {"method": method}
     if method == "scratch":
         chosen["weights"] = "none"
     if method == "probe" and requested.balance == "auto":
-        chosen["balance"] = "none"  # a head that is fitted at once needs no help to see the rare classes
+        chosen["balance"] = "none"  # a head that is fitted in closed form learns rare classes without balancing
     if requested.model is None and requested.weights in ("auto", "none"):
         chosen["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
         reasons.append(f"model {chosen['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
@@ -113,12 +115,12 @@ def choose(fields: Request | dict[str, Any], each: float, task: Task = SINGLE_LA
 
 
 def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> Recipe:
-    """Without a part of the patches in every step, if the whole model is fine-tuned and can do without.
+    """Enable patch dropout if the whole model is fine-tuned and supports it.
 
     Args:
-        recipe: settled otherwise.
+        recipe: the otherwise complete recipe.
         fields: the requested fields by name.
-        config: the config of the model.
+        config: the configuration of the model.
     """
     if recipe.method != "full" or "patch_dropout" in fields or isinstance(config, NetworkConfig):
         return recipe
@@ -134,15 +136,15 @@ class Condition:
     """A condition under which a field has an effect.
 
     Attributes:
-        holds: whether a recipe with everything settled meets it.
-        needs: what the field does, and why it cannot, as in "needs a teacher (--teacher)".
+        holds: returns whether a complete recipe meets the condition.
+        needs: the reason why the field has no effect otherwise, as in "needs a teacher (--teacher)".
     """
 
     holds: Callable[[Recipe], bool]
     needs: str
 
 
-_OFF: dict[str, Any] = {  # the value at which a field asks for nothing, so that it is accepted everywhere
+_OFF: dict[str, Any] = {  # the value that switches a field off, which is always accepted
     **{field.name: field.default for field in dataclasses.fields(Recipe) if not field.default},  # 0, False or None
     **dict.fromkeys(("weight_decay", "warmup", "clip_grad", "label_smoothing", "drop_path", "color_jitter"), 0.0),
     "hflip": False,
@@ -163,30 +165,31 @@ _OFF: dict[str, Any] = {  # the value at which a field asks for nothing, so that
 def _table() -> dict[str, tuple[Condition, ...]]:
     """Return the conditions of each field. All must hold, and the first that does not is reported."""
     steps = Condition(
-        lambda recipe: recipe.method != "probe", "acts on training steps, and method probe fits a head without any"
+        lambda recipe: recipe.method != "probe", "acts on training steps, but method probe fits a head without any"
     )
     backbone = Condition(
         lambda recipe: recipe.method not in ("probe", "probe-sgd"),
-        "acts where the backbone is trained, and method {method} freezes it",
+        "acts when the backbone is trained, but method {method} freezes it",
     )
     teacher = Condition(lambda recipe: recipe.teacher is not None, "needs a teacher (--teacher)")
     soft = Condition(
-        lambda recipe: recipe.distillation != "hard", "acts in soft distillation (--distillation soft), not in hard"
+        lambda recipe: recipe.distillation != "hard", "acts only in soft distillation (--distillation soft)"
     )
-    falls = Condition(lambda recipe: recipe.schedule != "constant", "acts where the learning rate falls")
+    falls = Condition(lambda recipe: recipe.schedule != "constant", "acts only if the learning rate falls")
     moves = Condition(
-        lambda recipe: recipe.schedule != "constant" or recipe.warmup > 0, "acts where the learning rate changes"
+        lambda recipe: recipe.schedule != "constant" or recipe.warmup > 0, "acts only if the learning rate changes"
     )
     pictures = Condition(
         lambda recipe: recipe.method != "probe" or recipe.views > 0,
-        "changes views of training images, and method probe sees none without --views",
+        "changes augmented views of training images, but method probe has none without --views",
     )
     judged = Condition(
         lambda recipe: recipe.keep != "last" or recipe.patience is not None,
-        "decides which epoch is the best, and keep {keep} without patience does not ask",
+        "decides which epoch is the best, which keep {keep} without patience does not need",
     )
     cropped = Condition(
-        lambda recipe: recipe.fit in (None, "crop"), "is the part that a centre crop keeps, and fit {fit} crops nothing"
+        lambda recipe: recipe.fit in (None, "crop"),
+        "is the fraction that a centre crop keeps, but fit {fit} does not crop",
     )
     return {
         **dict.fromkeys(ON_STEPS, (steps,)),
@@ -196,19 +199,19 @@ def _table() -> dict[str, tuple[Condition, ...]]:
         "lora_rank": (_method("lora"),),
         "views": (_method("probe"),),
         "lp_ft": (_method("full", "lora", "probe-sgd", "scratch"),),
-        "init": (Condition(lambda recipe: recipe.weights == "none", "acts on weights that begin at random"),),
+        "init": (Condition(lambda recipe: recipe.weights == "none", "acts only on random initial weights"),),
         "decay_all": (steps, Condition(lambda recipe: recipe.weight_decay > 0, "needs a weight_decay above 0")),
         "beta2": (
             steps,
             Condition(
-                lambda recipe: recipe.optimizer != "sgd", "is of adam and adamw, and the optimizer is {optimizer}"
+                lambda recipe: recipe.optimizer != "sgd", "applies to adam and adamw, but the optimizer is {optimizer}"
             ),
         ),
         "min_lr": (steps, falls),
         "step_per": (steps, moves),
         "swa_lr": (
             steps,
-            Condition(lambda recipe: recipe.swa > 0, "is the learning rate that swa goes to, and swa is off"),
+            Condition(lambda recipe: recipe.swa > 0, "is the learning rate of swa, which is off"),
         ),
         "distillation": (teacher,),
         "distill_alpha": (teacher, soft),
@@ -220,25 +223,25 @@ def _table() -> dict[str, tuple[Condition, ...]]:
 
 def _method(*methods: str) -> Condition:
     named = " or ".join(methods)
-    return Condition(lambda recipe: recipe.method in methods, f"acts with method {named} alone, and this is {{method}}")
+    return Condition(lambda recipe: recipe.method in methods, f"acts only with method {named}, not with {{method}}")
 
 
 ACTS = _table()
-"""The conditions under which a field acts; fields that are not here act always."""
+"""The conditions under which a field has an effect; other fields always have one."""
 
 
 def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, str]:
-    """Find the fields that were chosen and change nothing, and say why.
+    """Find the requested fields that have no effect, with the reasons.
 
     Args:
         recipe: the complete recipe.
-        fields: the requested fields. A value that is the field's default, or that switches it off, asks for nothing:
+        fields: the requested fields. A field at its default, or switched off, does not count as requested, because
             recipe files list every field.
-        named: those of them that the user named for this training alone. They are meant at any value that does not
-            switch them off.
+        named: the fields that the user set for this training alone. They count at any value that does not switch them
+            off.
 
     Returns:
-        The reason for each such field, such as "acts on training steps, and method probe takes none".
+        The reason for each such field, such as "needs a teacher (--teacher)".
     """
     default = Recipe()
     reasons = {}
@@ -255,24 +258,24 @@ def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[
 def check_effects(
     recipe: Recipe, fields: Mapping[str, Any], named: Collection[str] = (), table: ImageTable | None = None
 ) -> list[str]:
-    """Refuse a choice that would change nothing.
+    """Refuse a field that has no effect.
 
     Args:
         recipe: the complete recipe.
         fields: the requested fields.
-        named: those of them that the user named for this training, and not a recipe file that may be for others too.
-        table: the images, where they are known.
+        named: the fields that the user set for this training, as opposed to those of a recipe file.
+        table: the images, if they are known.
 
     Returns:
-        A line on the other fields that change nothing, if there are any.
+        A line about the other fields without effect, if there are any.
 
     Raises:
-        VitkitError: a field of `named` has nothing to act on; the message names it, and what it needs.
+        VitkitError: a field of `named` has no effect; the message names it and the reason.
     """
     if table is not None and recipe.folds is None and "val" in table.splits:
         for name in ("split", "split_seed"):
             if name in named:
-                raise VitkitError(f"{name} divides images, and {table.name} comes divided already: leave it out")
+                raise VitkitError(f"{name} splits the images, but {table.name} is already split: leave it out")
     reasons = without_effect(recipe, fields, named)
     for name in fields:
         if name in reasons and name in named:
@@ -283,6 +286,6 @@ def check_effects(
     for name in (name for name in fields if name in reasons):
         grouped.setdefault(reasons[name], []).append(name)
     return [
-        f"of the recipe, {', '.join(names)} {'changes' if len(names) == 1 else 'change'} nothing: what {reason}"
+        f"of the recipe, {', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect ({reason})"
         for reason, names in grouped.items()
     ]

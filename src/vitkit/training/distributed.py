@@ -1,8 +1,8 @@
 """Several processes that train one model.
 
-Under torchrun or SLURM the processes exist already; otherwise Lightning Fabric starts the others on this machine, with
-the same command. `ProcessGroup` says what one process does alone and what all exchange. Weights can be divided among
-the processes (FSDP2, arXiv 2304.11277) and put together again.
+Under torchrun or SLURM the processes exist already. Otherwise Lightning Fabric starts the others on this machine with
+the same command. `ProcessGroup` coordinates the processes. Weights can be sharded over them (FSDP2, arXiv 2304.11277)
+and gathered again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric  # a second to import, and more where torchmetrics is installed
+    from lightning_fabric import Fabric  # importing takes a second, and longer if torchmetrics is installed
 
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -46,7 +46,7 @@ _FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def share_out(model: VisionTransformer, device: torch.device, processes: int) -> None:
-    """Leave each process its part of every block's weights, and of all that lies around the blocks."""
+    """Shard the weights of every block, and those outside the blocks, over the processes."""
     mesh = init_device_mesh(device.type, (processes,))
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh)
@@ -64,7 +64,7 @@ def full_weights(model: nn.Module) -> dict[str, Any]:
 
 
 def set_full_weights(model: nn.Module, weights: dict[str, Any]) -> None:
-    """Give each process its part of the first one's weights."""
+    """Distribute the main process's weights to the shards of all processes."""
     set_model_state_dict(model, weights, options=_FROM_FIRST)
 
 
@@ -80,7 +80,7 @@ def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict
 def set_full_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str, Any], moments: dict[str, Any]
 ) -> None:
-    """Take up what `full_state` gave, whether it was of a model in parts or not."""
+    """Load what `full_state` returned, whether its model was sharded or not."""
     names, groups = _names(model, optimizer), optimizer.state_dict()["param_groups"]
     if not is_sharded(model):
         model.load_state_dict(weights)
@@ -104,7 +104,7 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(days=7)  # the others wait while the first looks through the photographs, or writes the report
+_PATIENCE = timedelta(days=7)  # the others wait while the main process checks images or writes the report
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class ProcessGroup:
     """The processes that train one model together. A run of one process is a group of one.
 
     Attributes:
-        rank: this process's number, 0 to size - 1.
-        size: how many processes there are, on all machines.
-        machines: how many machines.
-        group: over which they talk; None for one process.
+        rank: the number of this process, 0 to size - 1.
+        size: the number of processes on all machines.
+        machines: the number of machines.
+        group: torch's process group; None for one process.
     """
 
     rank: int = 0
@@ -129,7 +129,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def broadcast_from_main(self, work: Callable[[], T]) -> T:
-        """Do some work in the main process and give its result to all. Where it fails, the others end silently."""
+        """Do some work in the main process and return its result in all. If it fails, the others end silently."""
         if self.size == 1:
             return work()
         outcome: list[Any] = [False, None]
@@ -143,7 +143,7 @@ class ProcessGroup:
         return outcome[1]
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """Do some work in each process, in the main one first: it may download what the others then find on disk."""
+        """Do some work in every process, but first in the main one, since it may download files for the others."""
         result = work() if self.is_main else None
         self.broadcast_from_main(lambda: None)
         return work() if result is None else result
@@ -157,15 +157,15 @@ class ProcessGroup:
         return everyone
 
     def any(self, flag: bool) -> bool:
-        """Return in all processes whether the condition holds in any of them."""
+        """Return in all processes whether the flag is set in any of them."""
         return any(self.gather(flag))
 
     def before(self, values: Tensor, length: int) -> Tensor:
-        """Return, for each image of this process's share of a batch, the previous one of the whole batch (circular).
+        """Return, for each image of this process's share of a batch, the previous image of the whole batch (circular).
 
         Args:
-            values: this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on; if there are
-                none, what stands in for them, which comes back as it is.
+            values: this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on. If the share
+                is empty, it is a placeholder, which is returned unchanged.
             length: the length of the whole batch.
         """
         if self.size == 1:
@@ -179,7 +179,7 @@ class ProcessGroup:
         return before if len(before) else values
 
     def all_reduce(self, gradients: list[Tensor]) -> None:
-        """Replace these tensors by their sums over all processes, unless the strategy has done so."""
+        """Replace these tensors by their sums over all processes, unless the strategy has summed them already."""
         if self.size == 1 or not gradients or isinstance(gradients[0], DTensor):
             return
         together = torch.cat([gradient.flatten() for gradient in gradients])
@@ -189,13 +189,13 @@ class ProcessGroup:
             gradient.copy_(summed.view_as(gradient))
 
     def agree_on(self, model: nn.Module) -> None:
-        """Give all processes the first one's weights."""
+        """Copy the main process's weights to all processes."""
         if self.size > 1:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, src=0)
 
     def whole(self, model: Model) -> Model:
-        """Return the model itself, or a complete copy in the main process if its parts lie on several devices."""
+        """Return the model itself, or for a sharded model a complete copy in the main process."""
         if not is_sharded(model):
             return model
         state = full_weights(model)
@@ -213,12 +213,13 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     """Find or start the other processes of this run.
 
     Args:
-        devices: the devices of each machine; None for what torchrun or SLURM started, else one.
-        nodes: machines; None for what torchrun or SLURM started, else one.
+        devices: the number of devices on each machine; None for what torchrun or SLURM started, else one.
+        nodes: the number of machines; None for what torchrun or SLURM started, else one.
         accelerator: auto, cpu, cuda or mps.
 
     Raises:
         VitkitError: the machine has fewer devices, or another number of processes was started.
+        VitkitError: the machine has fewer devices, or a launcher started another number of processes.
     """
     started = _started()
     if started is not None:
@@ -248,7 +249,7 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
     Args:
         precision: float32 or bfloat16.
         accelerator: auto, cpu, cuda or mps.
-        team: the processes that train together; one by itself has nothing to do with others that may be there.
+        team: the processes that train together; ALONE ignores any other processes.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
@@ -259,13 +260,13 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
         if team.size == 1:
             return Fabric(devices=1, plugins=[LightningEnvironment()], **options)
         fabric = Fabric(devices=team.size // team.machines, num_nodes=team.machines, strategy="ddp", **options)
-        fabric.launch()  # where the processes are there already, it lets them find each other
+        fabric.launch()  # connects the processes if they exist already
     return fabric
 
 
 @contextmanager
 def _quiet_fabric() -> Iterator[None]:
-    """Without its banners."""
+    """Suppress Fabric's banners."""
     logging.disable(logging.INFO)
     try:
         yield
@@ -274,14 +275,14 @@ def _quiet_fabric() -> Iterator[None]:
 
 
 def _part() -> None:
-    """End the threads that carry the messages: one that is left when the interpreter ends aborts the process."""
+    """End the communication threads; a thread that is left when the interpreter exits aborts the process."""
     if dist.is_initialized():
         dist.destroy_process_group()
-        gc.collect()  # groups that only a dead cycle still holds
+        gc.collect()  # frees process groups in reference cycles
 
 
 def _started() -> tuple[int, int] | None:
-    """Processes on each machine, and machines, where a launcher has started them."""
+    """Return the numbers of processes per machine and of machines that a launcher has started."""
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
@@ -295,27 +296,27 @@ def _started() -> tuple[int, int] | None:
 
 
 def check_team(recipe: Recipe, team: ProcessGroup) -> None:
-    """Refuse what several processes cannot do together.
+    """Refuse settings that several processes do not support.
 
     Raises:
-        VitkitError: the batch is too small to be shared, or a field needs whole models.
+        VitkitError: the batch is too small to be divided, or a field needs whole models.
     """
     if recipe.batch_size < team.size:
-        raise VitkitError(f"batch_size {recipe.batch_size} is too small for {team.size} processes: give a larger one")
+        raise VitkitError(f"batch_size {recipe.batch_size} is too small for {team.size} processes: increase it")
     if team.size == 1 or recipe.strategy != "fsdp":
         return
     if recipe.method == "lora":
-        raise VitkitError("with lora each process needs the whole model: leave out --strategy fsdp")
+        raise VitkitError("lora needs the whole model in each process: leave out --strategy fsdp")
     for name in ("ema", "swa"):
         if getattr(recipe, name):
-            raise VitkitError(f"{name} averages whole models, which no process has with --strategy fsdp: take ddp")
+            raise VitkitError(f"{name} averages whole models, but --strategy fsdp shards them: use ddp")
 
 
 def describe_team(recipe: Recipe, team: ProcessGroup) -> list[str]:
-    """Return what the user should know about several processes; empty if there is only one."""
+    """Describe the process group for the user; empty if there is only one process."""
     if team.size == 1:
         return []
     if recipe.method == "probe":
-        return [f"method probe: one of the {team.size} processes fits it, the others wait"]
+        return [f"method probe: one of the {team.size} processes fits the head, and the others wait"]
     kind = "fsdp" if recipe.strategy == "fsdp" else "ddp"
-    return [f"{team.size} processes ({kind}); batch and learning rate are those of all together"]
+    return [f"{team.size} processes ({kind}); batch size and learning rate are those of all processes together"]

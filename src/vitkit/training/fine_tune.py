@@ -1,8 +1,8 @@
 """Train by gradient descent: every method except fitting a head to frozen features (`probe`).
 
-With `--find-lr`, short runs from the same start try one learning rate each, tested on images of all classes. They take
-the same steps as the run itself (`loop`), with its teacher, mixing, weights and precision; only their schedule is a
-short warm-up and then a constant rate. One process does this, with whole batches.
+With `--find-lr`, short runs from the same start try one learning rate each and are evaluated on images of all classes.
+They take the same steps as the run itself (`loop`), with its teacher, mixing, weights and precision. Their schedule is
+a short warm-up followed by a constant rate. A single process does this, with whole batches.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _JUDGED = 512  # images
 
 
 def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
-    """Return the recipe with the learning rate that short runs found best, for a resumed run to use as well."""
+    """Return the recipe with the best learning rate of several short runs, which a resumed run uses as well."""
     assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     report_step = partial(progress, "trying learning rates")
@@ -97,16 +97,15 @@ def find_lr(
     progress: Callable[[int, int], None],
     make_optimizer: MakeOptimizer | None = None,
 ) -> dict[float, float]:
-    """Return each learning rate's validation loss after a few steps; infinite if the training diverges.
+    """Return the validation loss of each learning rate after a few steps; infinite if the training diverges.
 
     Args:
-        model: the start of every short run; it is not changed, and neither is the state of random numbers.
-        recipe: its `lr` is the middle of what is tried.
-        data: training images, and those that judge: `ImageData.sample` of the validation images; without any, of the
-            training images.
-        objective: what the run is to learn.
-        fabric: the fabric of this process alone.
-        progress: receives how many of how many steps are done.
+        model: the model that every short run starts from; it is not changed, and neither is the random state.
+        recipe: its `lr` is the centre of the search.
+        data: the training images, and a sample of the validation images (or else of the training images) to evaluate.
+        objective: the objective of the run.
+        fabric: the Fabric of this process alone.
+        progress: called with the number of finished steps and their total.
         make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
 
     Raises:
@@ -127,7 +126,7 @@ def find_lr(
 
 
 def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: Fabric, count: _CountSteps) -> float:
-    """Train for a few steps, and the loss of the images that judge."""
+    """Train for a few steps and return the loss on the validation images."""
     stop = Deferral()
     loop = Loop(state, objective, data, fabric, callbacks=[count], interruption=Interruption(stop))
     try:
@@ -135,18 +134,18 @@ def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: 
             loop.start()
             while not state.should_stop:
                 loop.train_epoch()
-                if not all_finite(state.model.state_dict()):  # the run would go on with another learning rate
+                if not all_finite(state.model.state_dict()):  # the run itself would continue with a lower learning rate
                     return math.inf
                 state.epoch += 1
             loop.validate()
-    except DivergedError:  # as the run would
+    except DivergedError:  # the run itself would diverge as well
         return math.inf
     loss = state.metrics["val_loss"]
     return loss if math.isfinite(loss) else math.inf
 
 
 class _CountSteps:
-    """Ends the short run of this number after its steps, and reports each."""
+    """Callback that ends a short run after its steps, and reports each step."""
 
     def __init__(self, progress: Callable[[int, int], None], number: int) -> None:
         self._progress, self._before = progress, number * STEPS
@@ -156,7 +155,7 @@ class _CountSteps:
         state.should_stop = state.step >= STEPS
 
 
-_MUCH = 2**26  # bytes of memory for decoded pictures, of which the user should know
+_MUCH = 2**26  # bytes of decoded pictures above which a message is printed
 
 
 def learn(
@@ -172,11 +171,11 @@ def learn(
     """Train the classifier's model on the training images of the table.
 
     Args:
-        run: its folder, which has split.json unless `data` is given.
-        recipe: how.
-        table: the images, split.
-        classifier: before its training.
-        teacher: whom it imitates.
+        run: the run; its folder has split.json unless `data` is given.
+        recipe: the complete recipe.
+        table: the images with their splits.
+        classifier: the classifier to train.
+        teacher: the teacher for distillation, if any.
         data: the images in batches; None to read the table's files.
         contents: with `data`, the known digests of the images.
         of_head: with `data`, the images to which the head is fitted first, if the recipe says so.
@@ -188,7 +187,7 @@ def learn(
     model, has_teacher = classifier.model, teacher is not None
     standing = prior_correction(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
     record_correction(classifier, standing)
-    if recipe.head_from == "names":  # epoch 0 is what the names say, however classes are balanced
+    if recipe.head_from == "names":  # epoch 0 uses the names alone, without the balancing of classes
         shift_head_bias(model, standing, [-identity for identity in standing.in_head])
     if data is None:
         augment = augment_of(recipe, run.extensions.augment)
@@ -202,7 +201,7 @@ def learn(
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
         adapted = add_low_rank(vit_of(model, "method lora"), recipe.lora_rank, mix_seeds(recipe.seed))
-        run.say(f"changes of rank {recipe.lora_rank} in {len(adapted)} matrices; {count_trained(model)} trained")
+        run.say(f"LoRA of rank {recipe.lora_rank} in {len(adapted)} matrices; {count_trained(model)} trained")
     objective = objective_of(
         table,
         recipe,
@@ -220,7 +219,7 @@ def learn(
 
 
 def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages) -> Fabric:
-    """Prepare device, precision and model for a run, and report the memory that cached pictures take."""
+    """Prepare device, precision and model for a run, and report the memory that cached pictures occupy."""
     if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
         place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
         run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
@@ -235,9 +234,9 @@ def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages)
 def _start_head(
     run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor, images: HeadImages | None
 ) -> float:
-    """Fit the head first if the recipe says so, and not on resuming; the seconds that it took.
+    """Fit the head first if the recipe says so and the run is not resumed, and return the seconds that this took.
 
-    `learned` (K,) makes of a head for the data as they come one for what the training is to learn.
+    `learned` (K,) is added to the bias of a head for the data's class frequencies, to match the training objective.
     """
     model = classifier.model
     if not recipe.lp_ft or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
@@ -262,7 +261,7 @@ def data_of(
     *,
     is_balanced: bool = False,
 ) -> ImageData:
-    """Return the images of a split table in batches, as a recipe asks."""
+    """Return the images of a split table in batches, as the recipe specifies."""
     return ImageData(
         table,
         classifier.preprocess,
@@ -294,18 +293,18 @@ def run_training(
     identity: dict[str, Any],
     trained: Trained | None = None,
 ) -> None:
-    """Build the loop, let it go on from where the run is, and say how it ended.
+    """Build the loop, continue from the state of the run, and report how it ended.
 
     Args:
-        run: the run whose folder has what it goes on from.
-        recipe: how to train.
-        data: the images.
-        classifier: what is saved.
-        objective: what to learn.
-        fabric: the fabric where to compute.
-        spent: seconds of the time budget that are gone.
-        identity: the run's identity.
-        trained: what is trained; None: the classifier's model.
+        run: the run.
+        recipe: the complete recipe.
+        data: the images in batches.
+        classifier: the classifier that is saved.
+        objective: the objective.
+        fabric: the Fabric to compute with.
+        spent: seconds of the time budget that have passed already.
+        identity: the identity of the run, which a resumed run must match.
+        trained: the module that is trained; None for the classifier's model.
     """
     trained = classifier.model if trained is None else trained
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
@@ -344,14 +343,14 @@ def run_training(
         data.close()
         curves.close(status)
     if not writer.has_kept:
-        raise DivergedError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup, more --epochs")
+        raise DivergedError("no epoch led to a usable model: try a lower --lr, a longer --warmup, or more --epochs")
     if writer.keeps_start:
         run.say(UNBEATEN)
 
 
 @contextmanager
 def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
-    """Whatever ends a training early: the user is told which model there is, and of lost processes what to do."""
+    """If the training ends early, report which model there is, and what to do about lost worker processes."""
     try:
         yield
     except Interrupted:
@@ -382,7 +381,7 @@ def _identity(
 
 
 def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -> None:
-    """Move the model to its device: the same weights in every process, or to each its shard."""
+    """Move the model to its device: all of it in every process, or with FSDP a shard in each."""
     model.to(fabric.device)
     team.agree_on(model)
     if team.size > 1 and recipe.strategy == "fsdp":
@@ -390,7 +389,7 @@ def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -
 
 
 def _go_on(last: Path, state: TrainingState, writer: RunWriter) -> bool:
-    """Take up a run where its last checkpoint leaves it; whether it had finished."""
+    """Load the last checkpoint of a run, and return whether the run had finished."""
     stored = read(last, writer.identity)
     try:
         state.load_state_dict(stored)

@@ -29,7 +29,7 @@ from vitkit.training.recipe import Recipe
 from vitkit.weights import inspect
 
 _MOST_RUNS = 10
-_FLATTERED = {"test": "flatters results; a second figure leaves them out", "val": "flatters the choice by them"}
+_FLATTERED = {"test": "inflates results; a second figure leaves them out", "val": "biases the selection"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SplitImages:
     Attributes:
         images: the images; their table has the splits.
         overlap: the overlap with the images that the initial weights had seen.
-        findings: what the user should know about the split.
+        findings: notes on the split for the user.
         proposals: the images whose labels were changed, or that are left out, because a model proposed it.
     """
 
@@ -105,12 +105,12 @@ def record_of_run(run: str) -> PictureRecord:
     """
     if (fold_folder(Path(run), 0) / SPLIT).is_file():
         raise VitkitError(
-            f"split_from {run}: it is a cross-validation; name one of its folds, {fold_folder(Path(run), 0)}"
+            f"split_from {run}: it is a cross-validation; use one of its folds, {fold_folder(Path(run), 0)}"
         )
     record = Path(run) / RECORD
     pictures = read_bytes(record) if record.is_file() else inspect(run).pictures
     if pictures is None:
-        raise VitkitError(f"split_from {run}: it has no record of its pictures ({RECORD}): name a run of vitkit's")
+        raise VitkitError(f"split_from {run}: it has no record of its pictures ({RECORD}): use a run of vitkit")
     return PictureRecord.from_bytes(pictures, run)
 
 
@@ -133,7 +133,7 @@ def divide(
             what these runs had learned.
 
     Raises:
-        VitkitError: `split_from` names no run, or no image is left to train on.
+        VitkitError: `split_from` is not a run, or no training image is left.
     """
     overlap = _compare(images, before, "weights")
     kept_of, source = None, _source(recipe)
@@ -185,8 +185,8 @@ def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord) -> Ov
     overlap = _compare(images, before, "weights")
     if seen := len(overlap.seen()):
         raise VitkitError(
-            f"--folds tests every picture, and {_source(recipe)} has seen {seen} of these {len(images.table)}: name "
-            "other --weights, such as those that it began from, or leave out --folds to keep its split"
+            f"--folds tests every picture, and {_source(recipe)} has seen {seen} of these {len(images.table)}: use "
+            "other --weights, such as those that it started from, or leave out --folds to keep its split"
         )
     return overlap
 
@@ -234,7 +234,7 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
                 )
             )
     if overlap.seen() and "test" not in table.splits:
-        findings.append(Finding("problem", f"{source} had seen too much: no image is left to test on"))
+        findings.append(Finding("problem", f"{source} had seen so many images that none is left for the test"))
     elif overlap.seen() and not findings:
         findings.append(
             Finding(
@@ -243,11 +243,13 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
             )
         )
     if overlap.looked_for == "exact":
-        text = "the images are too alike to be told from near copies of what the weights had seen"
-        findings.append(Finding("warning", f"{text}; only files that are the same were looked for"))
+        text = "the images are too similar to each other to recognise near copies of images that the weights had seen"
+        findings.append(Finding("warning", f"{text}; only identical files were searched for"))
     elif overlap.looked_for == "near":
-        text = "altered copies (cropped, captioned, recoloured) of what the weights had seen could not be looked for"
-        findings.append(Finding("warning", f"{text}; the same files, and resized, recompressed or mirrored ones, were"))
+        text = (
+            "altered copies (cropped, captioned, recoloured) of images that the weights had seen were not searched for"
+        )
+        findings.append(Finding("warning", f"{text}; identical, resized, recompressed and mirrored copies were"))
     return findings
 
 
@@ -328,6 +330,6 @@ def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str 
     run, common, tests_of = shared[0]
     more = f", and of {len(shared) - 1} more runs there" if len(shared) > 1 else ""
     return (
-        f"note: the split is drawn anew and trains on {common} of the {tests_of} test images of {run}{more}, so their "
-        f"figures are not of the same images; --split-from {run} keeps its split"
+        f"note: the split is new and trains on {common} of the {tests_of} test images of {run}{more}, so their "
+        f"figures are for different images; --split-from {run} keeps its split"
     )

@@ -1,10 +1,10 @@
 """The training loop, from the first step to the last.
 
 A step moves the weights along the mean gradient of a batch, or of several (`grad_accum`): read `Loop.take_step`
-first. Several processes compute their shares of each batch and sum their gradients. What can happen to a step is
-handled elsewhere, and the loop calls it by name: memory that runs out (`stability.Pieces`), numbers that are not finite
-(`stability.FiniteCheck`), an epoch that made the model worse (`stability.SafePoint`), the average of the weights
-(`optim.Average`), a time budget (`checkpoint.Clock`), and signals (`Interruption`).
+first. Several processes compute their shares of each batch and sum their gradients. Other modules handle lack of memory
+(`stability.Pieces`), values that are not finite (`stability.FiniteCheck`), epochs that made the model worse
+(`stability.SafePoint`), averages of the weights (`optim.Average`), time budgets (`checkpoint.Clock`), and signals
+(`Interruption`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Interruption:
     """A signal that ends the run after the current step with `Interrupted`, in all processes after the same step.
 
     Args:
-        stop: notes the signal.
+        stop: records the signal.
         team: the processes that train together.
     """
 
@@ -56,13 +56,13 @@ class Interruption:
         self._stop, self._team = stop, team
 
     def after_step(self, *, should_stop: bool = False) -> bool:
-        """Raise `Interrupted` where a signal has come to any of the processes, which all must ask.
+        """Raise `Interrupted` if any process has received a signal. All processes must call this.
 
         Args:
-            should_stop: whether this process would end the training for another reason.
+            should_stop: whether this process wants to end the training for another reason.
 
         Returns:
-            Whether any would.
+            Whether any process wants to end the training.
         """
         everyone = self._team.gather((self._stop.received or 0, should_stop))
         received = max(number for number, _ in everyone)
@@ -71,7 +71,7 @@ class Interruption:
         return any(stops for _, stops in everyone)
 
     def in_validation(self) -> None:
-        """The same alone; several processes have not as many batches each, and meet again in the next step."""
+        """Raise `Interrupted` as `after_step`; with several processes do nothing, since their batch numbers differ."""
         if self._team.size == 1:
             self.after_step()
 
@@ -81,14 +81,14 @@ class MicroBatch:
     """The part of a batch that is computed at once, on its device.
 
     Attributes:
-        images: (B, C, height, width), mixed if the recipe says so.
+        images: (B, C, height, width), mixed if the recipe requests it.
         targets: labels (B,), or weights of the classes (B, K).
-        training_images: how many of the images count; 0 where they stand in for a share that has none.
-        batch: the images and labels as they came.
-        index: which batch of the training it is.
-        draws: lets the layers draw what belongs to some rows.
-        losses: the sum over the images of each piece that was computed, ().
-        hits: which of the images of each piece the model had right.
+        training_images: the number of images that count; 0 if they are placeholders for an empty share.
+        batch: the images and labels of the data loader.
+        index: the position of the batch in the training.
+        draws: the random draws of layers for some rows.
+        losses: the sum of the loss over the images of each computed piece, ().
+        hits: whether each image of each piece was classified correctly.
     """
 
     images: Tensor
@@ -109,25 +109,25 @@ class MicroBatch:
         return self.size(rows) if self.training_images else 0
 
     def note(self, loss: Tensor, hits: Tensor) -> None:
-        """Keep the figures of a piece."""
+        """Record the loss and the hits of a piece."""
         self.losses.append(loss)
         self.hits.append(hits)
 
 
-HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # that a callback may have
+HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the methods that a callback may have
 
 
 class Loop:
     """Train a model on data towards an objective.
 
     Args:
-        state: the state where the training is; the loop moves it on.
-        objective: what the model learns.
+        state: the state of the training, which the loop updates.
+        objective: the objective.
         data: batches of training and validation images.
         fabric: the device and the precision of the computation (Lightning Fabric).
         team: the processes that train together.
-        callbacks: objects with some of `HOOKS`; each is given the state.
-        interruption: ends the training when a signal has come.
+        callbacks: objects with some of `HOOKS`, which receive the state.
+        interruption: ends the training when a signal arrives.
     """
 
     def __init__(
@@ -154,20 +154,21 @@ class Loop:
         self._is_sharded = is_sharded(state.model)
 
     def compile_steps(self) -> None:
-        """Let torch.compile make the forward and backward pass quicker, from the first step on.
+        """Compile the forward and backward pass with torch.compile.
 
-        A batch of another size, as the last of an epoch, is compiled anew: code for any size would be slower for all.
+        A batch of another size, such as the last one of an epoch, is compiled separately, because code for any size
+        would be slower for all batches.
         """
         self._forward = torch.compile(self.state.model.forward_heads, dynamic=False)
 
     # --- Epochs -----------------------------------------------------------------------------------
 
     def fit(self) -> None:
-        """Train from where the state is to the last epoch, or until `state.should_stop`.
+        """Train from the current state to the last epoch, or until `state.should_stop`.
 
         Raises:
-            Interrupted: a signal has come.
-            DivergedError: the training is past help.
+            Interrupted: a signal arrived.
+            DivergedError: the training diverged repeatedly.
             VitkitError: memory is too small, or an image cannot be read.
         """
         state = self.state
@@ -193,11 +194,11 @@ class Loop:
         """Take the steps of an epoch."""
         state, accumulated = self.state, self.state.recipe.grad_accum
         self.begin_epoch()
-        self.interruption.after_step()  # the end of the last epoch may have taken a while
+        self.interruption.after_step()  # the end of the previous epoch may have taken long
         batches = self.data.train_batches(state.epoch)
         for first in range(0, self.data.batches, accumulated):
             self.take_step(first, islice(batches, accumulated))
-            state.clock.look()  # here, so that a step whose rate has fallen to 0 is not begun
+            state.clock.look()  # before the step, so that no step is taken with a rate of 0
             self._tell("on_step_end")
             state.should_stop = self.interruption.after_step(should_stop=state.should_stop or state.clock.is_up)
             self._show(first)
@@ -206,16 +207,16 @@ class Loop:
         self.end_epoch()
 
     def begin_epoch(self) -> None:
-        """Reset what is counted in an epoch."""
+        """Reset the sums of an epoch."""
         self._sums, self.state.went_back, self.state.metrics = EpochSums(), False, {}
         self.state.epoch_began = self.state.clock.part
-        if self.state.recipe.method == "probe-sgd":  # what does not learn should not drop either
+        if self.state.recipe.method == "probe-sgd":  # a frozen backbone should not use dropout
             self.state.model.eval()
             for module in heads_of(self.state.model):
                 module.train()
 
     def end_epoch(self) -> None:
-        """Take the weights into their average, and sum up how the training images went."""
+        """Update the average of the weights, and compute the training figures of the epoch."""
         self.check.settle()
         state, start = self.state, swa_start(self.state.recipe)
         if state.average is not None and start is not None and state.epoch >= start:
@@ -271,18 +272,18 @@ class Loop:
         return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a loss to those of the parameters: all of it, or nothing where memory runs out."""
-        if self._is_sharded:  # in the backward pass the processes meet; each gets the mean of its part
+        """Add the gradient of a loss to the parameters' gradients, or nothing if memory runs out."""
+        if self._is_sharded:  # the backward pass averages over processes
             (loss * self.team.size).backward()  # type: ignore[no-untyped-call]
         else:
             add_gradients([parameter for parameter in self.state.model.parameters() if parameter.requires_grad], loss)
 
     def _prepare(self, batch: Batch, number: int, first: int) -> MicroBatch:
-        """Bring a batch to the device, mix its images, and draw what dropout needs."""
+        """Move a batch to the device, mix its images, and draw the random numbers of dropout."""
         state, batch = self.state, self.fabric.to_device(batch)
         images, labels = batch
         if images.is_cuda:
-            images = images.contiguous(memory_format=torch.channels_last)  # as the convolution of patches wants them
+            images = images.contiguous(memory_format=torch.channels_last)  # faster for the patch embedding
         training_images, whole = self.data.images_in(number, number)
         mixed, targets = self.mix(images, labels, number - first, whole)
         seed = mix_seeds(state.recipe.seed, state.step, number - first, 1)
@@ -291,19 +292,19 @@ class Loop:
         return MicroBatch(mixed, targets, training_images, batch, index, lambda rows: self._draws.using(keys[:, rows]))
 
     def _note(self, micro: MicroBatch) -> None:
-        """Count a batch in the sums of the epoch, and let the check see its loss."""
+        """Add a batch to the sums of the epoch, and pass its loss to the check."""
         loss = torch.stack(micro.losses).sum()
         self._sums.add(loss, micro.training_images, micro.hits)
         self.check.note_loss(loss, micro.batch, micro.index)
 
     def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
-        """Return the images, mixed if the recipe says so, and labels (B,) or weighted targets (B, K).
+        """Return the images, mixed if the recipe requests it, and labels (B,) or weighted targets (B, K).
 
         Args:
             images: (B, C, height, width).
             labels: (B,).
             number: the number of the batch in its step.
-            whole: how many images the batch has over all processes.
+            whole: the number of images of the batch over all processes.
         """
         if not self._mixing and self.objective.takes_labels:
             return images, labels
@@ -316,7 +317,7 @@ class Loop:
     # --- Validation -------------------------------------------------------------------------------
 
     def validate(self) -> ValidationOutcome | None:
-        """Judge the model that is kept by the validation images; None where there are none, or several classes each."""
+        """Evaluate the model on the validation images; None if there are none, or for multi-label data."""
         if not self.data.has_val:
             return None
         outputs: list[tuple[Tensor, Tensor]] = []
@@ -334,15 +335,13 @@ class Loop:
         return outcome
 
     def judge(self, outcome: ValidationOutcome | None) -> None:
-        """Give up the epoch's weights where they are of no use, and go on from better ones."""
+        """Discard the epoch's weights if they are useless, and continue from better ones."""
         state = self.state
         state.clock.look()
         is_warm = state.progress >= state.recipe.warmup
         state.went_back = state.safe_point.judge(state.guard, outcome, epoch=state.epoch, is_warm=is_warm)
         if state.went_back:
             state.optimizer.state.clear()
-
-    # --- Telling ----------------------------------------------------------------------------------
 
     def _tell(self, hook: str) -> None:
         for callback in self.callbacks:

@@ -46,7 +46,7 @@ def parameter_groups(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             local = name.removeprefix("encoder.").removeprefix("task.")  # the two parts of a pre-training
-            is_table = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP of offsets is no table
+            is_table = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP of offsets is not a table
             decays = decay_all or (parameter.ndim > 1 and not is_table)
             scale = layer_decay ** (depth + 1 - layer_of(name, model))
             empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}

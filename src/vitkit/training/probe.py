@@ -1,7 +1,7 @@
 """`--method probe`: fit a head to the features of a frozen backbone, which each image passes once.
 
-The head is a regularised multinomial logistic regression on the class token and the mean of the patches, which together
-say more than either of them (docs/log.md). Its penalty is chosen on the validation images.
+The head is a regularised multinomial logistic regression on the class token and the mean of the patches, which are
+more informative together than either of them (docs/log.md). Its penalty is chosen on the validation images.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import ZERO_SHOT, Run, append_metrics, truncate_metrics
 from vitkit.training.start import augment_of, choose_precision, choose_workers
 
-PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex
+PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex models
 MIDDLE = PENALTIES[len(PENALTIES) // 2]
-UNBEATEN = "nothing learned from photographs suits the validation images better: the model is the zero-shot one"
-_WORSE = 1.1  # the validation loss that ends the search, beside the best one
+UNBEATEN = "no trained head was better on the validation images, so the model is the zero-shot one"
+_WORSE = 1.1  # the search ends at this multiple of the best validation loss
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Fit:
     """A fitted head.
 
     Attributes:
-        weight, bias: (K, D) and (K,), for features as they are.
-        penalty: the one of PENALTIES that was chosen; infinite of a head that was not fitted.
-        train_loss, val_loss, val_accuracy: the head's figures; the last two are None without validation images.
-        val_map: mean average precision on them, where an image may have several classes.
+        weight, bias: (K, D) and (K,), for unnormalised features.
+        penalty: the chosen one of PENALTIES; infinite for a head that was not fitted.
+        train_loss, val_loss, val_accuracy: the figures of the head; the last two are None without validation images.
+        val_map: mean average precision on the validation images, for multi-label data.
     """
 
     weight: Tensor
@@ -74,20 +74,20 @@ _BEGAN_FROM = (
 
 
 def frozen(recipe: Recipe) -> Recipe:
-    """Return the recipe of a head that reads the class token and the mean of this recipe's frozen starting weights.
+    """Return the recipe of a frozen backbone with the initial weights, whose head reads class token and mean.
 
-    `new_classifier` makes of it the model whose features are asked for.
+    `new_classifier` creates the model that computes the features from it.
     """
     return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a head reads of images.
+    """The features of images.
 
     Attributes:
-        paths: the paths of n images, below the data's folder.
-        rows: (n, D).
+        paths: the paths of n images, relative to the data folder.
+        rows: the features, (n, D).
     """
 
     paths: tuple[str, ...]
@@ -96,12 +96,12 @@ class Features:
 
 @dataclass(frozen=True)
 class HeadImages:
-    """What a head is fitted to; each gives (C, height, width) and a label.
+    """The images that a head is fitted to: data sets of pairs of an image (C, height, width) and a label.
 
     Attributes:
-        train: training images as they are.
-        augmented: the same, changed at random, by (view, index).
-        val: validation images.
+        train: the training images without augmentation.
+        augmented: the augmented training images, by (view, index).
+        val: the validation images.
     """
 
     train: Dataset[Any]
@@ -124,7 +124,7 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
     """Compute the features, fit the head, and save the model folder and the one row of metrics.csv.
 
     Returns:
-        The features of training and validation images as they are.
+        The features of training and validation images without augmentation.
     """
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
@@ -138,29 +138,29 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
 
 
 def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> float:
-    """Fit the new head before the rest of the model learns: a head of noise would spoil what the backbone knows.
+    """Fit the new head before the rest of the model is trained, since a random head would distort the backbone.
 
-    Linear probing, then fine-tuning: Kumar et al. 2022, arXiv 2202.10054.
+    This is linear probing followed by fine-tuning (Kumar et al. 2022, arXiv 2202.10054).
 
     Returns:
-        The seconds it took.
+        The seconds that it took.
     """
     started = time.monotonic()
     _, fitted, _ = _put_best_head(recipe.replace(views=0), table, classifier, images)
     reached = "" if fitted.val_accuracy is None else f": val_acc {fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
-    run.say(f"the head begins as one fitted to frozen features{reached} ({seconds:.0f} s)")
+    run.say(f"the head starts from a fit to frozen features{reached} ({seconds:.0f} s)")
     return seconds
 
 
 def _put_best_head(
     recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages
 ) -> tuple[Fit | None, Fit, Features]:
-    """Fit a head to the features of the training images and of their views, and give it to the model.
+    """Fit a head to the features of the training images and of their views, and put it into the model.
 
     Returns:
-        The head of the class names, if it began from these, the fitted head, and the features of training and
-        validation images as they are.
+        The head of the class names, if the fit started from these, the fitted head, and the features of training and
+        validation images without augmentation.
     """
     precision = choose_precision(recipe.precision, recipe.device)
     train, val = table.of_split("train"), table.of_split("val")
@@ -191,7 +191,7 @@ def _put_best_head(
 
 
 def _keep(run: Run, classifier: Classifier, begun: Fit | None, fitted: Fit, seconds: float) -> None:
-    truncate_metrics(run.folder / METRICS, ZERO_SHOT)  # of a fit that was cut short
+    truncate_metrics(run.folder / METRICS, ZERO_SHOT)  # from an interrupted fit
     heads = {"zero-shot": begun, f"head fitted, penalty {fitted.penalty:g}": None if fitted is begun else fitted}
     for what, fit in heads.items():
         if fit is not None:
@@ -213,10 +213,10 @@ def compute_features(
     precision: str,
     progress: Callable[[int, int], None],
 ) -> tuple[Tensor, Tensor]:
-    """Return what the head reads of each image, (n, D) float32, and its label, (n,)."""
+    """Return the features of each image, (n, D) float32, and its label, (n,)."""
     device = torch.device(devices.choose_device(recipe.device))
     model.eval().to(device)
-    count, done = len(images), 0  # type: ignore[arg-type]  # every set of images here has a length
+    count, done = len(images), 0  # type: ignore[arg-type]  # all data sets here have a length
     features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)
     for batch, label in _batches(images, recipe, choose_workers(recipe, model.config.image_size)):
         with torch.inference_mode():
@@ -224,7 +224,7 @@ def compute_features(
                 tokens = model.forward_features(batch.to(device))  # (B, N, D)
             read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
         if not done:
-            features = torch.empty(count, read.shape[1])  # one for all: many small ones would scatter memory
+            features = torch.empty(count, read.shape[1])  # one tensor, because many small ones would fragment memory
         span = slice(done, done + len(label))
         features[span], labels[span] = read, label
         done += len(label)
@@ -236,15 +236,13 @@ def compute_features(
 def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "This DataLoader will create"
-            )  # more workers than cores, as was asked for
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
             batches = iter(DataLoader(images, recipe.batch_size, num_workers=workers))
         yield from batches
     except (RuntimeError, ConnectionError, EOFError) as error:
         if not is_worker_lost(error):
             raise
-        raise VitkitError(f"{worker_lost(workers)}; take --workers 0") from error
+        raise VitkitError(f"{worker_lost(workers)}; use --workers 0") from error
 
 
 def choose_head(
@@ -259,12 +257,12 @@ def choose_head(
 
     Args:
         x: features of training images, (n, D).
-        y: their labels, (n,), or 0 and 1 of each class, (n, K).
-        held_out: the same of validation images.
-        classes: K.
-        penalty: what is taken without held-out images.
-        begun: a head that was not fitted to these images; the penalty is then on how far the head goes from it, and
-            it is chosen itself where it suits the held-out images better than any other.
+        y: their labels, (n,), or 0 and 1 for each class, (n, K).
+        held_out: features and labels of validation images.
+        classes: the number of classes, K.
+        penalty: the penalty that is used without held-out images.
+        begun: a head that was not fitted to these images. The penalty is then on the distance from this head, which is
+            itself returned if no other head is better on the held-out images.
     """
     mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
     standard = (x - mean) / scale

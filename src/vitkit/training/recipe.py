@@ -1,8 +1,8 @@
 """Every choice of a training run in one dataclass. Recipe files are TOML, and the flags of `vitkit train` are its
 fields.
 
-A field has the value of, in this order: the flags, the recipe file, what was chosen for the data, the default. The
-resolved recipe is stored in the run.
+The value of a field comes from the flags, else from the recipe file, else from what was chosen for the data, else from
+the default. The complete recipe is stored in the run.
 
 The `[model]` table of a recipe, and `--set model.FIELD=VALUE`, change fields of a named model's `ViTConfig`. A field
 that the recipe has itself (`dropout`, `image_size`, ...) is moved there, so that each choice is in one place
@@ -33,16 +33,16 @@ def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes by field name, each as the type of its field; `none` becomes None if the field allows it.
 
     Args:
-        changes: what `create_model` takes besides a name.
+        changes: the keyword arguments of `create_model`.
 
     Raises:
-        VitkitError: a field is unknown (close ones are suggested), or a value of another type.
+        VitkitError: a field is unknown (similar names are suggested), or a value has another type.
     """
     return {name: _settled(name, value) for name, value in canonical(changes).items()}
 
 
 def read_change(name: str, text: str) -> dict[str, Any]:
-    """Parse a change whose value is text, such as a flag's. The numbers of a tuple are separated by commas.
+    """Parse a change whose value is text, such as the value of a flag. Commas separate the numbers of a tuple.
 
     Raises:
         VitkitError: as `settle_changes`.
@@ -77,18 +77,18 @@ _PREFIX = "model."
 
 
 def read_sets(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse the changes of `--set`, by the names of `ViTConfig`'s fields; `name` is the model's.
+    """Parse the changes of `--set`, by the names of `ViTConfig`'s fields; `name` is the name of the model.
 
     Raises:
-        VitkitError: a text is none of `model.FIELD=VALUE`, or a field is unknown, given twice, or of another type.
+        VitkitError: a text is not `model.FIELD=VALUE`, or a field is unknown, given twice, or of another type.
     """
     fields: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip().startswith(_PREFIX):
             raise VitkitError(
-                f"--set {text}: it sets fields of the model, as in --set model.position=none; those of the recipe are "
-                "flags of their own"
+                f"--set {text}: --set changes fields of the model, as in --set model.position=none; the fields of the "
+                "recipe have their own flags"
             )
         name = key.strip().removeprefix(_PREFIX)
         change = {name: value.strip()} if name == "name" else read_change(name, value.strip())
@@ -99,25 +99,25 @@ def read_sets(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a recipe with those of the model in `model` and `model_fields`, and what is the recipe's own in it.
+    """Move fields of the model into `model` and `model_fields`, and those that are the recipe's to the recipe.
 
     Args:
         fields: the fields; `model` may be a table, as in TOML, and `model_fields` may have any field of the model.
 
     Raises:
-        VitkitError: a field of the model is unknown, of another type, decided by the data, or given twice; or a table
-            has nothing in it.
+        VitkitError: a field of the model is unknown, has another type, depends on the data, or is given twice; or a
+            table is empty.
     """
     unfolded = dict(fields)
     changes: dict[str, Any] = {}
     for place in ("model", "model_fields"):
         if isinstance(fields.get(place), Mapping):
             if not fields[place]:
-                raise VitkitError(f"{place} is empty: name or change something in it, or leave it out")
+                raise VitkitError(f"{place} is empty: set a field in it, or leave it out")
             for name, value in unfolded.pop(place).items():
                 _refuse_twice(name, changes, f"model.{name}")
                 changes[name] = value
-    check_model_fields(unfolded.get("model_fields"))  # which is no table, or None
+    check_model_fields(unfolded.get("model_fields"))  # it may be None or not a table
     if "name" in changes:
         if unfolded.get("model") is not None:
             raise VitkitError(f"model is given twice, as {unfolded['model']} and as {changes['name']}")
@@ -140,7 +140,7 @@ def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, An
     below = {name: value for name, value in (fields.get("model_fields") or {}).items() if name not in flags}
     above = flags.get("model_fields") or {}
     merged = {**fields, **flags, "model_fields": {**below, **above}}
-    if "image_size" in above:  # one that is not square takes the place of a side
+    if "image_size" in above:  # a size that is not square replaces a side
         merged.pop("image_size", None)
     return merged if merged["model_fields"] else {k: v for k, v in merged.items() if k != "model_fields"}
 
@@ -149,7 +149,7 @@ def check_model_fields(changes: Any) -> dict[str, Any] | None:
     """Check changes of a model and return them as a recipe stores them; None if there are none.
 
     Raises:
-        VitkitError: they are no such changes, or the recipe or the data have a field for one.
+        VitkitError: they are not fields of a model, or the recipe or the data determine one of them.
     """
     if changes is None or (isinstance(changes, Mapping) and not changes):
         return None
@@ -157,7 +157,7 @@ def check_model_fields(changes: Any) -> dict[str, Any] | None:
         raise VitkitError(f"model_fields must be a table of the model's fields, not {shown(changes)}")
     settled = settle_changes(changes)
     if "num_classes" in settled:
-        raise VitkitError("model.num_classes is what the data have: leave it out")
+        raise VitkitError("model.num_classes is determined by the data: leave it out")
     for name in OF_THE_RECIPE:
         if name in settled and not (name == "image_size" and settled[name][0] != settled[name][1]):
             raise VitkitError(f"{name} is a field of the recipe itself, not one of model_fields")
@@ -186,7 +186,7 @@ def _refuse_twice(name: str, known_fields: Mapping[str, Any], what: str) -> None
 BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
 
 
-RENAMED = {  # fields of recipes and runs of before, of which no other meaning may be taken
+RENAMED = {  # former names of fields; these names must not get another meaning
     "accumulate": "grad_accum",
     "erase": "random_erasing",
     "head_start": "lp_ft",
@@ -200,34 +200,34 @@ def join_weights(weights: Any) -> Any:
     """Join a list of weights with commas; return anything else unchanged.
 
     Raises:
-        VitkitError: the name of some has a comma itself.
+        VitkitError: a name contains a comma.
     """
     if not isinstance(weights, (list, tuple)):
         return weights
     names = [str(name) for name in weights]
     for name in names:
         if len(names) > 1 and "," in name:
-            raise VitkitError(f"weights: {name!r} has a comma in its name, which stands between several: rename it")
+            raise VitkitError(f"weights: {name!r} contains a comma, which separates several weights: rename it")
     return ",".join(names)
 
 
 def candidates(recipe: Any) -> tuple[str, ...]:
-    """Return the weights that a recipe asks to choose among, or those that it names.
+    """Return the weights that a recipe chooses among, or those that it names.
 
     Raises:
-        VitkitError: there are not two, or one is no weights.
+        VitkitError: there are fewer than two, or one is `auto` or `none`.
     """
     if recipe.select_time is None:
         return (recipe.weights,)
     names = tuple(name.strip() for name in recipe.weights.split(","))
     if len(set(names)) < 2 or len(set(names)) < len(names) or not all(names):
         raise VitkitError(
-            f"select_time chooses among several weights, and these are {recipe.weights!r}: name them with commas "
-            "between them, as in --weights a,b, each once"
+            f"select_time chooses among several weights, not {recipe.weights!r}: list different names, separated by "
+            "commas, as in --weights a,b"
         )
     for name in names:
         if name in ("auto", "none"):
-            raise VitkitError(f"select_time tries weights on the photographs, and {name} names none: leave it out")
+            raise VitkitError(f"select_time compares weights on the photographs, and cannot use {name}: leave it out")
     return names
 
 
@@ -235,7 +235,7 @@ def parse_duration(text: str, name: str = "time") -> float:
     """Parse `90s`, `10m`, `2h` or plain seconds, and return seconds.
 
     Raises:
-        VitkitError: it is none of these, or not above 0.
+        VitkitError: the text is not a duration, or not above 0.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
@@ -248,7 +248,7 @@ def checkpoint_every(text: str) -> int:
     """Convert `none`, `all` or a number to a value of `VisionTransformer.checkpointing`.
 
     Raises:
-        VitkitError: it is none of these.
+        VitkitError: it is not one of these.
     """
     if text in ("none", "all"):
         return int(text == "all")
@@ -258,12 +258,12 @@ def checkpoint_every(text: str) -> int:
 
 
 def check_values(recipe: Any) -> None:
-    """Refuse a field that is out of range, or that cannot be read."""
+    """Refuse a field that is out of range or cannot be parsed."""
     check_ranges(recipe)
     if not all(0 <= part <= 1 for part in recipe.split) or not abs(sum(recipe.split) - 1) <= 1e-6:
-        raise VitkitError(f"split must be three parts of 1 for train, val and test, not {recipe.split}")
+        raise VitkitError(f"split must be the fractions of train, val and test, which sum to 1, not {recipe.split}")
     if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
-        raise VitkitError(f"crop_scale must be two parts of the area, least first, not {recipe.crop_scale}")
+        raise VitkitError(f"crop_scale must be two fractions of the area, the smaller first, not {recipe.crop_scale}")
     for name in ("time", "select_time"):
         if getattr(recipe, name) is not None:
             parse_duration(getattr(recipe, name), name)
@@ -275,7 +275,7 @@ def check_values(recipe: Any) -> None:
 
 
 def check_together(recipe: Any) -> None:
-    """Refuse fields that contradict one another; what has nothing to act on is a matter of `training.defaults`."""
+    """Refuse fields that contradict one another. Fields without any effect are handled in `training.defaults`."""
     if recipe.image_size is not None and "image_size" in (recipe.model_fields or {}):
         raise VitkitError("image_size is given twice, as image_size and as model.image_size: leave out one of them")
     if recipe.ema and recipe.swa:
@@ -284,96 +284,99 @@ def check_together(recipe: Any) -> None:
     if recipe.select_time is not None and recipe.folds is not None:
         raise VitkitError(
             "select_time chooses weights by the training images, but with folds every image is also a test image, so "
-            "the figures would be too good; leave out select_time or folds"
+            "the figures would be too optimistic; leave out select_time or folds"
         )
     if recipe.split_from is not None and recipe.folds is not None:
-        raise VitkitError("split_from keeps one split, and folds make their own; leave out one of them")
+        raise VitkitError("split_from keeps the split of a run, but folds make their own splits; leave out one of them")
     if recipe.swa and recipe.time:
-        raise VitkitError("swa counts epochs, whose number a time budget leaves open; leave out swa or time")
+        raise VitkitError("swa needs the number of epochs, which is unknown with a time budget; leave out swa or time")
     if recipe.head_from == "names" and (recipe.weights == "none" or recipe.lp_ft):
-        what = "lp_ft fits it to photographs" if recipe.lp_ft else "there are no weights whose text encoder knows them"
-        raise VitkitError(f"head_from names begins the head from the class names, and {what}; leave out one of the two")
+        what = "lp_ft fits it to photographs" if recipe.lp_ft else "no weights are given whose text encoder knows them"
+        raise VitkitError(f"head_from names starts the head from the class names, but {what}; leave out one of the two")
     if recipe.method == "lora" and recipe.weights == "none":
-        raise VitkitError("method lora changes trained weights; name some with --weights, or take --method scratch")
+        raise VitkitError("method lora adapts pretrained weights; set --weights, or use --method scratch")
     if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
         raise VitkitError(f"method scratch starts without weights; leave out --weights {recipe.weights}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to train on, which model, and how. A field that is None is chosen for the data or the model."""
+    """All settings of a training. A field that is None is chosen for the data or the model."""
 
     data: Annotated[str | None, "Folder of class folders, or with train/ and val/, or a name such as digits."] = None
-    model: Annotated[str | None, "Model name (`vitkit models` lists them); by default the one of --weights."] = None
+    model: Annotated[str | None, "Model name (`vitkit models` lists them); by default the model of --weights."] = None
     model_fields: Annotated[
         dict[str, Any] | None,
-        "Fields of the model that differ from its name's, as in {'position': 'none', 'layers': 6}; in TOML the table "
-        "[model], whose name is the model.",
+        "Fields of the model that differ from the named model, as in {'position': 'none', 'layers': 6}; in TOML the "
+        "table [model], whose `name` is the model.",
     ] = None
     image_size: Annotated[
-        int | None, "Side of the input in pixels, instead of the one in the model's name.", Between(1, 1e5)
+        int | None, "Side of the input in pixels, instead of that in the model's name.", Between(1, 1e5)
     ] = None
     weights: Annotated[
-        str, "Where to start: auto (published for --model), none, a model folder, a checkpoint, or a published name."
+        str, "Initial weights: auto (published for --model), none, a model folder, a checkpoint, or a published name."
     ] = "auto"
     select_time: Annotated[
-        str | None, "Try the several --weights a,b,c on the training images for so long, as in 5m, and take the best."
+        str | None, "Compare several --weights a,b,c on the training images for this time, as in 5m, and use the best."
     ] = None
     method: Annotated[
         Literal["auto", "probe", "probe-sgd", "lora", "full", "scratch"],
-        "What is trained: a head fitted to frozen features, a head by gradient, low-rank changes, everything, or "
-        "everything from nothing.",
+        "What is trained: a head fitted to frozen features, a head by gradient descent, LoRA, all weights, or all "
+        "weights from random values.",
     ] = "auto"
-    lora_rank: Annotated[int, "Rank of the changes that lora learns.", Between(1, 1e4)] = 8
+    lora_rank: Annotated[int, "Rank of the matrices that lora learns.", Between(1, 1e4)] = 8
     lp_ft: Annotated[
-        bool, "Fit the new head to frozen features before the rest learns; the default of full and lora.", BY_METHOD
+        bool, "Fit the new head to frozen features before training the rest; the default of full and lora.", BY_METHOD
     ] = False
     head_from: Annotated[
         Literal["auto", "names", "zero"],
-        "What the head begins as: what CLIP or SigLIP say of the class names, or zeros; auto: names, if words.",
+        "Initial head: the class names as encoded by CLIP or SigLIP, or zeros; auto: names, if they are words.",
     ] = "auto"
     views: Annotated[
-        int, "Augmented views of each training image that a head on frozen features sees too.", Between(0, 1e4)
+        int, "Additional augmented views of each training image for a head on frozen features.", Between(0, 1e4)
     ] = 0
-    init: Annotated[Literal["trunc_normal", "reference"], "How weights begin when there are none."] = "trunc_normal"
+    init: Annotated[Literal["trunc_normal", "reference"], "Random initialisation of weights."] = "trunc_normal"
 
     epochs: Annotated[int, "Passes over the training images.", Between(1, 1e9), BY_METHOD] = 50
     time: Annotated[str | None, "Wall-clock budget such as 90s, 10m or 2h; the schedule is fitted to it."] = None
     batch_size: Annotated[int, "Images per step.", Between(1, 1e9), BY_METHOD] = 64
-    grad_accum: Annotated[int, "Batches whose gradients are added up before a step.", Between(1, 1e6)] = 1
+    grad_accum: Annotated[int, "Batches whose gradients are accumulated for a step.", Between(1, 1e6)] = 1
     optimizer: Annotated[Literal["adamw", "adam", "sgd"], "Update rule."] = "adamw"
     lr: Annotated[float, "Peak learning rate.", Between(1e-12, 1e3), BY_METHOD] = 1e-3
-    find_lr: Annotated[bool, "Score short runs with a tenth to ten times lr first, and take the best."] = False
+    find_lr: Annotated[bool, "Compare short runs with a tenth to ten times lr first, and use the best."] = False
     weight_decay: Annotated[
-        float, "Decay of weight matrices; biases, norms, tokens and positions have none.", Between(0, 1e3)
+        float, "Weight decay of matrices; biases, norms, tokens and positions have none.", Between(0, 1e3)
     ] = 0.05
-    decay_all: Annotated[bool, "Let biases, norms, tokens and positions decay too."] = False
+    decay_all: Annotated[bool, "Apply weight decay to biases, norms, tokens and positions, too."] = False
     layer_decay: Annotated[
-        float, "Rate of each layer, as a part of the one above; 1: all alike.", Between(1e-3, 1), BY_METHOD
+        float,
+        "Learning rate of each layer as a fraction of that of the next layer; 1: all equal.",
+        Between(1e-3, 1),
+        BY_METHOD,
     ] = 1.0
-    momentum: Annotated[float, "Of sgd; the first beta of adam and adamw.", Between(0, 0.999999)] = 0.9
+    momentum: Annotated[float, "Momentum of sgd; the first beta of adam and adamw.", Between(0, 0.999999)] = 0.9
     beta2: Annotated[float, "Second beta of adam and adamw.", Between(0, 0.999999)] = 0.999
     schedule: Annotated[Literal["cosine", "linear", "constant"], "How the learning rate falls after warm-up."] = (
         "cosine"
     )
-    step_per: Annotated[Literal["step", "epoch"], "How often the learning rate is set anew."] = "step"
+    step_per: Annotated[Literal["step", "epoch"], "How often the learning rate is updated."] = "step"
     warmup: Annotated[
-        float, "Part of the training in which the learning rate rises to lr.", Between(0, 1), BY_METHOD
+        float, "Fraction of the training in which the learning rate rises to lr.", Between(0, 1), BY_METHOD
     ] = 0.1
-    min_lr: Annotated[float, "Learning rate at the end, as a part of lr.", Between(0, 1)] = 0.0
+    min_lr: Annotated[float, "Final learning rate, as a fraction of lr.", Between(0, 1)] = 0.0
     clip_grad: Annotated[float, "Largest global norm of the gradient; 0 is no limit.", Between(0, 1e9)] = 1.0
     ema: Annotated[
         float,
-        "Decay of a moving average of the weights, such as 0.9999, which becomes the model; 0 is none.",
+        "Decay of an exponential moving average of the weights, which becomes the model, such as 0.9999; 0 is none.",
         Between(0, 0.999999),
     ] = 0.0
     swa: Annotated[
         float,
-        "Last part of the training whose epochs' weights are averaged into the model, such as 0.25; 0 is none.",
+        "Average the weights of the epochs in this last fraction of the training, such as 0.25; 0 is none.",
         Between(0, 1),
     ] = 0.0
     swa_lr: Annotated[
-        float | None, "Learning rate that swa goes to; by default it stays where swa begins.", Between(1e-12, 1e3)
+        float | None, "Learning rate during swa; by default that at the start of swa.", Between(1e-12, 1e3)
     ] = None
     label_smoothing: Annotated[float, "Probability spread over the other classes.", Between(0, 0.999)] = 0.1
 
@@ -382,18 +385,20 @@ class Recipe:
     ] = None
     distillation: Annotated[
         Literal["hard", "soft", "soft-deit"],
-        "Imitate the teacher's decision, or its probabilities: by DeiT's paper (soft), or by its code, where the "
-        "teacher counts for a K-th with K classes (soft-deit).",
+        "Learn the teacher's decisions (hard) or its probabilities, as in DeiT's paper (soft) or in DeiT's code, where "
+        "the teacher's weight is divided by the number of classes (soft-deit).",
     ] = "hard"
     distill_alpha: Annotated[float, "Weight of the teacher in soft distillation.", Between(0, 1)] = 0.1
-    distill_temperature: Annotated[float, "Softens both sides of soft distillation.", Between(1e-3, 1e3)] = 3.0
+    distill_temperature: Annotated[float, "Temperature of soft distillation, for both models.", Between(1e-3, 1e3)] = (
+        3.0
+    )
 
-    dropout: Annotated[float, "After attention's projection and in the MLP."] = 0.0
-    attention_dropout: Annotated[float, "On the attention weights."] = 0.0
-    drop_path: Annotated[float, "Stochastic depth at the last block, growing linearly from 0.", BY_METHOD] = 0.1
+    dropout: Annotated[float, "Dropout after the projection of attention and in the MLP."] = 0.0
+    attention_dropout: Annotated[float, "Dropout of the attention weights."] = 0.0
+    drop_path: Annotated[float, "Rate of stochastic depth in the last block, growing linearly from 0.", BY_METHOD] = 0.1
     patch_dropout: Annotated[
         float,
-        "Part of the patches that each image loses in training, which is quicker by as much; 0 is none.",
+        "Fraction of each image's patches that is dropped in training, which saves as much time; 0 is none.",
         Between(0, 0.99),
         BY_METHOD,
     ] = 0.0
@@ -406,106 +411,122 @@ class Recipe:
 
     fit: Annotated[
         Literal["crop", "pad", "squash"] | None,
-        "How a picture is fitted to the input; by default as the weights want.",
+        "How a picture is fitted to the input; by default as for the weights.",
     ] = None
     crop_pct: Annotated[
-        float | None, "Part of the sides that the centre crop keeps; by default as the weights want.", Between(1e-3, 1)
+        float | None,
+        "Fraction of the sides that the centre crop keeps; by default as for the weights.",
+        Between(1e-3, 1),
     ] = None
     interpolation: Annotated[
         Literal["bicubic", "bilinear", "lanczos", "nearest"] | None,
-        "Resampling filter; by default as the weights want.",
+        "Resampling filter; by default as for the weights.",
     ] = None
     crop_scale: Annotated[
-        tuple[float, float], "Part of the area a random crop keeps, from to; 0 0 is no crop.", BY_METHOD
+        tuple[float, float],
+        "Smallest and largest fraction of the area that a random crop keeps; 0 0 is no crop.",
+        BY_METHOD,
     ] = (0.3, 1.0)
-    hflip: Annotated[bool, "Mirror half of the pictures; --no-hflip where left and right differ."] = True
-    rotate: Annotated[float, "Random rotation, degrees to either side.", Between(0, 180)] = 0.0
-    translate: Annotated[float, "Random shift, as a part of the side.", Between(0, 1)] = 0.0
-    zoom: Annotated[float, "Random change of size, as a part.", Between(0, 0.99)] = 0.0
-    shear: Annotated[float, "Random shear, degrees to either side.", Between(0, 89)] = 0.0
+    hflip: Annotated[bool, "Mirror half of the pictures; use --no-hflip if left and right differ."] = True
+    rotate: Annotated[float, "Largest random rotation in degrees, in both directions.", Between(0, 180)] = 0.0
+    translate: Annotated[float, "Largest random shift, as a fraction of the side.", Between(0, 1)] = 0.0
+    zoom: Annotated[float, "Largest random change of size, as a fraction.", Between(0, 0.99)] = 0.0
+    shear: Annotated[float, "Largest random shear in degrees, in both directions.", Between(0, 89)] = 0.0
     color_jitter: Annotated[
-        float, "Random change of brightness, contrast and saturation, as a part.", Between(0, 10), BY_METHOD
+        float, "Largest random change of brightness, contrast and saturation, as a fraction.", Between(0, 10), BY_METHOD
     ] = 0.2
     rand_augment: Annotated[
-        int, "Strength, 0 to 10, of two changes drawn from RandAugment's; 0 is none.", Between(0, 10)
+        int, "Strength, 0 to 10, of two random operations of RandAugment; 0 is none.", Between(0, 10)
     ] = 0
     random_erasing: Annotated[float, "Probability that a rectangle of a picture is erased.", Between(0, 1)] = 0.0
 
     layout: Annotated[
-        LayoutName, "Whether the folders in the data's folder are classes or splits; auto: told by their names."
+        LayoutName, "Whether the folders in the data folder are classes or splits; auto: depends on their names."
     ] = "auto"
     labels: Annotated[
         str | None,
-        "Label file (CSV: path, label), which goes before the data's own labels; no label leaves a picture out.",
+        "Label file (CSV: path, label), which overrides the labels of the data; an empty label removes a picture.",
     ] = None
-    split: Annotated[tuple[float, float, float], "Parts for train, val and test, where the data has no folders."] = (
+    split: Annotated[
+        tuple[float, float, float], "Fractions of train, val and test, if the data has no split folders."
+    ] = (
         0.7,
         0.1,
         0.2,
     )
     split_from: Annotated[
-        str | None, "Keep the split of this run: pictures that it knows stay where they were, only new ones are dealt."
+        str | None, "Keep the split of this run: pictures that it knows keep their split, only new ones are assigned."
     ] = None
-    group_by: Annotated[str | None, "Regular expression: images in whose path it finds the same stay together."] = None
+    group_by: Annotated[str | None, "Regular expression: images with the same match in their path stay together."] = (
+        None
+    )
     balance: Annotated[
         Literal["auto", "loss", "sampler", "none"],
-        "Make rare classes count as much as others: by weight in the loss, or by showing them more often; auto: where "
-        "the largest has more than 3 x the images of the smallest.",
+        "Give rare classes as much weight as others: by weights in the loss, or by showing them more often; auto: if "
+        "the largest class has more than 3 x the images of the smallest.",
     ] = "auto"
     prior: Annotated[
         Literal["data", "uniform"],
-        "What confidences and answers are for, however training was balanced: classes as frequent as in the training "
-        "data, or all alike, which finds more of the rare ones and errs more often in all.",
+        "Class frequencies for which confidences and answers are corrected, however training was balanced: those of "
+        "the training data, or uniform, which finds more of the rare classes and makes more errors overall.",
     ] = "data"
     folds: Annotated[
-        int | None, "Cross-validate: this many runs, each testing another part of the data.", Between(2, 1e4)
+        int | None, "Cross-validate: this many runs, each tested on another part of the data.", Between(2, 1e4)
     ] = None
     max_images: Annotated[
         int | None,
-        "Train on at most this many images, of each class in proportion; validation and test images all stay.",
+        "Train on at most this many images, in proportion for each class; validation and test images all stay.",
         Between(2, 1e12),
     ] = None
-    monitor: Annotated[Literal["val_acc", "val_loss"], "What decides which epoch is the best.", BY_METHOD] = "val_acc"
+    monitor: Annotated[Literal["val_acc", "val_loss"], "Figure that decides which epoch is the best.", BY_METHOD] = (
+        "val_acc"
+    )
     keep: Annotated[Literal["best", "last", "every"], "Which epoch's weights become the model."] = "best"
-    patience: Annotated[int | None, "Stop after this many epochs without a better one.", Between(1, 1e9)] = None
+    patience: Annotated[int | None, "Stop after this many epochs without improvement.", Between(1, 1e9)] = None
     logger: Annotated[
         Literal["auto", "tensorboard", "csv", "wandb", "mlflow", "none"],
-        "What draws curves beside metrics.csv; auto: tensorboard where it is installed.",
+        "Loggers of the curves, in addition to metrics.csv; auto: tensorboard if it is installed.",
     ] = "auto"
-    precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto: bfloat16 where the hardware has it."] = "auto"
-    seed: Annotated[int, "Of weights, split, order and augmentation: one seed, one result.", Between(0, 2**63 - 1)] = 0
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"], "Precision; auto: bfloat16 if the hardware supports it."
+    ] = "auto"
+    seed: Annotated[
+        int, "Seed of weights, split, order and augmentation; equal seeds give equal results.", Between(0, 2**63 - 1)
+    ] = 0
     split_seed: Annotated[
         int | None,
-        "Of the split alone, so that other seeds train and test on the same images; by default the seed.",
+        "Seed of the split alone, so that other seeds train and test on the same images; by default the seed.",
         Between(0, 2**63 - 1),
     ] = None
-    device: Annotated[DeviceName, "Where it is computed; auto: a GPU if there is one, else the CPU."] = "auto"
+    device: Annotated[DeviceName, "Device to compute on; auto: a GPU if there is one, else the CPU."] = "auto"
     devices: Annotated[
         int | None,
-        "Processes of each machine that train together, a GPU each; by default one, or what torchrun started.",
+        "Number of processes per machine, one GPU each; by default one, or what torchrun started.",
         Between(1, 1e4),
     ] = None
-    nodes: Annotated[
-        int | None, "Machines that train together; by default one, or what torchrun started.", Between(1, 1e4)
-    ] = None
+    nodes: Annotated[int | None, "Number of machines; by default one, or what torchrun started.", Between(1, 1e4)] = (
+        None
+    )
     strategy: Annotated[
-        Literal["auto", "ddp", "fsdp"], "Devices hold a whole model each (ddp), or a part of it (fsdp); auto: ddp."
+        Literal["auto", "ddp", "fsdp"], "Each device has the whole model (ddp) or a shard of it (fsdp); auto: ddp."
     ] = "auto"
     checkpointing: Annotated[
         str,
-        "Blocks that are computed again in the backward pass, which takes less memory and more time: none, all, or N "
+        "Blocks that are recomputed in the backward pass, which saves memory and takes time: none, all, or N "
         "for every N-th.",
     ] = "none"
     compile: Annotated[
         Literal["auto", "on", "off"],
-        "Let torch.compile make steps quicker, after a minute of its own; auto: on GPUs.",
+        "Make steps faster with torch.compile, which first takes a minute; auto: on GPUs.",
     ] = "auto"
     cache: Annotated[
         Literal["auto", "ram", "disk", "none"],
-        "Where decoded pictures are kept for the next epoch; auto: where they fit. The result is the same.",
+        "Where decoded pictures are cached for the next epoch; auto: where they fit. The result is the same.",
     ] = "auto"
     workers: Annotated[
-        int | None, "Processes that prepare images; 0 is the main one. The result is the same.", Between(0, 1e4)
+        int | None,
+        "Number of processes that prepare images; 0: the main process. The result is the same.",
+        Between(0, 1e4),
     ] = None
 
     def __post_init__(self) -> None:
@@ -545,7 +566,7 @@ class Recipe:
 
 
 def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
-    """Build a recipe from plain values, as TOML and flags have them.
+    """Build a recipe from plain values, as in TOML and flags.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
@@ -590,11 +611,11 @@ def _check_names(fields: Iterable[str], source: str) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """A requested training. What the request leaves open is chosen to suit the data.
+    """A requested training. Fields that are not set are chosen for the data.
 
     Attributes:
-        fields: those that are named, by the names of `Recipe`.
-        recipe: built from them once; the other fields have their defaults.
+        fields: the fields that are set, by the names of `Recipe`.
+        recipe: the recipe with these fields; the other fields have their defaults.
     """
 
     fields: dict[str, Any]
@@ -602,10 +623,10 @@ class Request:
 
     @classmethod
     def of(cls, fields: Request | Recipe | Mapping[str, Any]) -> Request:
-        """Build the recipe of these fields; a request is taken as it is, and so is a recipe, which names them all.
+        """Build the recipe of these fields. A request is returned unchanged, and a recipe counts as setting all fields.
 
         Raises:
-            VitkitError: as `build`.
+            VitkitError: see `build`.
         """
         if isinstance(fields, Request):
             return fields
@@ -616,7 +637,7 @@ class Request:
 
 
 def without_places(recipe: Recipe) -> Recipe:
-    """Return the recipe for other readers: files and folders without the path to them."""
+    """Return the recipe for publication: without the paths of files and folders."""
     teacher = recipe.teacher
     if teacher is not None:
         model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
@@ -632,7 +653,7 @@ def name_of(recipe: Recipe) -> str:
     return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"
 
 
-# --- What a new field is named in, besides the class -----------------------------------------------------------------
+# --- Lists that a new field must be added to, besides the class ---------------------------------------------------
 
 ON_STEPS = (  # fields that act in the steps of a training
     *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
@@ -644,13 +665,13 @@ ON_PICTURES = (  # fields that change the pictures in training; `data.augment.Au
     *("crop_scale", "hflip", "rotate", "translate", "zoom", "shear"),
     *("color_jitter", "rand_augment", "random_erasing"),
 )
-OF_LABELS = (  # fields about learning from labels, or for classifiers alone, which pre-training does not take
+OF_LABELS = (  # fields about labels, or for classifiers alone, which pre-training does not have
     *("labels", "method", "lora_rank", "lp_ft", "head_from", "views", "find_lr", "layer_decay", "ema", "swa", "swa_lr"),
     *("label_smoothing", "teacher", "distillation", "distill_alpha", "distill_temperature", "patch_dropout"),
     *("mixup", "cutmix", "balance", "prior", "folds", "monitor", "strategy", "select_time"),
 )
 
-# The fields as keywords, for type checkers and editors. A test holds them equal to the fields of the class.
+# The fields as keywords, for type checkers and editors. A test ensures that they match the fields of the class.
 
 
 class SharedFields(TypedDict, total=False):
@@ -709,7 +730,7 @@ class SharedFields(TypedDict, total=False):
 
 
 class ComparedFields(SharedFields, total=False):
-    """Fields that `vitkit.compare` and `vitkit.lab` give to all their trainings."""
+    """Fields that `vitkit.compare` and `vitkit.lab` pass to all their trainings."""
 
     method: Literal["auto", "probe", "probe-sgd", "lora", "full", "scratch"]
     lora_rank: int
@@ -736,7 +757,7 @@ class ComparedFields(SharedFields, total=False):
 
 
 class PlannedFields(ComparedFields, total=False):
-    """Fields that `vitkit.plan` takes."""
+    """Fields that `vitkit.plan` accepts."""
 
     model: str | None
     devices: int | None
@@ -746,6 +767,6 @@ class PlannedFields(ComparedFields, total=False):
 
 
 class RecipeFields(PlannedFields, total=False):
-    """Fields of a recipe that `vitkit.train` takes; `data` is a parameter."""
+    """Fields of a recipe that `vitkit.train` accepts; `data` is a parameter."""
 
     select_time: str | None

@@ -1,8 +1,8 @@
 """Evaluate a finished run, look for label errors, and write its report.
 
-The saved model is opened as `vitkit eval RUN` opens it, in the same backend and precision, so that the figures of the
-run and of the command are equal to the last digit. Temperature and thresholds are fitted on predictions of the same
-kind. Label errors are found with the weights that the run began from.
+The saved model is opened in the same way as `vitkit eval RUN` opens it, in the same backend and precision, so that the
+figures of the run and of the command are identical. Temperature and thresholds are fitted on predictions of the same
+kind. Label errors are found with the weights that the run started from.
 """
 
 from __future__ import annotations
@@ -73,21 +73,21 @@ def settle_and_open(folder: Path, recipe: Recipe, table: ImageTable, say: Say) -
     """Calibrate the saved model on the validation images, and report the result.
 
     Args:
-        folder: the run, with its model folder, which is changed.
-        recipe: the recipe of the run; it says where is computed.
-        table: its images, split.
-        say: takes what is worth a line.
+        folder: the run folder, whose model folder is changed.
+        recipe: the recipe of the run, which determines the device and precision.
+        table: its split images.
+        say: called with each line of output.
 
     Returns:
-        The classifier with what computes its answers, and the validation images as they are said now; None without
-        any that can be read.
+        The classifier with its backend, and the evaluation of the validation images after calibration; None if no
+        validation image can be read.
     """
     classifier = load(folder)
-    images = len(table.of_split(held_out_split(table)))  # they decide what computes, as in `vitkit eval`
+    images = len(table.of_split(held_out_split(table)))  # their number decides the backend, as in `vitkit eval`
     calibrated_classifier = classifier.use(images=images, device=choose_device(recipe))
     before = correction_of(calibrated_classifier)
     seen = calibrate_and_save(folder, calibrated_classifier, table, partial(progress, table.task.calibration))
-    if correction_of(calibrated_classifier) != before:  # the head has changed, and what computes has weights of its own
+    if correction_of(calibrated_classifier) != before:  # the head has changed, and the backend has a copy of it
         calibrated_classifier = calibrated_classifier.use(images=images, device=choose_device(recipe))
     (_tell if calibrated_classifier.thresholds is None else _tell_of_thresholds)(calibrated_classifier, seen, say)
     return calibrated_classifier, seen
@@ -98,14 +98,14 @@ def _tell(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
         say("no validation images: the confidences are not calibrated (temperature 1)")
     standing = correction_of(classifier)
     if standing is not None and any(standing.shift):
-        held = f"{standing.strength:.2f} of the shift between shares holds"
+        held = f"{standing.strength:.2f} of the prior shift is applied"
         say(f"confidences are for classes {SHARES[standing.prior]}: {held}")
 
 
 def _tell_of_thresholds(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
     assert classifier.thresholds is not None
     if seen is None:
-        say("no validation images to choose thresholds by: every class has 0.5")
+        say("no validation images to choose thresholds: every class has 0.5")
         return
     say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} validation images")
     few = zip(classifier.classes[:10], classifier.thresholds, strict=False)
@@ -114,12 +114,12 @@ def _tell_of_thresholds(classifier: Classifier, seen: Evaluation | None, say: Sa
 
 
 def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
-    """Describe in a line how the temperature changed the calibration error.
+    """Describe in one line how the temperature changed the calibration error.
 
     Args:
         numbers: the figures of an evaluation (figures.py).
         seen: the validation images that the temperature was fitted on.
-        evaluation: the evaluation of the images that the figures are of.
+        evaluation: the evaluation that the figures belong to.
     """
     rise, rose = calibration_rise(evaluation, numbers), ""
     if rise is not None:
@@ -131,7 +131,7 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
     )
 
 
-_EXPLAINED = 12  # mistakes
+_EXPLAINED = 12  # maximum number of explained mistakes
 
 
 def draw_data(folder: Path, table: ImageTable, images: TrainingImages | TrainingOf, seed: int) -> None:
@@ -139,9 +139,9 @@ def draw_data(folder: Path, table: ImageTable, images: TrainingImages | Training
 
     Args:
         folder: the folder of the run.
-        table: all its images.
-        images: those of its training split, augmented.
-        seed: chooses which of them are drawn.
+        table: all images of the run.
+        images: the augmented images of the training split.
+        seed: determines which of them are drawn.
     """
     counts = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
     plots.save_figure(plots.class_counts(counts, table.classes), folder / PICTURES["Images per class"])
@@ -157,8 +157,8 @@ class Reported(NamedTuple):
     """The figures and findings of a run.
 
     Attributes:
-        numbers: what evaluation.json holds.
-        evaluation: the evaluation of the images that count; None where the weights had seen all.
+        numbers: the content of evaluation.json.
+        evaluation: the evaluation of the images that count; None if the weights have seen all of them.
     """
 
     numbers: dict[str, Any]
@@ -171,11 +171,11 @@ def report(
     """Calibrate and evaluate the saved model, and write everything about it into the run.
 
     Args:
-        folder: the run, with its model folder.
+        folder: the run folder, whose model folder is changed.
         recipe: the recipe of the run.
-        table: its images, split.
-        say: takes what is worth a line.
-        doubts: labels that are likely wrong; None to go by what the model says of held-out images.
+        table: its split images.
+        say: called with each line of output.
+        doubts: likely label errors; None to use the model's predictions for held-out images.
     """
     held_out: list[str] = [name for name in ("val", "test") if name in table.splits] or ["all"]
     table, changes = look_over(table, read_contents(folder / SPLIT), held_out)
@@ -192,7 +192,7 @@ def report(
     about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
-        say(f"trained in {trained}, evaluated in {classifier.precision}, which `vitkit predict` computes in here too")
+        say(f"trained in {trained}, evaluated in {classifier.precision}, as `vitkit predict` does on this machine")
     spoilt, proposed = describe(numbers), describe_proposals(numbers)
     for line in filter(None, (proposed, spoilt)):
         say(f"note: {line}")
@@ -204,7 +204,7 @@ def report(
     if doubts is None:
         doubts = label_errors.from_predictions(item for item in _held_out(judged.now or evaluation, seen))
         if doubts:
-            say(f"{label_errors.in_words(doubts)} (of held-out images, by the model itself)")
+            say(f"{label_errors.in_words(doubts)} (among held-out images, according to the model itself)")
     numbers["label_errors"] = label_errors.summary(doubts)
     label_errors.write_label_errors(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / METRICS)
@@ -252,29 +252,31 @@ def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Plac
     chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
     if not can_explain(classifier.model):
         return []
-    plain, explained = replace(classifier, runner=None), []  # whose gradients the maps are of
+    plain, explained = replace(classifier, runner=None), []  # the maps need the model's gradients
     for done, i in enumerate(chosen, start=1):
         progress("explaining mistakes", done, len(chosen))
         true, predicted = (evaluation.classes[index[i]] for index in (evaluation.labels, evaluation.predicted))
         pictures = explain_mistake(plain, root / evaluation.paths[i], true, predicted)
-        if not isinstance(pictures, str):  # it could be read a moment ago
+        if not isinstance(pictures, str):  # it may have become unreadable
             explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
     return explained
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
-    """Return the images that were not trained on, each once."""
+    """Return the evaluations of the images that were not trained on, each image once."""
     both = {part.split: part for part in (seen, evaluation) if part is not None}
     return [part for split, part in both.items() if split in ("val", "test")]
 
 
 def _kept(recipe: Recipe, table: ImageTable, epoch: int) -> str:
-    """Describe which weights became the model, and what chose them."""
+    """Describe which weights became the model, and how they were chosen."""
     has_val = "val" in table.splits
     if epoch == ZERO_SHOT:
-        return "zero-shot: nothing learned from photographs suited the val images better"
+        return "zero-shot: no epoch was better on the val images"
     if recipe.method == "probe":
-        return "a head, its penalty chosen by log loss on val images" if has_val else "a head of the middle penalty"
+        return (
+            "a head, its penalty chosen by the log loss on val images" if has_val else "a head with the middle penalty"
+        )
     return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
 
 
@@ -282,11 +284,11 @@ def _findings(path: Path) -> list[str]:
     try:
         stored = from_json(path.read_text("utf-8"))
         if not isinstance(stored, list):
-            raise TypeError("it is no list")
+            raise TypeError("it is not a list")
     except FileNotFoundError:
         return []
     except (ValueError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: {error}; delete it, and the report does without") from error
+        raise VitkitError(f"{path} is damaged: {error}; delete it to leave it out of the report") from error
     return list(map(str, stored))
 
 
@@ -305,15 +307,15 @@ def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
         for name in ("val_loss", "val_acc", "val_map")
         if row["epoch"] == ZERO_SHOT and name in row
     ]
-    return {"zero-shot": f"{', '.join(lines)} by the class names alone, before any training"} if lines else {}
+    return {"zero-shot": f"{', '.join(lines)} with the class names alone, before any training"} if lines else {}
 
 
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
-    """Describe what is known of the images that the weights had seen before the run."""
+    """Describe what is known about the images that the weights had seen before the run."""
     if record is None:
         return {}
     if record.is_whole:
-        return {"seen before": "all that the weights were ever trained on is recorded, in pictures.npz"}
+        return {"seen before": "all images that the weights were ever trained on are recorded in pictures.npz"}
     return {"seen before": "not known: what the first weights were trained on is not recorded"}
 
 
@@ -344,7 +346,7 @@ def _facts(
     }
 
 
-MOST = 20_000  # images; more would take long, and memory
+MOST = 20_000  # images; more would take too much time and memory
 
 
 def doubt_labels(
@@ -352,24 +354,24 @@ def doubt_labels(
 ) -> list[LabelError] | None:
     """Find likely label errors in all images of a run, the most likely first.
 
-    The weights that the run began from are asked, not those that it ended with: these know the labels by heart. Where
-    those had been trained on some of these images too, the weights before them are asked.
+    This uses the weights that the run started from, because the trained weights may have memorised the labels. If those
+    had been trained on some of these images as well, earlier weights are used.
 
     Args:
-        run: tells of it.
-        recipe: what the run began from.
+        run: the run, for messages.
+        recipe: the recipe of the run.
         table: all images.
-        known: features that were computed already; of a head on frozen features.
-        weights: the weights that the run began from, where they have been looked at.
+        known: features that were already computed for a head on frozen features.
+        weights: the weights that the run started from, if they have been opened already.
 
     Returns:
-        None where they cannot be looked for: the run began from nothing, or from weights that know these labels and
-        have none before them at hand.
+        None if there are no suitable weights: the run started from random weights, or from weights that know these
+        labels and whose own initial weights are not available.
     """
     if recipe.weights == "none":
         return None
     if len(table) > MOST:
-        run.say(f"label errors are looked for among held-out images only: there are more than {MOST:,} images")
+        run.say(f"only held-out images are searched for label errors, because there are more than {MOST:,} images")
         return None
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
@@ -377,19 +379,19 @@ def doubt_labels(
         begun = frozen(recipe)
         source = unspoilt_weights(recipe, table, weights)
         if source is None:
-            text = "the weights had been trained on them, and those before are not at hand"
-            run.say(f"note: label errors are looked for among held-out images only: {text}")
+            text = "the weights had been trained on the images, and earlier weights are not available"
+            run.say(f"note: only held-out images are searched for label errors: {text}")
             return None
         if recipe.head_from == "names":
-            known = None  # what a head of the class names reads is not what `frozen` gives
+            known = None  # a head of the class names reads other features than `frozen`
         if source != weights_of(recipe):
-            run.say(f"label errors are judged by {source}, which had not seen these images")
+            run.say(f"label errors are searched with {source}, which had not seen these images")
             begun, known, weights = begun.replace(weights=source), None, None
         classifier = new_classifier(blueprint_of(begun, table.classes, weights), table, "")
         watch = partial(progress, "looking for label errors")
         features = _features(table, known, classifier, recipe, precision, watch)
-    except VitkitError as error:  # an image that was readable when the run began
-        run.say(f"note: label errors were not looked for: {error}")
+    except VitkitError as error:  # an image has become unreadable
+        run.say(f"note: label errors were not searched for: {error}")
         return None
     targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
     doubts = from_features(table, features, targets.to(torch.int64), recipe.seed)

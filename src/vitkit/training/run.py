@@ -1,11 +1,11 @@
 """A run from beginning to end: resolve it, train, evaluate and report.
 
-`drive` starts the processes, writes the run folder, and lets all of them work; it serves folders, datasets of the user
-and pre-training. `cross_validate` tests each part of the data once, by a model that was trained on the other parts.
+`drive` starts the processes, writes the run folder, and lets all processes work. It is used for folders, for the user's
+own datasets and for pre-training. `cross_validate` tests each image once, by a model that was not trained on it.
 
-Datasets of the user return (image, label) by index and have no files, so there is no doctor, no split and no page of
-mistakes. Their labels are read once, validation pictures that are training pictures too are not counted, and the
-figures say that validation images chose the model.
+Datasets of the user return (image, label) by index and have no files, so there is no check of files, no split and no
+page of mistakes. Their labels are read once. Validation pictures that are also training pictures are not counted, and
+the figures state that the model was selected on the validation images.
 """
 
 from __future__ import annotations
@@ -132,15 +132,15 @@ from vitkit.weights.preprocessing import preprocess_of
 
 
 def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> Evaluation | None:
-    """Train and report, from what the run's folder says.
+    """Train and report, starting from the files in the run's folder.
 
     Args:
-        run: the run whose folder has the split.
+        run: the run, whose folder has the split.
         recipe: the complete recipe.
-        blueprint: the blueprint of the model, where this process has it already.
+        blueprint: the blueprint of the model, if this process has it already.
 
     Returns:
-        The evaluation of the held-out images that count; None where the weights had seen all.
+        The evaluation of the held-out images that count; None if the weights have seen all of them.
     """
     table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
@@ -180,7 +180,7 @@ def before_training(
         if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
             was, now = ("x".join(map(str, shape)) for shape in (resized.old, resized.new))
             size = "x".join(map(str, classifier.preprocess.size))
-            run.say(f"note: patches of {was} pixels are made {now} ({resized.convention}), of images of {size}")
+            run.say(f"note: patch embedding resized from {was} to {now} pixels ({resized.convention}) at {size} pixels")
     if recipe.teacher is None:
         return classifier, None
     teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
@@ -205,7 +205,7 @@ def _conclude(
     return evaluation
 
 
-_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")  # of all the figures, in the report
+_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")  # the figures that the report shows
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ class FoldFigure:
     """A figure over all images, each tested once by a model that was not trained on it.
 
     Attributes:
-        mean: the figure of all images; where it is a mean over images, the mean over folds by their size.
-        interval: 95 %, see `fold_intervals`; None where the figure has none.
+        mean: the figure over all images. A mean over images is the mean over folds, weighted by their size.
+        interval: the 95 % interval of `fold_intervals`; None if there is none for this figure.
     """
 
     mean: float | None
@@ -233,7 +233,7 @@ class FoldFigure:
 
 
 def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]:
-    """Compute every figure of a cross-validation; there is no value if the weights had seen all images."""
+    """Compute every figure of a cross-validation. There is none if the weights have seen all images."""
     if not evaluations:
         return {"accuracy": FoldFigure(None, None)}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
@@ -242,22 +242,22 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
 
 
 def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> None:
-    """Train and test every fold that is not done yet, and put their results together in folds.json and report.html.
+    """Train and test the unfinished folds, and write the results of all folds to folds.json and report.html.
 
     Args:
-        run: the run whose folder has those of the folds.
+        run: the run, whose folder contains those of the folds.
         recipe: the complete recipe.
-        blueprint: the blueprint of the model, the same for each fold, where this process has it already.
+        blueprint: the blueprint of the model, the same for each fold, if this process has it already.
 
     Raises:
-        VitkitError: a fold's folder is gone, or the images of one that was done before are.
+        VitkitError: the folder of a fold or the images of a finished fold are missing.
     """
     assert recipe.folds is not None
     folders = [fold_folder(run.folder, number) for number in range(recipe.folds)]
     trained: dict[Path, Evaluation | None] = {}
     for number, folder in enumerate(folders, start=1):
         if not (folder / RECIPE).is_file():
-            raise VitkitError(f"{folder} holds no run; begin the cross-validation again with --force")
+            raise VitkitError(f"{folder} contains no run; start the cross-validation again with --force")
         if not (folder / REPORT).is_file():
             run.say(f"fold {number} of {recipe.folds}")
             recipe_of_fold = recipe.replace(folds=None)
@@ -276,14 +276,12 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
         write_json(run.folder / FOLDS, {**numbers, "folds": results})
         _write_report(run.folder / REPORT, recipe, results, figures)
         if (unlearned := sum("zero_shot" in figure for figure in results)) > 0:
-            run.say(
-                f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no training was better"
-            )
+            run.say(f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
         run.say(f"{headline_of({**numbers, 'folds': results}).words}; report: {run.folder / REPORT}")
 
 
 def _known(file: Path) -> dict[str, FoldFigure]:
-    """Read figures that were computed before; nothing if they lack the current intervals."""
+    """Read figures that were computed before; return nothing if they lack the current intervals."""
     try:
         stored = from_json(file.read_text(encoding="utf-8"))
         rows = {name: (value["mean"], value["interval_95"]) for name, value in stored.items() if name != "folds"}
@@ -293,7 +291,7 @@ def _known(file: Path) -> dict[str, FoldFigure]:
 
 
 def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
-    """Return a finished fold's evaluation on the images that count, as its report had it."""
+    """Return the evaluation of a finished fold on the images that count, as in its report."""
     images = images_of_run(folder / SPLIT)
     split = held_out_split(images)
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
@@ -303,11 +301,11 @@ def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -
 
 
 def _unseen(folder: Path) -> str:
-    """Describe what is known of the images that the folds' models were tested on."""
+    """Describe what is known about whether the models of the folds have seen their test images."""
     record = fold_folder(folder, 0) / RECORD
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
         return "had not seen it"
-    return "was not trained on it; whether the weights that it began from had seen it is not recorded"
+    return "was not trained on it; it is not recorded whether its pretrained weights had seen it"
 
 
 def _write_report(
@@ -342,7 +340,7 @@ def _write_report(
 
 
 Work = Callable[[Run, Recipe, Blueprint | None], Any]
-Prepared = tuple[Path, Recipe, Blueprint | None]  # the run's folder, and what it starts from
+Prepared = tuple[Path, Recipe, Blueprint | None]  # the run's folder, its recipe and the blueprint of its model
 
 
 def drive(
@@ -352,14 +350,14 @@ def drive(
     work: Work,
     again: Callable[[Path], str],
 ) -> Path:
-    """Carry out a run: start its processes, let the main one lock and fill the folder, and let all of them work.
+    """Carry out a run: start its processes, let the main process lock and fill the folder, and let all of them work.
 
     Args:
         recipe: the known fields, which determine the processes and the device.
-        observers: who follows the run.
-        prepare: called in the main process; what it enters in the stack ends with the run.
-        work: receives the run, its recipe, and the blueprint of the model where this process has made it.
-        again: says for a folder how an interrupted run is continued.
+        observers: the observers of the run.
+        prepare: called in the main process; contexts that it enters on the stack are closed at the end of the run.
+        work: receives the run, its recipe, and the blueprint of the model if this process has created it.
+        again: returns, for a folder, the command that continues an interrupted run.
 
     Returns:
         The run folder.
@@ -370,7 +368,7 @@ def drive(
     with ExitStack() as hold:
         if not team.is_main:
             hold.enter_context(reporting_to(silent))
-        blueprints: list[Blueprint | None] = []  # holds open files, so that no other process can receive it
+        blueprints: list[Blueprint | None] = []  # it has open files, so it cannot be sent to other processes
 
         def begin() -> tuple[Path, Recipe]:
             folder, resolved, blueprint = prepare(team, hold)
@@ -392,15 +390,15 @@ def drive_again(
     again: Callable[[Path], str],
     data_root: Path | None = None,
 ) -> Path:
-    """Continue a run that was interrupted, as `drive` carried it out.
+    """Continue an interrupted run, as `drive` carries it out.
 
     Args:
-        folder: the run.
+        folder: the folder of the run.
         recipe: the recipe of the run.
-        observers: who follows the run.
+        observers: the observers of the run.
         work: see `drive`.
         again: see `drive`.
-        data_root: the folder that holds its images now; None: where they were.
+        data_root: the folder that now contains its images; None if they have not moved.
     """
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
@@ -427,23 +425,23 @@ def train(
     """Train a classifier and report on it.
 
     Args:
-        recipe: what and how; its `data` must be set. Of a mapping of some fields, or of a request, the others are
-            chosen to suit what is trained (`training.defaults`); a `Recipe` is taken as it is.
+        recipe: the recipe; its `data` must be set. In a request or a mapping, the fields that are not set are chosen
+            for the data and the model (`training.defaults`). A `Recipe` is used unchanged.
         out: the run folder; by default the next free `runs/NAME-N`.
-        force: write over the run that is in `out`.
-        notes: lines about the recipe, to be told with the choices that were left to vitkit.
-        named: the fields that the user named for this training, as opposed to those of a recipe file.
+        force: overwrite the run in `out`.
+        notes: lines about the recipe, which are printed together with the choices that were left to vitkit.
+        named: the fields that the user set for this training, as opposed to those of a recipe file.
         callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, beside the recipe's.
-        extensions: functions of the caller instead of vitkit's.
-        say: takes each line of the story.
+        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
+        extensions: the caller's replacements for parts of the training.
+        say: called with each line of output.
 
     Returns:
         The run folder, which is also the model folder of the best weights.
 
     Raises:
-        VitkitError: the data or the recipe cannot be trained on, or `out` exists, or another process works on it.
-        Interrupted: a signal stopped the run; the folder holds the best model so far.
+        VitkitError: the data or the recipe cannot be trained on, `out` exists, or another process works on it.
+        Interrupted: a signal stopped the run; the folder contains the best model so far.
         OSError: the folder cannot be written.
     """
     if isinstance(recipe, dict) and recipe.get("data") is None:
@@ -469,7 +467,7 @@ def _prepare(
     observers: Observers,
     hold: ExitStack,
 ) -> Prepared:
-    """Resolve everything that the request leaves open, and write it into the run's folder, which is then locked."""
+    """Resolve everything that the request leaves open, create and lock the run's folder, and write the result to it."""
 
     idle: list[str] = []
 
@@ -524,7 +522,7 @@ def _prepare(
 
 
 def _work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
-    """Train and report, from what the folder says."""
+    """Train and report, starting from the files in the run's folder."""
     if recipe.folds is None:
         fit_and_report(run, recipe, blueprint)
     else:
@@ -544,19 +542,19 @@ def resume(
     extensions: Extensions = NONE,
     say: Say = print,
 ) -> Path:
-    """Continue an interrupted run after its last finished epoch. It ends with the weights it would have had.
+    """Continue an interrupted run after its last finished epoch. The final weights are those of an uninterrupted run.
 
     Args:
-        folder: the run.
-        data_root: the folder that holds its images now, which the run then remembers; None: where they were.
+        folder: the folder of the run.
+        data_root: the folder that now contains its images, which is recorded in the run; None if they have not moved.
         callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, beside the recipe's.
-        extensions: those that the run had.
-        say: takes each line of the story.
+        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
+        extensions: the same extensions as before.
+        say: called with each line of output.
 
     Raises:
-        VitkitError: the folder holds no run, or another process works on it, or some of its images are gone or hold
-            other pictures now.
+        VitkitError: the folder contains no run, another process works on it, or some of its images are missing or have
+            changed.
     """
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
@@ -565,19 +563,19 @@ def resume(
         raise VitkitError(f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
-        raise VitkitError(f"{folder} was trained on datasets given from Python: give vitkit.train them with resume=")
+        raise VitkitError(f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume=")
     observers = Observers(say, tuple(callbacks), tuple(loggers), extensions)
     return drive_again(folder, recipe, observers, _work, _again, data_root)
 
 
 def _tidy(folder: Path, data_root: Path | None, hold: ExitStack) -> None:
-    """Hold a run that is to go on, whose images may be elsewhere now."""
+    """Lock a run that will be continued, and update its record of where its images are."""
     lock_run(folder, hold)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
             move_run(split_file, data_root)
     for split_file in sorted(folder.rglob(SPLIT)):
-        refuse_changed(split_file, "say where they are now: --data-root DIR")
+        refuse_changed(split_file, "name the folder that contains them now: --data-root DIR")
 
 
 def tell(run: Run, findings: Iterable[Finding]) -> list[str]:
@@ -597,15 +595,15 @@ def write_start(
     *,
     has_labels: bool = True,
 ) -> None:
-    """Write down all that training starts from, so that it can be resumed from here on.
+    """Write everything that the training starts from, so that it can be resumed.
 
     Args:
         folder: the folder of the run.
-        recipe: settled.
-        images: its images.
-        before: what the weights had seen.
-        findings: what the doctor found.
-        has_labels: whether the images' classes are learned.
+        recipe: the complete recipe.
+        images: the split images.
+        before: the record of the pictures that the weights have seen.
+        findings: the findings of the doctor.
+        has_labels: whether the training uses the classes of the images.
     """
     table = images.images.table
     write_json(folder / FINDINGS, findings)
@@ -632,19 +630,19 @@ def train_on(
     observers: Observers,
     named: Collection[str] = (),
 ) -> Path:
-    """Train on these datasets, and leave a run folder: recipe, metrics.csv, the model, figures and a page.
+    """Train on the user's datasets and write a run folder: recipe, metrics.csv, the model, figures and a page.
 
     Args:
         datasets: the datasets for training and validation.
-        fields: the fields of the recipe; those that are about files are refused.
+        fields: the fields of the recipe; those that apply to files are refused.
         out: the run folder; by default the next free `runs/datasets-N`.
-        force: write over the run that is in `out`.
-        observers: who follows the run.
-        named: the fields that the caller named, as opposed to those of a recipe file.
+        force: overwrite the run in `out`.
+        observers: the observers of the run.
+        named: the fields that the caller set, as opposed to those of a recipe file.
 
     Raises:
-        VitkitError: what is given cannot be trained on.
-        Interrupted: a signal stopped the run; the folder holds the best model so far.
+        VitkitError: the datasets or the recipe cannot be trained on.
+
     """
     _refuse(fields)
     from_scratch = fields.get("weights") == "none" or fields.get("method") == "scratch"
@@ -675,7 +673,7 @@ def train_on(
         for reason in (*reasons, *of_model, *of_pixels):
             run.say(reason)
         if data_survey.shared:
-            run.say(f"problem: {data_survey.shared} validation images are training images too: no figure counts them")
+            run.say(f"problem: {data_survey.shared} validation images are training images too and are not counted")
         return run.folder, recipe, blueprint
 
     def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
@@ -686,10 +684,10 @@ def train_on(
 
 
 def resume_on(datasets: Datasets, folder: Path, observers: Observers) -> None:
-    """Go on with such a run, in whose folder the recipe is.
+    """Continue a run on the user's datasets; its recipe is in the folder.
 
     Raises:
-        VitkitError: the folder holds no such run, or the datasets are others.
+        VitkitError: the folder contains no such run, or the datasets are different.
     """
     if not (folder / RECIPE).is_file():
         raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
@@ -710,23 +708,23 @@ def _again_on_datasets(folder: Path) -> str:
 def _refuse(fields: dict[str, Any]) -> None:
     named_fields = [name for name in OF_FILES if fields.get(name) not in (None, False)]
     if named_fields:
-        raise VitkitError(f"{named_fields[0]} is about files, and train_dataset has none: leave it out")
+        raise VitkitError(f"{named_fields[0]} applies to files, and train_dataset has none: leave it out")
 
 
 def _preprocess_of(
     datasets: Datasets, data_survey: Survey, preprocess_before: Preprocess
 ) -> tuple[Preprocess, list[str]]:
-    """Return the preprocessing for the model, and a line about it if it is worth one.
+    """Return the preprocessing for the model, and notes about it.
 
     Raises:
-        VitkitError: what the caller says is no preprocessing, or is for another size than the model's.
+        VitkitError: the caller's preprocessing is invalid, or is for another image size than the model's.
     """
     if datasets.preprocess is not None:
         named = preprocess_of(datasets.preprocess, preprocess_before)
-        return named, [f"files are prepared as you say: {described(named.to_dict())}"]
+        return named, [f"files are preprocessed as you specified: {described(named.to_dict())}"]
     preprocess, notes = data_survey.preprocess_of(datasets, preprocess_before)
     if preprocess != preprocess_before and not preprocess.unknown:
-        notes = [f"files are prepared as the datasets' transforms say: {described(preprocess.to_dict())}", *notes]
+        notes = [f"files are preprocessed like the datasets' transforms: {described(preprocess.to_dict())}", *notes]
     return preprocess, notes
 
 
@@ -754,11 +752,11 @@ def _work_on_datasets(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the weights had seen of the validation images, in this run or before, including copies.
+    """The validation images that the weights have seen, in this run or before, including copies.
 
     Attributes:
-        roles: the roles by the stand-in for the path.
-        doubt: why there may be more of them; empty: there are none.
+        roles: the role of each such image, by its placeholder for a path.
+        doubt: why there may be more of them; empty if there are none.
     """
 
     roles: dict[str, str]
@@ -780,14 +778,14 @@ def _look_up(
     return record.to_bytes(), _Seen(seen, _DOUBT if is_doubtful else DOUBTS[overlap.looked_for])
 
 
-# Where weights begin from a run: its pictures are known again by their looks.
-_DOUBT = "whether the weights had seen others cannot be known of tensors, or of pictures that change"
+# If the weights come from a run, its pictures are recognised by their appearance.
+_DOUBT = "it cannot be determined for tensors, or pictures that change, whether the weights had seen others"
 
 
 def _data_of(
     recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, run: Run
 ) -> tuple[BatchedImages, HeadImages]:
-    """Return the images in batches, and as a head is fitted to them."""
+    """Return the images in batches, and the images for fitting a head."""
     labels = {name: table.of_split(name).labels for name in ("train", "val")}
     preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
     augment = augment_of(recipe, run.extensions.augment)
@@ -808,14 +806,14 @@ def _data_of(
 
 
 def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> None:
-    """Calibrate the saved model, and write its figures on validation images."""
+    """Calibrate the saved model, and write its figures on the validation images."""
     if not len(val):
         run.say("no validation images: the confidences are not calibrated, and there are no figures")
         return
     classifier = load(run.folder).use(images=len(val), device=choose_device(recipe))
     before = correction_of(classifier)
     calibrate_by(run.folder, classifier, lambda: _ask(classifier, val))
-    if correction_of(classifier) != before:  # the head has changed, and what computes has weights of its own
+    if correction_of(classifier) != before:  # the head has changed, and the optimised model has a copy of its weights
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val)
     evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__))
@@ -867,7 +865,7 @@ def _write_report_user_datasets(
         },
         findings=[
             *([f"problem: {spoilt}"] if (spoilt := describe(numbers)) else []),
-            "the images came from datasets, not files: nobody looked for wrong labels",
+            "the images came from datasets, not files, so wrong labels were not searched for",
         ],
         pictures={caption: (folder / PICTURES[caption]).read_bytes() for caption in drawn},
         recipe=without_places(recipe).to_toml(),

@@ -1,6 +1,4 @@
-"""The folder of a run: which folder may become one, the files in it, its log, and metrics.csv with a row for each
-epoch.
-"""
+"""The folder of a run: which folders may become one, its files, its log, and metrics.csv with a row per epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ _FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
 class Run:
     """A run folder with its log and the processes that work on it.
 
-    `whole` is the cross-validation that it is a fold of; `callbacks`, `loggers` and `extensions` are the caller's.
+    A fold has the cross-validation as `whole`. The `callbacks`, `loggers` and `extensions` are the caller's.
     """
 
     folder: Path
@@ -44,7 +42,7 @@ class Run:
     extensions: Extensions = NONE
 
     def say(self, line: str) -> None:
-        """Tell the user, and the log."""
+        """Print a line and write it to the log."""
         if not self.team.is_main:
             return
         self.tell(line)
@@ -54,13 +52,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Observers:
-    """What the caller of a run gives it beside the recipe: receivers of lines and events, and parts of the training.
+    """What a caller passes to a run in addition to the recipe.
 
     Attributes:
-        say: receives each line.
+        say: called with each line of output.
         callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, beside the recipe's.
-        extensions: functions of the caller instead of vitkit's.
+        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
+        extensions: the caller's replacements for parts of the training.
     """
 
     say: Say = print
@@ -76,43 +74,43 @@ class Observers:
 
 
 def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:
-    """Refuse a run folder among the photographs, or above the teacher or the weights that it is to begin from."""
+    """Refuse a run folder that is among the photographs, or contains the teacher or the initial weights."""
     folder = Path("runs" if out is None else out)
     if table.lies_among(folder):
         raise VitkitError(
-            f"the run would be written among the photographs, in {folder}: name another folder with --out"
+            f"the run would be written among the photographs, in {folder}: choose another folder with --out"
         )
     check_overwritten(out, teacher, weights)
 
 
 def check_overwritten(out: str | Path | None, teacher: str | None, weights: str) -> None:
-    """Refuse a run folder that is a file, or above the teacher or the weights that it is to begin from."""
+    """Refuse a run folder that is a file, or contains the teacher or the initial weights."""
     if out is None:
         return
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise VitkitError(f"--out {out} is a file; name a folder that does not exist")
+        raise VitkitError(f"--out {out} is a file; choose a folder that does not exist")
     for what, name in (("teacher", teacher), ("weights", weights)):
         is_there = name is not None and folder.is_dir() and Path(name).exists()
         if is_there and Path(str(name)).resolve().is_relative_to(folder.resolve()):
-            raise VitkitError(f"--out {out} would write over the {what} {name}: choose a new name")
+            raise VitkitError(f"--out {out} would overwrite the {what} {name}: choose a new name")
 
 
 def check_free(folder: Path, *, force: bool) -> None:
-    """Refuse a held folder with something in it, unless it is a run to be written over."""
+    """Refuse a locked folder that is not empty, unless it is a run to be overwritten."""
     if is_empty(folder):
         return
     if not force:
-        raise VitkitError(f"--out {folder} exists and is not empty: choose a new name, or --force to write over it")
+        raise VitkitError(f"--out {folder} exists and is not empty: choose a new name, or overwrite it with --force")
     if not (folder / RECIPE).is_file():
-        raise VitkitError(f"--out {folder} is not empty and no run of vitkit's: choose a new name")
+        raise VitkitError(f"--out {folder} is neither empty nor a run of vitkit: choose a new name")
 
 
 def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool) -> None:
-    """Hold the folder that is asked for, if a run may be written there.
+    """Lock the requested folder, if a run may be written there.
 
     Raises:
-        VitkitError: another process holds it, or there is something in it.
+        VitkitError: another process has locked it, or it is not empty.
     """
     hold.enter_context(exclusive_in(Path(out)))
     check_free(Path(out), force=force)
@@ -127,16 +125,16 @@ def new_run_folder(name: str, hold: ExitStack) -> Path:
 
 
 def lock_run(folder: Path, hold: ExitStack) -> None:
-    """Hold a run that is to go on, and remove what a killed process was writing there.
+    """Lock a run that will be continued, and remove temporary files of a killed process.
 
     Raises:
-        VitkitError: another process holds it, or what it adds lines to is a link, which may lead anywhere.
+        VitkitError: another process has locked it, or a file that lines are added to is a link.
     """
     hold.enter_context(exclusive_in(folder))
     for member in (folder, *folds_in(folder)):
         for name in (LOG, METRICS):
             if (member / name).is_symlink():
-                raise VitkitError(f"{member / name} is a link, and a run adds lines to it: put the file itself there")
+                raise VitkitError(f"{member / name} is a link, but a run appends to it: replace it by the file")
     sweep(folder)
 
 
@@ -145,15 +143,15 @@ def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
     """Print how to resume after an interruption; remove the folder after a failure that leaves no model.
 
     Args:
-        run: which.
-        again: what to call.
+        run: the run.
+        again: the command that continues it.
     """
     try:
         yield
     except Interrupted:
         if not any(run.folder.rglob(WEIGHTS)):
             run.say("stopped before there was a model")
-        run.say(f"to go on: {again}")
+        run.say(f"to continue: {again}")
         raise
     except BaseException:
         if run.team.is_main:
@@ -167,7 +165,7 @@ def reporting(run: Run) -> Iterator[None]:
     try:
         yield
     except Interrupted:
-        run.say(f"stopped; the model is in {run.folder}, its report is not finished")
+        run.say(f"stopped; the model is in {run.folder}, but its report is not finished")
         raise
 
 
@@ -186,8 +184,8 @@ def next_free(name: str) -> Path:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Take back the name of a run that never began."""
-    with suppress(OSError):  # as a rule there is something in it
+    """Remove the folder of a run that never started."""
+    with suppress(OSError):  # it is usually not empty
         folder.rmdir()
 
 
@@ -201,7 +199,7 @@ def discard_if_empty(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove a run from its folder, and nothing else that may be there."""
+    """Remove the files of a run from its folder, and no others."""
     sweep(folder)
     for name in _FILES_OF_RUN:
         (folder / name).unlink(missing_ok=True)
@@ -216,7 +214,7 @@ def clear(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process was writing of a run; other files with such names are not the run's."""
+    """Remove the temporary files of a killed process from a run; other files with such names are kept."""
     for place in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
         for name, path in unfinished(place):
             if (name in (*_FILES_OF_RUN, LAST.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
@@ -225,12 +223,12 @@ def sweep(folder: Path) -> None:
         sweep(fold)
 
 
-ZERO_SHOT = -1  # the row of a model that has learned nothing yet but what its classes are called; epochs count from 0
+ZERO_SHOT = -1  # the row of the zero-shot model, before epoch 0
 COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "lr", "seconds")
 
 
 def append_metrics(path: Path, row: dict[str, Any]) -> None:
-    """Add a row, under a header where the file is new; of other columns than those of every run nothing."""
+    """Append a row, after a header if the file is new. Only the columns that every run has are written."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _columns([row]), lineterminator="\n", extrasaction="ignore")
     if not path.exists():
@@ -262,7 +260,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         if not all(math.isfinite(row["epoch"]) and math.isfinite(row["step"]) for row in rows):
             raise ValueError("a row has no whole number of epochs")
     except (ValueError, TypeError, csv.Error) as error:
-        raise VitkitError(f"{path} is damaged: {error}; delete it, and the run goes on without these curves") from error
+        raise VitkitError(f"{path} is damaged: {error}; delete it to continue without these curves") from error
     return rows
 
 

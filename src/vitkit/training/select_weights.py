@@ -1,9 +1,9 @@
 """Choose among several weights the ones that suit these photographs best.
 
-Each candidate is tested by a linear probe on frozen features, with cross-validation on training images only. Validation
-and test images therefore judge the chosen weights as if they had been named. All candidates see the same images, as
-many as the time allows. The penalty of each probe is chosen on a part that it is not tested on, and copies of a picture
-and images of one scene stay in one part.
+Each candidate is evaluated by a linear probe on frozen features, with cross-validation on training images only. The
+validation and test images therefore still give an unbiased result for the chosen weights. All candidates use the same
+images, as many as the time allows. The penalty of each probe is chosen on images that it is not tested on, and copies
+of a picture and images of one scene stay in one fold.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vitkit.training.probe import MIDDLE, choose_head, compute_features, frozen
 from vitkit.training.recipe import Recipe, Request, candidates, parse_duration
 from vitkit.training.start import Blueprint, Start, blueprint_of, choose_precision, new_classifier, resolve
 
-_ALIKE = 0.05  # a p-value, above which two are not told apart
+_ALIKE = 0.05  # the p-value above which two candidates are not distinguished
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Trial:
     """One of the candidates, with the result of a linear probe on its frozen features.
 
     Attributes:
-        weights: the weights by which they are requested.
-        pixels: height and width of the images; None where it was not opened.
-        seconds: an image, decoded and computed, on this machine.
-        accuracy: the accuracy of cross-validation, with its 95 % interval; of several classes an image the exact match.
-        alike: probability of a difference from the chosen one at least as large where there is none; None of itself.
-        reason: why it was not measured; its other figures are then None.
+        weights: the weights by the name that was requested.
+        pixels: height and width of the images; None if the candidate was not opened.
+        seconds: the seconds per image for decoding and computing on this machine.
+        accuracy: the accuracy in cross-validation with its 95 % interval; the exact match for multi-label data.
+        alike: the p-value of the difference from the chosen candidate; None for that candidate itself.
+        reason: the reason why it was not measured; its other figures are then None.
     """
 
     weights: str
@@ -74,12 +74,12 @@ class Selection:
     """The result of choosing among weights.
 
     Attributes:
-        trials: each of them, in the order asked for.
-        chosen: the weights whose accuracy is the highest; of equal ones those that are quicker.
-        images: the images that each was tested on.
-        of: training images that there are.
+        trials: the candidates, in the requested order.
+        chosen: the weights with the highest accuracy; of equal ones, the fastest.
+        images: the number of images that each candidate was tested on.
+        of: the number of training images.
         parts, tested: the number of folds, and of those for which there was time.
-        budget, seconds: the time that was allowed, and that it took.
+        budget, seconds: the time that was allowed, and the time that it took.
         figure: `accuracy`, or `exact match`.
     """
 
@@ -104,14 +104,14 @@ class Selection:
         """Read what `to_dict` returned.
 
         Raises:
-            VitkitError: it is something else.
+            VitkitError: the content is not a selection.
         """
         try:
             trials = tuple(Trial(**row) for row in stored["trials"])
             renamed = {"budget" if name == "asked" else name: value for name, value in stored.items()}
             return cls(**{**renamed, "trials": trials})
         except (KeyError, TypeError) as error:
-            raise VitkitError(f"{path} is damaged: {error}; delete it, and the report does without") from error
+            raise VitkitError(f"{path} is damaged: {error}; delete it to leave it out of the report") from error
 
     def lines(self) -> list[str]:
         """Describe in words what was done, with a table and remarks."""
@@ -150,10 +150,10 @@ class Selection:
             for trial in alike
             if trial.seconds and best.seconds
         ]
-        worth = f"its {self.figure} above is of the choosing, the best of several"
+        worth = f"its {self.figure} above is the best of several and therefore optimistic"
         return [
-            f"weights {name(self.chosen)}: chosen; {worth}, which looked at no validation or test image",
-            *([f"these images do not tell it from {listed(lines, len(lines))}"] if lines else []),
+            f"weights {name(self.chosen)}: chosen; {worth}; no validation or test image was used",
+            *([f"these images do not distinguish it from {listed(lines, len(lines))}"] if lines else []),
         ]
 
 
@@ -164,12 +164,12 @@ def rank(trial: Trial) -> tuple[float, float]:
 
 
 def no_difference(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], groups: Sequence[int]) -> float:
-    """Return the p-value of a sign test: the probability of such one-sided answers from two equally good models.
+    """Return the p-value of a sign test between two models.
 
     Args:
-        first: which images one has right, (n,).
-        second: the same of the other.
-        groups: a number for each image; those of one number count as one.
+        first: which images the first model classifies correctly, (n,).
+        second: the same for the second model.
+        groups: a number for each image; images with the same number count as one.
     """
     from scipy.stats import binomtest
 
@@ -181,7 +181,7 @@ def no_difference(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], g
 
 PARTS = 5
 FEWEST, MOST = 20, 5_000  # images; the standard error of an accuracy of 90 % is 0.4 % with the most
-LEAST = 40  # images, or two a class: of fewer a candidate is not measured
+LEAST = 40  # images, or two per class, that a candidate needs to be measured
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class SelectionImages:
         """Select at most `MOST` of these training images.
 
         Raises:
-            VitkitError: they are too few to choose by.
+            VitkitError: there are too few.
         """
         trained = [i for i, split in enumerate(table.splits) if split == "train"]
         drawn = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
@@ -211,8 +211,8 @@ class SelectionImages:
         images = cls(table.take(order), tuple(groups[i] for i in order), seed)
         if len(order) < FEWEST or images.parts(len(order)) < 2:
             raise VitkitError(
-                f"{len(order)} training images are too few to choose weights by: it takes {FEWEST} at least, and two "
-                "of some class; name one of the weights"
+                f"{len(order)} training images are too few to choose weights by: at least {FEWEST} are needed, and two "
+                "of some class; name only one of the weights"
             )
         return images
 
@@ -222,7 +222,7 @@ class SelectionImages:
         return min(len(self.table), max(LEAST, 2 * len(self.table.classes)))
 
     def parts(self, count: int) -> int:
-        """Assign the first images to the PARTS of a cross-validation; fewer if the largest class has fewer groups."""
+        """Assign the first images to the folds of a cross-validation; fewer if the largest class has fewer groups."""
         pairs = {(label, self.groups[i]) for i in range(count) for label in self.table.classes_of(i)}
         return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
 
@@ -233,11 +233,11 @@ class SelectionImages:
         return table.task.targets(labels, table.set_targets())
 
 
-_PILOT = 16  # images that tell how long the others will take
-_PLANNED = 0.8  # of the time: the rest is for what takes longer than it seemed
-_FITTED = (64, 512)  # images that tell how long fits take
-_FITS = 3  # of a part, in the time of one: all penalties, each from where the one before ended, and the last
-_CHUNKS = 8  # between which it is asked whether the time is up
+_PILOT = 16  # images that are measured to predict the time of the others
+_PLANNED = 0.8  # fraction of the time that is planned; the rest is a reserve
+_FITTED = (64, 512)  # numbers of images that are fitted to predict the time of fits
+_FITS = 3  # time of a fold in fits: each penalty starts from the previous solution, then the last fit
+_CHUNKS = 8  # the time is checked after each
 
 
 @dataclass(frozen=True)
@@ -246,14 +246,14 @@ class Cost:
 
     Attributes:
         fixed: seconds to open it.
-        each: seconds an image: its features, and its part in fitting the probes.
+        each: seconds per image for its features and its part in fitting the probes.
     """
 
     fixed: float
     each: float
 
     def of(self, images: int) -> float:
-        """Return the seconds for so many images."""
+        """Return the seconds for this many images."""
         return self.fixed + self.each * images
 
 
@@ -263,7 +263,7 @@ class CandidateFeatures:
 
     Attributes:
         features: the features of the first images, (n, D).
-        seconds: an image.
+        seconds: the seconds per image.
         pixels: height and width of the images.
     """
 
@@ -276,13 +276,10 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
     """Measure each candidate on training images, and choose the best.
 
     Args:
-        tried: the model that each candidate would begin with.
-        table: split images, of which no candidate has seen any.
-        groups: a number for each image, the same for those that are not independent.
-        seconds: for all of it.
-
-    Raises:
-        VitkitError: the images are too few, or the time is too short for two candidates.
+        tried: the blueprint of each candidate.
+        table: the split images, of which no candidate has seen any.
+        groups: a number for each image; images with the same number are not independent.
+        seconds: the time for everything.
     """
     started, recipes = time.monotonic(), [candidate.recipe for candidate in tried]
     judges = SelectionImages.of(table, groups, recipes[0].seed)
@@ -320,7 +317,7 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
 def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> tuple[int, list[int]]:
     """Return how many images all candidates can be measured on in time, and which candidates these are.
 
-    The dearest are left out until `least` images of each of the others fit.
+    The slowest candidates are left out until `least` images are affordable for the others.
     """
     kept = sorted(range(len(costs)), key=lambda i: costs[i].of(least))
     while kept and sum(costs[i].of(least) for i in kept) > seconds:
@@ -333,12 +330,12 @@ def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> 
 
 
 def _frozen_encoder(candidate: Blueprint, table: ImageTable) -> Classifier:
-    """Open a candidate's weights as a linear probe uses them."""
+    """Open the weights of a candidate for a linear probe."""
     return new_classifier(blueprint_of(frozen(candidate.recipe), table.classes, candidate.weights), table, "")
 
 
 def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
-    """Measure the cost on a few images, the first of which only warm up."""
+    """Measure the time per image on a few images, after a warm-up."""
     started, recipe = time.monotonic(), candidate.recipe
     pilot = recipe.replace(workers=0, batch_size=_PILOT)
     classifier = _frozen_encoder(candidate, judges.table)
@@ -357,7 +354,7 @@ def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
 
 
 def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
-    """Measure the cost of a cross-validation by fits to noise: small fits have a cost that no image explains."""
+    """Measure the time of a cross-validation with random features; part of it does not depend on the images."""
     K, seconds = len(judges.table.classes), []
     counts = [min(count, len(judges.table)) for count in _FITTED]
     for count in counts:
@@ -370,7 +367,7 @@ def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
 
 
 def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float) -> CandidateFeatures:
-    """Compute features of the first images, as many as there is time for."""
+    """Compute features of the first images, as many as time allows."""
     recipe = candidate.recipe
     classifier = _frozen_encoder(candidate, judges.table)
     precision = choose_precision(recipe.precision, recipe.device)
@@ -395,8 +392,8 @@ class CrossValidation:
     """The result of a cross-validation.
 
     Attributes:
-        right: which of the first images each candidate's probe has right that was not fitted to them, (n,).
-        tested: which of them were tested, (n,).
+        right: for each candidate, which of the first images it classifies correctly in their fold, (n,).
+        tested: which of these images were tested, (n,).
         parts, done: the number of folds, and of those for which there was time.
     """
 
@@ -420,13 +417,13 @@ def _cross_validate(
             right[i] |= _right_of_part(features_of.features[:count], y, fold_of, done, len(judges.table.classes))
         done += 1
         progress("cross-validating", done, parts)
-        if 2 * time.monotonic() - began > deadline:  # another part would end late
+        if 2 * time.monotonic() - began > deadline:  # another fold would exceed the time
             break
     return CrossValidation(right, fold_of < done, parts, done)
 
 
 def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: int) -> Tensor:
-    """Return whether a probe on the other parts classifies each image of this part correctly, (n,)."""
+    """Return whether a probe on the other folds classifies each image of this fold correctly, (n,)."""
     tested = fold_of == part
     judging = fold_of == (part + 1) % int(fold_of.max() + 1)
     fitted = ~(tested | judging)
@@ -462,8 +459,8 @@ def _trials(
 
 def _reason(cost: Cost, least: int, was_tried: bool) -> str:
     if was_tried:
-        return "it was slower than its first images"
-    return "the time was up" if np.isinf(cost.fixed) else f"{least} images would take {cost.of(least):.1f} s"
+        return "it was slower than its first images suggested"
+    return "there was no time left" if np.isinf(cost.fixed) else f"{least} images would take {cost.of(least):.1f} s"
 
 
 def _too_short(recipes: Sequence[Recipe], costs: Sequence[Cost], least: int, seconds: float) -> str:
@@ -473,7 +470,7 @@ def _too_short(recipes: Sequence[Recipe], costs: Sequence[Cost], least: int, sec
     ]
     return (
         f"select_time {seconds:g} s is too short to try two of the weights on {least} images, which take "
-        f"{', '.join(names)}: give it more time, or name one of them"
+        f"{', '.join(names)}: increase it, or name only one of them"
     )
 
 
@@ -482,17 +479,18 @@ def choose_and_resolve(
     reserve: Callable[[ImageTable, Sequence[Recipe]], None],
     runs: Sequence[Path] = (Path("runs"),),
 ) -> tuple[Start, Selection | None]:
-    """`resolve`, of the best of the weights that the request names; how they fared is None where it names one.
+    """Resolve the best of the weights that the request names, and return how the candidates compared.
 
-    Every candidate is resolved as if it alone had been named, and must lead to the same split.
+    Every candidate is resolved as if it alone had been named, and must lead to the same split. If only one set of
+    weights is named, it is resolved without a comparison, and the selection is None.
 
     Args:
-        fields: what is asked for; its `data` must be set.
+        fields: the requested fields; `data` must be set.
         reserve: see `resolve`; receives the recipe of each candidate.
         runs: see `resolve`.
 
     Raises:
-        VitkitError: the data or the recipe cannot be trained on, or a candidate knows some of the images.
+        VitkitError: the data or the recipe cannot be trained on, or a candidate has seen some of the images.
     """
     request = Request.of(fields)
     if request.recipe.select_time is None:
@@ -512,7 +510,7 @@ def choose_and_resolve(
     if place == 0:
         return first, selection
     start = resolve(requests[place], runs=runs)
-    assert start.parts[0].images.table.splits == part.images.table.splits  # which no candidate has a say in
+    assert start.parts[0].images.table.splits == part.images.table.splits  # the split does not depend on the candidate
     return start, selection
 
 
@@ -532,12 +530,12 @@ def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
 
 
 def _refuse_known(images: RunImages, candidate: Blueprint) -> None:
-    """Refuse weights that have learned some of these images: no part of them is a test of what they know."""
+    """Refuse weights that were trained on some of these images, since these cannot test them."""
     weights = candidate.recipe.weights
     record = ancestry_of(candidate.recipe.replace(teacher=None), candidate.pictures, None)
     report_step = partial(progress, f"comparing with {weights}")
     if seen := len(find_overlap(record, images.table, images.facts, report_step).seen()):
         raise VitkitError(
             f"{weights} has seen {seen} of these {len(images.table)} images, so it cannot be compared fairly "
-            "with the others: leave it out, or name the weights that it started from"
+            "with the others: leave it out, or use the weights that it started from"
         )

@@ -36,11 +36,11 @@ from vitkit.system.progress import Say
 from vitkit.system.run_files import BAD_BATCH
 from vitkit.training.distributed import ALONE, ProcessGroup, full_weights, is_sharded, set_full_weights
 
-_IN_A_ROW = 3  # steps left out, until training stops
-_LOWERED = 2  # times that the learning rate is lowered, until training stops
+_IN_A_ROW = 3  # skipped steps in a row after which the training stops
+_LOWERED = 2  # how many times the learning rate is lowered before the training stops
 _FACTOR = 0.1
-_SAVED = 10  # bad batches
-_ADVICE = "try a lower --lr, a longer --warmup"
+_SAVED = 10  # maximum number of bad batches that are saved
+_ADVICE = "try a lower --lr or a longer --warmup"
 
 
 class DivergedError(VitkitError):
@@ -52,9 +52,9 @@ class ValidationOutcome:
     """The result of a validation.
 
     Attributes:
-        logits: (n, K).
-        labels: (n,) true classes.
-        shift: (K,) what of every row of `logits` the model has not learned; None for nothing.
+        logits: the logits, (n, K).
+        labels: the true classes, (n,).
+        shift: a fixed offset of the logits that is not learned, (K,); None for none.
     """
 
     logits: Tensor
@@ -82,7 +82,7 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 
     Args:
         outcome: the outcome of the validation images; with fewer than ten, the result is always False.
-        best_accuracy: the best accuracy of the epochs before.
+        best_accuracy: the best accuracy of earlier epochs.
         fell_before: whether the model has collapsed before in this training; then no further sign is needed.
     """
     logits, labels = outcome.logits.double(), outcome.labels
@@ -98,12 +98,12 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
     shares = labels.bincount() / len(labels)
     entropy = -torch.xlogy(shares, shares).sum().item()
     learned = logits if outcome.shift is None else logits - outcome.shift
-    # One of the two is for classes as frequent as they are: which one, depends on --balance and --prior.
+    # Which of the two is for the actual class frequencies depends on --balance and --prior.
     loss = min(F.cross_entropy(each, labels).item() for each in (logits, learned))
-    ignorant = math.log(logits.shape[1])  # the loss of calling all classes equally likely, which harms nobody
+    ignorant = math.log(logits.shape[1])  # the loss of a uniform prediction, which is no sign of harm
     if loss > max(1.5 * entropy, 1.05 * ignorant) or best_accuracy > outcome.largest_class + 0.1:
         return True
-    relative = learned - learned.mean(dim=1, keepdim=True)  # softmax sees no more than that
+    relative = learned - learned.mean(dim=1, keepdim=True)  # softmax is invariant to the mean
     by_image, by_class = relative.std(dim=0).max().item(), relative.mean(dim=0).std().item()
     return by_image < 0.01 * by_class
 
@@ -112,7 +112,7 @@ class StabilityGuard:
     """Count incidents, report them, and end a training that cannot be saved.
 
     Attributes:
-        lowered: how often the learning rate was lowered.
+        lowered: how many times the learning rate was lowered.
     """
 
     def __init__(self, say: Say, folder: Path | None = None) -> None:
@@ -138,19 +138,19 @@ class StabilityGuard:
         self._bad_in_a_row = 0
 
     def skip_step(self, what: str, batch: Mapping[str, Any]) -> None:
-        """Tell that a step is left out, and keep its batch for a look at it.
+        """Report a skipped step, and save its batch for inspection.
 
         Args:
-            what: is not finite.
-            batch: what is saved; its `epoch`, from 0, and `step` are told.
+            what: the quantity that is not finite.
+            batch: the data to save, including `epoch`, from 0, and `step`.
 
         Raises:
-            DivergedError: it is the third in a row.
+            DivergedError: it is the third skipped step in a row.
         """
         self._bad_in_a_row += 1
         saved = self._save(batch)
         self.say(
-            f"the {what} is not finite in epoch {batch['epoch'] + 1}, after {batch['step']} steps: step left out"
+            f"the {what} is not finite in epoch {batch['epoch'] + 1}, after {batch['step']} steps: step skipped"
             + (f"; its images are in {saved}" if saved else "")
         )
         if self._bad_in_a_row >= _IN_A_ROW:
@@ -167,7 +167,7 @@ class StabilityGuard:
         return path
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
-        """Return whether to continue from the outcome of an epoch, if there are validation images."""
+        """Return False if the model has collapsed in this epoch. Without an outcome the training continues."""
         if outcome is None:
             return True
         if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
@@ -178,21 +178,20 @@ class StabilityGuard:
     def lower(self, epoch: int, what: str) -> None:
         """Lower the learning rate, and report why.
 
-        Args:
-            epoch: the epoch that went wrong, from 0.
-            what: went wrong.
+            epoch: the epoch with the problem, from 0.
+            what: a description of the problem.
 
         Raises:
-            DivergedError: it was lowered twice already.
+            DivergedError: the learning rate was lowered twice already.
         """
         if self.lowered >= _LOWERED:
             raise DivergedError(
-                f"{what} after epoch {epoch + 1}, with a {round(1 / self.lr_scale)}th of the learning rate too:"
-                f" {_ADVICE}, or look at the labels"
+                f"{what} after epoch {epoch + 1}, even with a {round(1 / self.lr_scale)}th of the learning rate:"
+                f" {_ADVICE}, or check the labels"
             )
         self.lowered += 1
         self.say(
-            f"{what} after epoch {epoch + 1}: back to the weights of before, and on with a tenth of the learning rate"
+            f"{what} after epoch {epoch + 1}: restored earlier weights, continuing with a tenth of the learning rate"
         )
 
 
@@ -203,23 +202,23 @@ def all_finite(weights: Mapping[str, Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class StepIndex:
-    """The place of a step: its epoch, its last batch in the epoch, and the number of steps before it."""
+    """The position of a step: its epoch, its last batch in the epoch, and the number of steps before it."""
 
     epoch: int
     batch: int
     step: int
 
 
-Describe = Callable[[Batch, StepIndex], dict[str, Any]]  # what is saved of a bad batch
+Describe = Callable[[Batch, StepIndex], dict[str, Any]]  # returns what is saved of a bad batch
 
 
 class FiniteCheck:
     """Skip a step whose loss or gradient is not finite.
 
     Args:
-        guard: counts the steps that are left out.
-        describe: a batch, to be saved.
-        team: the processes that train together, which leave out the same steps.
+        guard: counts the skipped steps.
+        describe: returns what is saved of a batch.
+        team: the processes that train together; they skip the same steps.
     """
 
     def __init__(self, guard: StabilityGuard, describe: Describe, team: ProcessGroup = ALONE) -> None:
@@ -241,7 +240,7 @@ class FiniteCheck:
         """Return whether to take the step along a gradient of this norm, ().
 
         Raises:
-            DivergedError: it is the third in a row that is left out.
+            DivergedError: it is the third skipped step in a row.
         """
         if self._is_bad():
             shares = self._team.gather(self._bad)
@@ -259,21 +258,21 @@ class FiniteCheck:
         return self._team.any(self._bad is not None)
 
     def settle(self) -> None:
-        """End an epoch; no step is open."""
+        """Finish an epoch. There is nothing to do."""
 
 
-_DEFERRED = 50  # steps after which the device is asked which of them it left out
+_DEFERRED = 50  # steps after which the device reports which of them it skipped
 
 
 class DeferredFiniteCheck:
-    """Lets a fused optimiser leave out such steps by itself, and asks only now and then which ones.
+    """Let a fused optimiser skip such steps by itself, and query only now and then which ones it skipped.
 
-    A GPU would have to wait for the next step while every step is asked about. The optimiser skips a step whose loss or
-    gradient is not finite as it does for a gradient scaler.
+    Querying every step would make a GPU wait. The optimiser skips a step whose loss or gradient is not finite through
+    the mechanism for gradient scalers.
 
     Args:
-        guard: counts the steps that are left out.
-        describe_again: a step's last batch, of which only the index is known by then.
+        guard: counts the skipped steps.
+        describe_again: returns what is saved of the last batch of an earlier step, of which only the index is kept.
     """
 
     def __init__(self, guard: StabilityGuard, describe_again: Callable[[StepIndex], dict[str, Any]]) -> None:
@@ -288,14 +287,14 @@ class DeferredFiniteCheck:
         self._losses = finite if self._losses is None else self._losses & finite
 
     def is_finite(self, norm: Tensor) -> Tensor:
-        """(), whether the losses of this step and the gradient's norm, (), are finite; it lies on the device."""
+        """Return whether the losses of this step and the gradient's norm, (), are finite, (), on the device."""
         return norm.isfinite() if self._losses is None else norm.isfinite() & self._losses
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
-        """Let the optimiser's next step do nothing, should a loss or the gradient's norm, (), not be finite.
+        """Make the optimiser skip its next step if a loss or the gradient's norm, (), is not finite.
 
         Raises:
-            DivergedError: three steps in a row were left out.
+            DivergedError: three steps in a row were skipped.
         """
         finite = self.is_finite(norm)
         self._losses = None
@@ -306,10 +305,10 @@ class DeferredFiniteCheck:
         return True
 
     def settle(self) -> None:
-        """Ask which steps were left out since the last time, as at the end of an epoch.
+        """Query which steps were skipped since the last call, as at the end of an epoch.
 
         Raises:
-            DivergedError: three in a row were left out.
+            DivergedError: three steps in a row were skipped.
         """
         steps, self._open = self._open, []
         finite = torch.stack([each for each, _ in steps]).tolist() if steps else []
@@ -327,10 +326,10 @@ class SafePoint:
     """The weights of the last good epoch, or of the start.
 
     Args:
-        parts: what is trained, and its average if there is one; of the first only what changes is kept.
+        parts: the model in training, and its average if there is one. Of the model only what changes is stored.
 
     Attributes:
-        is_doubtful: whether those are not the ones of the last epoch, of which nobody knows yet whether it was good.
+        is_doubtful: whether the last epoch's weights are not stored yet, because they may be bad.
     """
 
     def __init__(self, model: nn.Module, average: nn.Module | None = None) -> None:
@@ -339,9 +338,9 @@ class SafePoint:
         self._weights: dict[str, Weights] = {}
 
     def remember(self) -> None:
-        """Keep the weights of now."""
+        """Store the current weights."""
         learning = {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
-        learning |= {name for name, _ in self._model.named_buffers()}  # of batch norms what they have seen
+        learning |= {name for name, _ in self._model.named_buffers()}  # the running statistics of batch norms
         if is_sharded(self._model):
             self._weights = {"model": full_weights(self._model)}
         else:
@@ -351,7 +350,7 @@ class SafePoint:
         self.is_doubtful = False
 
     def go_back(self) -> None:
-        """Take up the weights that are kept."""
+        """Restore the stored weights."""
         if is_sharded(self._model):
             set_full_weights(self._model, self._weights["model"])
         else:
@@ -361,16 +360,18 @@ class SafePoint:
         self.is_doubtful = False
 
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
-        """Go back if the last epoch made the model useless, else store its weights; return whether it went back.
+        """Restore the stored weights if the last epoch made the model useless, else store its weights.
+
+        Returns whether the weights were restored.
 
         Args:
-            guard: is asked, and told.
-            outcome: the outcome of the validation images; None without any.
+            guard: detects collapse, and lowers the learning rate.
+            outcome: the outcome of the validation images; None if there are none.
             epoch: the epoch, from 0.
-            is_warm: whether the warm-up is over; before, a model that calls all images the same is given time.
+            is_warm: whether the warm-up is over; before that, predicting one class for all images is allowed.
 
         Raises:
-            DivergedError: it was of no use with a much lower learning rate too.
+            DivergedError: the model was useless even with a much lower learning rate.
         """
         parts = (self._model,) if self._average is None else (self._model, self._average)
         is_finite, is_good = all(all_finite(part.state_dict()) for part in parts), guard.judge(outcome)
@@ -379,7 +380,7 @@ class SafePoint:
         elif is_finite and not is_warm:
             self.is_doubtful = True
         else:
-            what = "the model calls all validation images the same" if is_finite else "the weights are no longer finite"
+            what = "the model predicts one class for all images" if is_finite else "the weights are no longer finite"
             guard.lower(epoch, what)
             self.go_back()
             return True
@@ -390,7 +391,7 @@ class SafePoint:
         return self._weights if self.is_doubtful else None
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Take up what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         self.is_doubtful, self._weights = state is not None, state or {}
 
 
@@ -403,7 +404,7 @@ def _copied(module: nn.Module, names: set[str] | None = None) -> Weights:
 
 
 def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
-    """Add the gradient of a loss to that of the parameters: all of it, or nothing where memory runs out."""
+    """Add the gradient of a loss to the parameters' gradients, or nothing if memory runs out."""
     trained = list(parameters)
     with torch.autocast(loss.device.type, enabled=False):
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)
@@ -413,9 +414,9 @@ def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
 
 
 def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    """Return the gradient with the strides of its parameter, as `backward` leaves it and the optimiser needs it.
+    """Return the gradient with the strides of its parameter, as `backward` produces it and the optimiser needs it.
 
-    Convolutions answer images in channels-last order with gradients in that order.
+    For images in channels-last order, convolutions return gradients in that order.
     """
     if gradient.stride() == parameter.stride():
         return gradient
@@ -426,7 +427,7 @@ class Pieces:
     """The number of images that are computed at once, which is halved when memory runs out.
 
     Attributes:
-        size: the most images at a time; None while a batch fits as a whole.
+        size: the maximum number of images at a time; None while a batch fits as a whole.
     """
 
     def __init__(self, say: Say) -> None:
@@ -434,11 +435,11 @@ class Pieces:
         self._say = say
 
     def each(self, images: int, compute: Callable[[slice], None]) -> None:
-        """Compute all images of a batch, and whatever memory was too small for again in smaller pieces.
+        """Compute all images of a batch, in smaller pieces if memory runs out.
 
         Args:
             images: the number of images in the batch.
-            compute: the compute of a slice of the batch. Where it runs out of memory it must leave nothing behind.
+            compute: computes a slice of the batch. If it runs out of memory, it must not have any effect.
 
         Raises:
             VitkitError: memory is too small for a single image.
@@ -457,7 +458,7 @@ class Pieces:
         except (RuntimeError, MemoryError) as error:
             if not is_memory_short(error):
                 raise
-            return False  # not here: the error holds on to what was computed
+            return False  # outside of the handler, because the error keeps tensors alive
         return True
 
     def _halve(self, size: int, images: int) -> None:
@@ -465,17 +466,17 @@ class Pieces:
             torch.cuda.empty_cache()
         if size == 1:
             raise VitkitError(
-                "memory is too small to train on one image at a time: take a smaller --model or --image-size"
+                "memory is too small to train on one image at a time: use a smaller --model or --image-size"
             )
         self.size = (size + 1) // 2
         self._say(
-            f"out of memory: computing {self.size} images at a time from here on; steps still learn from all {images}"
+            f"out of memory: computing {self.size} images at a time from now on; each step still uses all {images}"
         )
 
 
 @contextmanager
 def optimizer_in_memory() -> Iterator[None]:
-    """Say what helps where the first step of an optimiser, which allocates its moments, runs out of memory."""
+    """Add advice to the error if the first step of an optimiser, which allocates its moments, runs out of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -504,7 +505,7 @@ class RunningStatistics:
         self._team = team
         self._before: list[Tensor] = []
         memory = max((math.ceil(1 / norm.momentum) for norm in self._norms if norm.momentum), default=0)
-        self._steps_to_correct = _MARGIN * memory  # after these the initial values are certainly forgotten
+        self._steps_to_correct = _MARGIN * memory  # after these steps the initial values no longer matter
 
     def start(self) -> None:
         """Prepare for the first step: statistics that came with the weights are continued, not replaced.
@@ -531,7 +532,7 @@ class RunningStatistics:
         """
         if not self._buffers:
             return
-        if self._steps_to_correct:  # later it would change nothing, and each norm costs some small kernels
+        if self._steps_to_correct:  # later it would have no effect, and it takes time
             self._steps_to_correct -= 1
             self._forget_initial_values()
         if self._team.size > 1:

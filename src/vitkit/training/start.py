@@ -1,12 +1,11 @@
-"""Everything that a run starts from, resolved once before anything is written: `resolve` makes a `Start`.
+"""Everything that a run starts from, resolved once before anything is written: `resolve` returns a `Start`.
 
-A start holds the recipe with all fields chosen, the configuration of the model, the plan for its weights, and the
-divided images. A new head begins with zeros or with the text encoder's vectors of the class names; in the second case
-the model is a classifier before any training, and its validation figures are epoch 0 (WiSE-FT, arXiv 2109.01903, sec.
-3).
+A start holds the complete recipe, the configuration of the model, the plan for loading its weights, and the split
+images. A new head starts with zeros or with the text encoder's vectors of the class names. In the second case the model
+is a classifier before any training, and its validation figures are epoch 0 (WiSE-FT, arXiv 2109.01903, sec. 3).
 
-Test images whose label was changed, or which were left out, because a model proposed it, stay in the test with the
-label that they had before, and nothing is learned from them (docs/decisions/0028-label-files.md).
+If a model proposed the label of a test image, or its removal, the image stays in the test with its previous label, and
+is not used for training (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations
@@ -84,16 +83,16 @@ from vitkit.weights.loading import LoadPlan, WeightsSource
 def choose_head_start(
     recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, weights: WeightsSource | None
 ) -> tuple[Recipe, list[str]]:
-    """Choose what the head begins with if the weights have a text encoder; return the recipe and the reason.
+    """Choose the start of the head if the weights have a text encoder; return the recipe and the reasons.
 
     Args:
         recipe: the complete recipe.
-        fields: those that are named.
+        fields: the fields that the user has set.
         table: the images, for their classes.
         weights: the weights that the recipe starts from.
 
     Raises:
-        VitkitError: class names are asked for, and the weights have no text encoder that knows them.
+        VitkitError: class names are requested, and the weights have no text encoder for them.
     """
     if recipe.head_from == "zero" or weights is None:
         return recipe if recipe.head_from == "zero" else recipe.replace(head_from="zero"), []
@@ -108,26 +107,26 @@ def choose_head_start(
     if why is not None or words is None:
         if recipe.head_from == "names":
             raise VitkitError(f"--head-from names: {why}")
-        return recipe.replace(head_from="zero"), [f"the head begins from zero: {why}"] if is_worth_telling else []
+        return recipe.replace(head_from="zero"), [f"the head starts from zero: {why}"] if is_worth_telling else []
     (template,) = published_templates(is_sigmoid=words.is_sigmoid)
     pairs = zip(table.classes, spoken(table.classes), strict=True)
     read = next((f", {name!r} read as {text!r}" for name, text in pairs if name != text), "")
-    line = f"the head begins from the class names, as {template!r}{read}; zero-shot is epoch 0"
+    line = f"the head starts from the class names, as {template!r}{read}; the zero-shot model is epoch 0"
     return recipe.replace(head_from="names", lp_ft=False), [line]
 
 
 def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, words: TextEncoderInfo) -> str | None:
     if fields.get("lp_ft"):
-        return "lp_ft fits it to photographs"
+        return "lp_ft fits the head to the photographs"
     if "pool" in (recipe.model_fields or {}):
-        return "model.pool is another than that which images share with texts"
+        return "model.pool differs from the pooling that the text encoder was trained with"
     if table.task.is_sigmoid and not words.is_sigmoid:
         return (
-            "images may have several classes, and these weights were trained by softmax: they have no probability of a "
-            "class by itself"
+            "images may have several classes, and these weights were trained with softmax, which gives no probability "
+            "of each class on its own"
         )
     why = why_no_words(table.classes) if recipe.head_from == "auto" else None
-    return None if why is None else f"of the class names {why}; --head-from names takes them as they are"
+    return None if why is None else f"the class names are not suitable ({why}); --head-from names uses them anyway"
 
 
 class JudgeStart:
@@ -142,7 +141,7 @@ class JudgeStart:
         self._validate, self._writer = validate, writer
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Skip the check in a resumed run, whose start has been checked."""
+        """Evaluate the model, unless the run is resumed."""
         if state.epoch == 0 and state.step == 0:
             self._validate()
             self._writer.keep_start(state)
@@ -156,11 +155,11 @@ class Blueprint:
     """The model that a training begins with, before it is built and before the numbers of its weights are read.
 
     Attributes:
-        recipe: which asks for it.
+        recipe: the recipe.
         config: the architecture.
-        preprocess: the pixels that it reads.
-        weights: the weights that it starts from, looked at once; None: it starts from none.
-        plan: the plan of reading them, without their head.
+        preprocess: the preprocessing of its images.
+        weights: the weights that it starts from, whose names and shapes have been read; None if it starts from none.
+        plan: the plan for loading them, without their head.
     """
 
     recipe: Recipe
@@ -176,15 +175,15 @@ class Blueprint:
 
 
 def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource | None = None) -> Blueprint:
-    """Return the blueprint of the model that a recipe asks for.
+    """Return the blueprint of the model of a recipe.
 
     Args:
         recipe: the complete recipe.
-        classes: the classes that the model tells apart.
-        weights: the weights that the recipe starts from, where they have been looked at.
+        classes: the classes of the model.
+        weights: the weights that the recipe starts from, if they have been opened already.
 
     Raises:
-        VitkitError: the model cannot be built, or its weights cannot be had or understood.
+        VitkitError: the model cannot be built, or its weights cannot be obtained or understood.
     """
     if recipe.weights == "none":
         config = config_of(recipe, len(classes))
@@ -199,7 +198,7 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
 
 @contextmanager
 def _offering_scratch(recipe: Recipe) -> Iterator[None]:
-    """Say of published weights that cannot be had that there is another way."""
+    """Add to an error about published weights that training from scratch is possible."""
     try:
         yield
     except VitkitError as error:
@@ -214,17 +213,15 @@ def _check(config: Config, recipe: Recipe) -> None:
         check_buildable(config)
         return
     if config.norm_kind == "batch" and recipe.strategy == "fsdp":
-        raise VitkitError(
-            "norm_kind 'batch' has running statistics, which --strategy fsdp does not share out: take ddp"
-        )
+        raise VitkitError("norm_kind 'batch' has running statistics, which --strategy fsdp does not support: use ddp")
     if recipe.patch_dropout:
         check_patch_dropout(config)
 
 
 def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> Classifier:
-    """Create the untrained classifier for a table's classes; equal seeds give equal weights.
+    """Create the untrained classifier for the classes of a table; equal seeds give equal weights.
 
-    It starts from the recipe's weights with a head of zeros (paper, app. B.1.1) or of the class names, or from none.
+    Pretrained weights get a head of zeros (paper, app. B.1.1) or of the class names.
     """
     recipe, config, plan = blueprint.recipe, blueprint.config, blueprint.plan
     torch.manual_seed(mix_seeds(recipe.seed))
@@ -256,7 +253,7 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
 
 
 def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:
-    """Copy all but the heads, which become `first_head`, or zeros: the first step then moves the head alone."""
+    """Copy all weights except the heads, which become `first_head`, or zeros so that the first step only moves them."""
     target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
     head = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
     heads = {name for name in target.state_dict() if name.startswith(head)}
@@ -281,7 +278,7 @@ def _preprocess(recipe: Recipe, base: Preprocess) -> Preprocess:
 
 
 def augment_of(recipe: Recipe, change: ChangePicture | None = None) -> Augment:
-    """Return the random changes of pictures that a recipe asks for, after the caller's change if there is one."""
+    """Return the random augmentation of a recipe, after the caller's own change of pictures if there is one."""
     strengths: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augment)}
     strengths["crop_scale"] = None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale
     return Augment(**strengths) if change is None else CustomAugment(**strengths, change=change)
@@ -291,18 +288,18 @@ def choose_device(recipe: Recipe) -> str:
     """Choose the device of a run, as Lightning names its accelerators.
 
     Raises:
-        VitkitError: there is no such device here.
+        VitkitError: the machine has no such device.
     """
     return "auto" if recipe.device == "auto" else devices.choose_device(recipe.device)
 
 
 def choose_precision(precision: str, device: str = "auto") -> str:
-    """Resolve `auto` to bfloat16 if the hardware computes in it, else to float32."""
+    """Resolve `auto` to bfloat16 if the hardware supports it, else to float32."""
     return best_precision(device) if precision == "auto" else precision
 
 
 def choose_compile(recipe: Recipe) -> bool:
-    """Return whether torch.compile makes the steps faster: by default on GPUs with its compiler installed."""
+    """Return whether to use torch.compile: by default on GPUs, if a compiler is installed."""
     if recipe.compile != "auto":
         return recipe.compile == "on"
     has_compiler = devices.choose_device(recipe.device) == "cuda" and importlib.util.find_spec("triton") is not None
@@ -310,10 +307,10 @@ def choose_compile(recipe: Recipe) -> bool:
 
 
 def choose_workers(recipe: Recipe, size: tuple[int, int]) -> int:
-    """Processes that prepare images: what the recipe says, else as many as there are cores and shared memory for.
+    """Return the number of processes that prepare images: the recipe's, or as many as cores and shared memory allow.
 
-    None on two cores, where the training step uses both. Each has two batches on their way through /dev/shm, of which
-    containers often have 64 MiB: half of what is free there is taken at most.
+    The default is none on two cores, since the training step uses both. Each process keeps two batches in /dev/shm,
+    which in containers often has 64 MiB. At most half of the free space is used.
     """
     if recipe.workers is not None:
         return recipe.workers
@@ -324,15 +321,15 @@ def choose_workers(recipe: Recipe, size: tuple[int, int]) -> int:
 
 
 def _free_shared_memory() -> int:
-    """Return the bytes of /dev/shm that are free; infinity if there is no such folder."""
+    """Return the free bytes of /dev/shm; infinity if there is no such folder."""
     try:
-        return shutil.disk_usage("/dev/shm").free  # noqa: S108  # asked for its size alone
+        return shutil.disk_usage("/dev/shm").free  # noqa: S108  # only its size is read
     except OSError:
         return sys.maxsize
 
 
 def versions(config: Config | None = None) -> dict[str, str]:
-    """Return the versions of the libraries that a run was made with."""
+    """Return the versions of the libraries for the record of a run."""
     more = (config.library,) if isinstance(config, NetworkConfig) and config.library != "custom" else ()
     libraries = {name: importlib.metadata.version(name) for name in dict.fromkeys((*_LIBRARIES, *more))}
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
@@ -340,17 +337,17 @@ def versions(config: Config | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Proposed:
-    """What models proposed about the labels of a run's images, before the images are split.
+    """The labels that models proposed for a run's images, before the images are split.
 
     Attributes:
-        proposals: the images whose labels were changed, or that are left out.
-        facts: what each file holds that is left out, by its path.
+        proposals: the images whose labels were changed, or that were left out.
+        facts: the file facts of each image that is left out, by its path.
         earlier: runs that may have proposed labels.
-        digests: the beginning of each file's SHA-256, those that are left out included.
-        taught: the record of the runs whose proposals are among the labels now, so that these carry what those runs
-            learned; None: of none that is at hand.
-        teachers: their names.
-        comes_split: the data have splits of their own.
+        digests: the beginning of each file's SHA-256, including images that are left out.
+        taught: the pictures that the proposing runs were trained on, because the labels carry what these runs learned;
+            None if no such record is available.
+        teachers: the names of the proposing runs.
+        comes_split: whether the data has its own splits.
     """
 
     proposals: tuple[Proposal, ...] = ()
@@ -363,13 +360,13 @@ class Proposed:
 
 
 def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: Iterable[Path]) -> Proposed:
-    """Look for labels that models proposed.
+    """Find the labels that models proposed.
 
     Args:
-        images: the readable ones.
+        images: the readable images.
         table: the images as in the source, with the edits of their label file.
-        recipe: settled.
-        places: folders of runs that may have proposed labels, beside those that the recipe names.
+        recipe: the complete recipe.
+        places: folders of runs that may have proposed labels, in addition to those that the recipe names.
     """
     ancestors = [item for item in (recipe.split_from, weights_of(recipe)) if item is not None]
     earlier = earlier_runs(ancestors, places)
@@ -399,7 +396,7 @@ def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
 
 
 def _record_of(run: Earlier) -> PictureRecord | None:
-    """Return what a run knows of its pictures; None if that is gone or damaged."""
+    """Return a run's record of its pictures; None if it is missing or damaged."""
     try:
         return PictureRecord.from_bytes(read_bytes(run.folder / RECORD), run.folder)
     except (VitkitError, OSError):
@@ -407,7 +404,7 @@ def _record_of(run: Earlier) -> PictureRecord | None:
 
 
 def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Recipe) -> list[SplitImages]:
-    """Return the images of a run or of each fold with their proposals, and notes for the reader."""
+    """Return the images of a run or of each fold with their proposals, and notes about them."""
     return [
         replace(
             part,
@@ -419,7 +416,7 @@ def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Re
 
 
 def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[Finding]:
-    """Report that labels contain what earlier runs had learned, and whether that affects the test."""
+    """Report labels that contain what earlier runs have learned, and whether this affects the test."""
     if proposed.taught is None:
         return []
     names, role_of = listed(proposed.teachers), proposed.taught.role_of()
@@ -430,26 +427,26 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[
     )
     if spoilt:
         text = (
-            f"{spoilt} {held_out} images taught {names}, whose proposals are among the labels: what was learned from "
-            "their labels is in those of other images now, which flatters"
+            f"{spoilt} {held_out} images were training images of {names}, which proposed labels of other images here, "
+            "so the figures are too optimistic"
         )
         return [Finding("problem", text)]
     if recipe.split_from is None and recipe.folds is None and not proposed.comes_split:
-        return [Finding("note", f"labels that {names} proposed carry what it had learned, so its split is kept")]
+        return [Finding("note", f"labels that {names} proposed contain what it has learned, so its split is kept")]
     return []
 
 
 def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
-    """Report deleted images with labels that an earlier run had suspected; they would have been errors."""
+    """Report images that an earlier run had suspected and that were deleted; they would have counted as errors."""
     held_out = held_out_split(part.images.table)
     for run in proposed.earlier:
         if run.is_ancestor and (gone := run.gone(proposed.digests, held_out)):
             images = plural(gone, f"{held_out} image of {run.name} is", f"{held_out} images of {run.name} are")
-            yield Finding("warning", f"{images} no longer there, of those whose label it doubted, which flatters")
+            yield Finding("warning", f"{images} missing whose label it had suspected, so figures are too optimistic")
 
 
 def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
-    """Return the proposals, with the split of each image that is left out: the held-out one, or none."""
+    """Return the proposals with the split of each image that is left out: the held-out one, or none."""
     proposals, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
     held_out = held_out_split(images.table)
     left = [
@@ -473,7 +470,7 @@ def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) ->
 def _split(proposal: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int, held_out: str) -> str | None:
     """Return the split that an image would be in if it were not left out.
 
-    It is that of an earlier run, or that in which the data come; else it is drawn with the share that the split has.
+    It is that of an earlier run or of the data, or else drawn at random in proportion to the splits.
     """
     if recipe.folds is None:
         for run in earlier:
@@ -496,13 +493,13 @@ class Start:
     """Everything that a run starts from: its model and its images.
 
     Attributes:
-        blueprint: the model, whose weights have been looked at and not yet read.
-        reasons: why the fields that the user did not set have their values, one line each.
-        table: the data as they were found.
-        parts: the images split, once, or for each fold of a cross-validation.
-        before: what the weights were trained on.
-        findings: what is wrong with the data, however they are split.
-        torn: findings about scenes whose images are spread over two splits.
+        blueprint: the model, whose weights have been opened but not read.
+        reasons: the reasons for the values of fields that the user did not set, one line each.
+        table: the data as in the source.
+        parts: the split images, once or for each fold of a cross-validation.
+        before: the record of what the weights were trained on.
+        findings: problems of the data that do not depend on the split.
+        torn: findings about scenes whose images are in two splits.
     """
 
     blueprint: Blueprint
@@ -515,7 +512,7 @@ class Start:
 
     @property
     def recipe(self) -> Recipe:
-        """Return the recipe with every field chosen."""
+        """Return the complete recipe."""
         return self.blueprint.recipe
 
     @property
@@ -524,7 +521,7 @@ class Start:
         return self.blueprint.config
 
     def released(self) -> Start:
-        """Return the start without its weights, which may occupy memory."""
+        """Return the start without its weights, to free their memory."""
         return replace(self, blueprint=replace(self.blueprint, weights=None, plan=None))
 
     def findings_of(self, part: SplitImages) -> list[Finding]:
@@ -546,8 +543,8 @@ def resolve(
     """Resolve a request: read the data, open the weights, look for problems, and split the images.
 
     Args:
-        fields: what is asked for; its `data` must be set.
-        reserve: called before images are read, which may take long, with what is known by then.
+        fields: the requested fields; `data` must be set.
+        reserve: called with what is known so far, before the images are read, which may take long.
         runs: folders of runs that may have proposed labels of these images.
 
     Raises:
@@ -561,14 +558,14 @@ def resolve(
     recipe, reasons = complete(request, table)
     if reserve is not None:
         reserve(table, recipe)
-    # What cannot be built should fail before the images are read.
+    # A model that cannot be built should fail before the images are read.
     blueprint, of_head = resolve_model(recipe, request.fields, table)
     recipe = blueprint.recipe
     taught = None
     if recipe.teacher is not None:
         taught = load_teacher(recipe.teacher, table.classes, blueprint.config.image_size).pictures
     diagnosis = examine(table, blueprint.preprocess)
-    if diagnosis.table.classes != table.classes:  # no image of a class can be read
+    if diagnosis.table.classes != table.classes:  # a class has no readable image
         blueprint, of_head = resolve_model(recipe, request.fields, diagnosis.table)
         recipe = blueprint.recipe
     groups = list(diagnosis.twins)
@@ -585,15 +582,15 @@ def resolve(
 
 
 def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) -> tuple[Blueprint, list[str]]:
-    """Resolve the model of a recipe, with what depends on its weights and architecture, and notes on both.
+    """Resolve the model of a recipe and the fields that depend on it, and return notes on both.
 
     Args:
         recipe: the complete recipe.
-        fields: those that are named.
+        fields: the fields that the user has set.
         table: the images, for their classes.
 
     Raises:
-        VitkitError: the model cannot be built, or its weights cannot be had or understood.
+        VitkitError: the model cannot be built, or its weights cannot be obtained or understood.
     """
     try:
         weights = None if recipe.weights == "none" else look_at_weights(recipe)
@@ -608,17 +605,17 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
 
 
 def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed) -> list[SplitImages]:
-    """Split the images as the recipe says: once, or with each fold as the test images in turn."""
+    """Split the images: once, or with each fold as the test images in turn."""
     if recipe.folds is None:
         proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
         return [divide(images, recipe, before, proposers)]
     table, groups = images.table, images.groups
     if any(table.splits):
         raise VitkitError(
-            f"{table.name} comes already split; --folds makes its own parts: name a folder of class folders"
+            f"{table.name} is already split, but --folds makes its own splits: pass a folder of class folders"
         )
     if recipe.split[0] <= 0:
-        raise VitkitError(f"split must be three parts with something to train on, not {recipe.split}")
+        raise VitkitError(f"split must be three fractions with a positive one for training, not {recipe.split}")
     overlap = refuse_folds(images, recipe, before)
     fold_of = fold(table, recipe.folds, recipe.seed_of_split, groups)
     train, val, _ = recipe.split
@@ -631,7 +628,7 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
 
 
 def limit(part: SplitImages, most: int, seed: int) -> SplitImages:
-    """Return the images with fewer training images."""
+    """Return the images with at most this many training images."""
     limited = limit_training(part.images.table, most, seed)
     place = {path: i for i, path in enumerate(part.images.table.paths)}
     kept = [place[path] for path in limited.paths]

@@ -29,13 +29,13 @@ class Teacher:
 
     Attributes:
         name: the teacher's name in the recipe.
-        network: images (B, C, h, w) to logits (B, K'), in eval mode.
-        preprocess: the teacher's own pixels.
-        classes: the student's.
-        columns: which of its logits are the student's classes, in the student's order.
-        sha256: of its weights, so that a resumed run has the same teacher.
-        notes: what had to be assumed.
-        pictures: the record of what it was trained on (`data.seen`); None: there is none.
+        network: a network from images (B, C, h, w) to logits (B, K'), in evaluation mode.
+        preprocess: the teacher's preprocessing.
+        classes: the student's classes.
+        columns: the indices of the student's classes among the teacher's logits, in the student's order.
+        sha256: the digest of its weights, so that a resumed run has the same teacher.
+        notes: the assumptions about it.
+        pictures: the record of what it was trained on (`data.seen`); None if there is none.
     """
 
     name: str
@@ -74,14 +74,14 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
     """Load the teacher that a recipe names.
 
     Args:
-        name: a model folder or any checkpoint that `vitkit.load` takes; a torchvision model, with its published
+        name: a model folder or any checkpoint that `vitkit.load` accepts; a torchvision model, with its published
             weights; or NAME:FILE, a torchvision model with its weights in a file, in the student's order of classes.
-        classes: the student's.
-        size: (height, width) that the student sees, for a NAME:FILE that does not say its own.
+        classes: the student's classes.
+        size: the student's image size (height, width), for a NAME:FILE that does not record its own.
 
     Raises:
-        VitkitError: there is no such teacher, it cannot be loaded, it does not know one of the classes, or it has no
-            answer to a picture of the student's.
+        VitkitError: there is no such teacher, it cannot be loaded, it does not know one of the classes, or its output
+            for a picture of the student is not finite.
     """
     teacher = _find(name, classes, size)
     _try(teacher, size)
@@ -89,15 +89,15 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
 
 
 def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
-    """`load_teacher` for a run; if it was begun, with the teacher that it was begun with.
+    """Load the teacher of a run, and check that it is still the same if the run has started.
 
     Raises:
-        VitkitError: as `load_teacher`; or the weights have changed since.
+        VitkitError: see `load_teacher`; or the weights have changed since the start.
     """
     teacher = load_teacher(name, classes, size)
     before = read_description(folder)["provenance"].get("teacher") if is_model_folder(folder) else None
     if before is not None and before["sha256"] != teacher.sha256:
-        raise VitkitError(f"teacher {name} is not the one that the run began with: its weights have changed")
+        raise VitkitError(f"teacher {name} has changed since the start of the run: its weights are different")
     return teacher
 
 
@@ -116,7 +116,7 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
         hint = f" (of torchvision's models, did you mean {' or '.join(close)}?)" if close else ""
         raise VitkitError(f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
-        raise VitkitError(f"teacher {name} reads grey pictures; the student's have three channels")
+        raise VitkitError(f"teacher {name} requires grey pictures, but the student's have three channels")
     assert classifier.report is not None
     notes = tuple(f"teacher: {caveat}" for caveat in classifier.report.caveats())
     columns = _columns(name, classifier.classes, classes)
@@ -140,13 +140,13 @@ def _from_torchvision(name: str, classes: tuple[str, ...]) -> Teacher:
     if not file.is_file() and (switch := offline()):
         raise VitkitError(
             f"teacher {name}: its weights are not in {file}, and {switch} forbids downloading: put them there, "
-            f"or name a file that you have: {name}:FILE"
+            f"or use a file: {name}:FILE"
         )
     try:
         network = models.get_model(name, weights=weights)
-    except (OSError, RuntimeError) as error:  # torch's word for a download that arrived damaged is a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a damaged download
         raise VitkitError(
-            f"teacher {name}: its weights cannot be downloaded ({error}); name a file that you have: {name}:FILE"
+            f"teacher {name}: its weights cannot be downloaded ({error}); use a file: {name}:FILE"
         ) from error
     pixels = weights.transforms()
     preprocess = Preprocess(
@@ -176,9 +176,9 @@ def _from_file(name: str, model: str, file: Path, classes: tuple[str, ...], size
         network.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).partition(":\n")[2].split())[:200]
-        raise VitkitError(f"teacher {name}: {file} is no {model} of {len(classes)} classes: {reason}") from error
+        raise VitkitError(f"teacher {name}: {file} is not a {model} with {len(classes)} classes: {reason}") from error
     preprocess = Preprocess(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    notes = (f"teacher {name}: its classes are taken to be in the student's order, its pixels to be ImageNet's",)
+    notes = (f"teacher {name}: assumed: classes in the order of the student, and normalisation as for ImageNet",)
     columns = torch.arange(len(classes))
     return Teacher(name, network.eval(), preprocess, classes, columns, _hash(network), notes)
 
@@ -192,17 +192,17 @@ def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Ten
 
 
 def _try(teacher: Teacher, size: tuple[int, int]) -> None:
-    """Check before a run begins that the teacher's answers are finite; hard distillation takes NaN for a class."""
+    """Check that the teacher's output is finite, because hard distillation would treat NaN as a class."""
     height, width = size
     try:
         logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))
     except (RuntimeError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise VitkitError(
-            f"teacher {teacher.name} cannot see the student's {height}x{width} pictures: {reason}"
+            f"teacher {teacher.name} cannot process the student's {height}x{width} pictures: {reason}"
         ) from error
     if not logits.isfinite().all():
-        raise VitkitError(f"teacher {teacher.name}: its answer is not finite; its weights are damaged")
+        raise VitkitError(f"teacher {teacher.name}: its output is not finite, so its weights are damaged")
 
 
 def _hash(network: nn.Module) -> str:

@@ -100,7 +100,8 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
         counts = " and ".join(plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
         shown = _list([_pair(table, group, table.splits) for group in leaks], "; ", 3)
         yield Finding(
-            "problem", f"{_pictures(leaks)} in more than one split ({counts}), which flatters results: {shown}"
+            "problem",
+            f"{_pictures(leaks)} in more than one split ({counts}), which inflates results: {shown}",
         )
     harmless = [group for group in copies if not group.is_conflict and not group.is_leak]
     if harmless:
@@ -186,7 +187,7 @@ def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
         splits.setdefault(group, set()).add(split)
     if torn := sum(len(names) > 1 for names in splits.values()):
         scenes = plural(torn, "scene of --group-by is", "scenes of --group-by are")
-        yield Finding("problem", f"{scenes} in more than one of the data's own splits, which flatters results")
+        yield Finding("problem", f"{scenes} in more than one of the data's own splits, which inflates results")
 
 
 def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:

@@ -233,11 +233,11 @@ def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
 
 
 def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
-    """Say in a sentence which variants are better or worse than the reference, by the tests of all pairs together.
+    """Summarise in one sentence which variants are better or worse than the reference.
 
     Args:
-        pairs: the difference of each variant to the same reference.
-        seeds: the trainings of each; with one, only these trained models are tested, not their recipes.
+        pairs: the comparison of each variant with the same reference; p-values are adjusted for all pairs.
+        seeds: the number of seeds. With one seed, the trained models are compared, and not their recipes.
     """
     tested = [(pair, pair if seeds > 1 else pair["trained"]) for pair in pairs]
     better = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] > 0]
@@ -250,8 +250,8 @@ def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
         if labels
     ]
     if open_:
-        parts.append(f"{_named(open_)} cannot be told apart from {reference}")
-    return f"{'under other seeds too' if seeds > 1 else 'as trained, with one seed'}: {'; '.join(parts)}"
+        parts.append(f"{_named(open_)} cannot be distinguished from {reference}")
+    return f"{'also with other seeds' if seeds > 1 else 'as trained, with one seed'}: {'; '.join(parts)}"
 
 
 def _named(labels: Sequence[str]) -> str:
