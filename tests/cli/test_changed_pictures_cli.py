@@ -138,7 +138,7 @@ def test_a_comparison_does_not_go_on_with_other_pictures(
         compare(photos, [name], seeds=2, out=tmp_path / "out", say=lambda _: None, progress=stop, **fields)
     (first,) = (folder for folder in (tmp_path / "out" / "runs").iterdir() if (folder / "report.html").is_file())
     overwrite(held_out(first, "train")[:1])
-    with pytest.raises(VitkitError, match=r"1 of the run's 36 images is no longer what it was: .* begin anew"):
+    with pytest.raises(VitkitError, match=r"1 of the run's 36 images is no longer what it was: .* start again"):
         compare(out=tmp_path / "out", resume=True, say=lambda _: None)
 
 

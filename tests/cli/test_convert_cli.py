@@ -69,7 +69,7 @@ def test_the_ways_out_that_a_refusal_of_several_classes_names_are_ways_out(
     assert (outcome.code, target.exists()) == (2, False)
     assert outcome.err.splitlines() == [
         f"error: the {to} layout has no place for thresholds, and this model may name several classes of an image;",
-        "give --to folder, take `vitkit export`, or leave the head out: --num-classes 0",
+        "use --to folder or `vitkit export`, or leave the head out: --num-classes 0",
     ]
     folder = vitkit("convert", tmp_path / "several", tmp_path / "folder", "--to", "folder")
     assert folder.code == 0 and load(tmp_path / "folder").thresholds == (0.3, 0.5, 0.7)

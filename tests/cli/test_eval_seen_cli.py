@@ -64,7 +64,7 @@ def test_the_held_out_figure_can_be_had_wherever_the_data_are(
     stored = json.loads((run / "split.json").read_text())
     (run / "split.json").write_text(json.dumps({**stored, "root": str(tmp_path / "old")}))
     outcome = vitkit("eval", run)
-    assert (outcome.code, "say where they are: --data-root DIR" in outcome.err) == (2, True)
+    assert (outcome.code, "set their folder with --data-root DIR" in outcome.err) == (2, True)
     new = Path(shutil.copytree(data, tmp_path / "new" / "place"))
     for number, file in enumerate(sorted(new.rglob("*.png")) if is_renamed else ()):
         file.rename(new / f"{number:03}.png")

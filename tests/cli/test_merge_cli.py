@@ -38,7 +38,7 @@ def test_evaluation_takes_it_too(vitkit: Any, trained: Path) -> None:
 def test_other_backends_are_refused(vitkit: Any, trained: Path, data: Path, backend: str) -> None:
     outcome = vitkit("predict", trained, data / "red", "--merge", 2, "--backend", backend)
     assert outcome.code == 2
-    assert f"--merge is computed by backend eager: leave out --backend {backend}" in outcome.err
+    assert f"--merge requires backend eager: leave out --backend {backend}" in outcome.err
 
 
 def test_from_python_the_plain_model_stays_as_it_is(trained: Path) -> None:

@@ -497,7 +497,7 @@ def test_a_full_disk_keeps_the_rows_that_fit(vitkit: Any, trained: Path, here: P
     with disk_of(500):
         outcome = vitkit("predict", trained, "photos", "-o", "out.csv")
     assert outcome.code == 2
-    assert outcome.err == "error: out.csv.partial: File too large; --resume goes on from there\n"
+    assert outcome.err == "error: out.csv.partial: File too large; --resume continues from there\n"
     assert (here / "out.csv.partial").read_bytes() == (here / "whole.csv").read_bytes()[:500]
     assert not (here / "out.csv").exists()
     assert vitkit("predict", trained, "photos", "-o", "out.csv", "--resume").code == 0
@@ -524,7 +524,7 @@ def test_memory_that_is_short_ends_the_command_and_the_rest_can_be_had_later(
         outcome = vitkit(*asked)
     assert outcome.code == 2
     assert outcome.err.splitlines() == [
-        "error: there is too little memory for 4 images at a time: free some, or compute fewer at a time"
+        "error: there is too little memory for 4 images at a time: free memory, or use smaller batches"
     ]
     assert outcome.out.startswith("to go on: vitkit predict --resume ")
     kept = (here / "out.csv.partial").read_bytes()

@@ -410,7 +410,7 @@ def test_scenes_and_copies_are_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"), [("cam", "is found in no path"), ("a/", "finds 'a/' in all"), ("", "in all")]
+    ("pattern", "said"), [("cam", "matches no path"), ("a/", "matches 'a/' in every"), ("", "in every")]
 )
 def test_an_expression_that_tells_nothing_apart_is_refused(pattern: str, said: str) -> None:
     with pytest.raises(VitkitError, match=said):

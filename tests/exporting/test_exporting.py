@@ -129,7 +129,7 @@ def test_a_file_runs_by_its_own_backend(exported: Path) -> None:
         again.use("eager")
     with pytest.raises(VitkitError, match="computes in float32"):
         load_exported(exported / "model.onnx").use(precision="bfloat16")
-    with pytest.raises(VitkitError, match="computes in float32: take --precision float32, or auto"):
+    with pytest.raises(VitkitError, match="computes in float32: use --precision float32, or auto"):
         load_exported(exported / "model.pt2").use(precision="bfloat16")
 
 

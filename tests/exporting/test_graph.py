@@ -135,13 +135,13 @@ def test_openvino_says_where_there_is_no_bfloat16(monkeypatch: pytest.MonkeyPatc
 
     graph = openvino_graph.to_graph(build())
     monkeypatch.setattr(openvino, "_core", Old)
-    with pytest.raises(VitkitError, match="no bfloat16: take --precision float32"):
+    with pytest.raises(VitkitError, match="no bfloat16: use --precision float32"):
         openvino.OpenVINORunner(graph, "bfloat16")
 
 
 def test_a_model_too_large_for_onnx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_graph, "_LARGEST", 1000)
-    with pytest.raises(VitkitError, match="ONNX holds 2: take another dtype, or OpenVINO"):
+    with pytest.raises(VitkitError, match="ONNX file can have 2: use another dtype, or OpenVINO"):
         onnx_graph.to_graph(build())
 
 

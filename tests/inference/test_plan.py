@@ -115,8 +115,8 @@ def test_blocks_of_a_kind_are_timed_once_and_counted_as_often_as_they_are() -> N
 def test_a_measurement_is_said_kept_and_not_repeated(measured: list[str], cache: Path) -> None:
     said: list[str] = []
     assert choose(build(), may_measure=True, say=said.append) == "folded-fused"
-    assert "plan folded-fused, as measured here and kept" in said[0]
-    assert "(times as fast as plain: folded-fused 1.20, folded-batch 1.04); --plan fixes it" in said[0]
+    assert "plan folded-fused, by a stored measurement of this machine" in said[0]
+    assert "(speed-up over plain: folded-fused 1.20, folded-batch 1.04); --plan fixes it" in said[0]
     assert choose(build(seed=1), may_measure=True, say=said.append) == "folded-fused"
     assert choose(build(), may_measure=False, say=said.append) == "folded-fused"
     assert len(measured) == len(said) == 1
@@ -172,9 +172,9 @@ def test_a_fixed_plan_is_taken_and_is_of_eager(measured: list[str]) -> None:
     assert measured == [] and not (cache_folder() / "plans").exists()
     with pytest.raises(VitkitError, match="plan must be one of auto, plain"):
         open_runner(build(), plan="quickest")
-    with pytest.raises(VitkitError, match="--plan is of backend eager: leave it out with --backend openvino"):
+    with pytest.raises(VitkitError, match="--plan requires backend eager: leave it out with --backend openvino"):
         open_runner(build(), "openvino", plan="plain")
-    with pytest.raises(VitkitError, match="--plan is of backend eager: leave it out with --merge"):
+    with pytest.raises(VitkitError, match="--plan requires backend eager: leave it out with --merge"):
         open_runner(build(), merge=2, plan="plain")
 
 

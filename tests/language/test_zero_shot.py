@@ -186,7 +186,7 @@ def test_what_cannot_be_asked_is_refused_in_a_line(folder: Path) -> None:
     ):
         with pytest.raises(VitkitError, match=said):
             zero_shot(folder, classes, templates)
-    with pytest.raises(VitkitError, match="trained by softmax"):
+    with pytest.raises(VitkitError, match="trained with softmax"):
         zero_shot(folder, ["a"], one=False)
 
 

@@ -250,7 +250,7 @@ def test_images_of_several_classes(place: Path, tmp_path: Path) -> None:
     assert {"val_loss", "val_acc", "val_map"} <= start.keys()
     assert start["val_loss"] == pytest.approx(expected.loss, abs=1e-4)
     asked["weights"] = str(place / "clip")
-    with pytest.raises(VitkitError, match="trained by softmax"):
+    with pytest.raises(VitkitError, match="trained with softmax"):
         train({**asked, "head_from": "names"}, tmp_path / "clip", say=said.append)
 
 

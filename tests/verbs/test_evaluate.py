@@ -70,7 +70,7 @@ def test_what_cannot_be_is_refused(trained: Path, values: dict[str, Any], told: 
 
 
 def test_a_classifier_in_memory_has_no_data_of_its_own(trained: Path) -> None:
-    with pytest.raises(VitkitError, match="a classifier in memory has no record of its data: name the data"):
+    with pytest.raises(VitkitError, match="a classifier in memory has no record of its data: pass the data"):
         package.evaluate(load(trained))
 
 

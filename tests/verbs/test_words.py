@@ -278,7 +278,7 @@ def test_text_that_is_no_names_is_refused(text: str, said: str) -> None:
     ("classes", "said"),
     [
         ("daisy", "--classes names 'daisy' alone: it would be the answer to every image"),
-        ("daisy\u200b, rose", r"U\+200B ZERO WIDTH SPACE, which nobody sees: take it out"),
+        ("daisy\u200b, rose", r"U\+200B ZERO WIDTH SPACE, which is invisible: remove it"),
         ("dai\u00adsy, rose", r"U\+00AD SOFT HYPHEN"),
         ("\ufeffdaisy, rose", r"U\+FEFF ZERO WIDTH NO-BREAK SPACE"),
         ("\u3164, rose", r"U\+3164 HANGUL FILLER"),

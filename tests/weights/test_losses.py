@@ -123,7 +123,7 @@ def test_zeros_that_are_meant_are_not_warned_of(tmp_path: Path) -> None:
     state["head.weight"] = torch.zeros_like(state["head.weight"])  # as of some files of ImageNet-21k
     report = load(keep(state, tmp_path / "w.safetensors"), heads=4).report
     assert report is not None
-    told = "the head is all zeros: every class is as likely as any other until it is trained"
+    told = "the head is all zeros: until it is trained, all classes are equally likely"
     assert report.warnings == () and told in report.notes and told in report.caveats()
     assert load(tmp_path / "w.safetensors", 3, heads=4).report.warnings == ()  # type: ignore[union-attr]
 

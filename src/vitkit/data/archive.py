@@ -290,7 +290,9 @@ class _Tree:
             self._files[above].append(name)
         for key in self.index.members:
             if key in self._folders:
-                raise VitkitError(f"{path} contains a file and a folder named {key!r}: create it again with one")
+                raise VitkitError(
+                    f"{path} contains a file and a folder named {key!r}: create the archive again with only one of them"
+                )
 
     def _add_folder(self, key: str) -> None:
         while key not in self._folders:

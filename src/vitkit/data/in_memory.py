@@ -177,7 +177,7 @@ def _levels(array: npt.NDArray[Any], name: str, kind: str) -> npt.NDArray[np.uin
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":
-        raise VitkitError(f"{name} is {_a(kind)} of {array.dtype}: give uint8 from 0 to 255, or floats from 0 to 1")
+        raise VitkitError(f"{name} is {_a(kind)} of {array.dtype}: pass uint8 from 0 to 255, or floats from 0 to 1")
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):  # NaN is neither
         raise VitkitError(
@@ -190,7 +190,7 @@ def _levels(array: npt.NDArray[Any], name: str, kind: str) -> npt.NDArray[np.uin
 
 def _misshapen(name: str, kind: str, shape: tuple[int, ...], axes: str) -> VitkitError:
     return VitkitError(
-        f"{name} is {_a(kind)} of shape {tuple(shape)}, and a picture's is (height, width) or {axes} with C 1, 3 or 4"
+        f"{name} is {_a(kind)} of shape {tuple(shape)}; expected (height, width), or {axes} with C 1, 3 or 4"
     )
 
 

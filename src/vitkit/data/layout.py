@@ -299,16 +299,16 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
         folders, names = alike
         raise VitkitError(
             f"{name}: it is not clear what the classes are, as {listed([below(top, item) for item in folders])} hold "
-            f"folders of the same names ({listed(names)}); if they are splits, call them train, val and test; "
-            "if each is a class, --layout classes"
+            f"folders of the same names ({listed(names)}); if they are splits, name them train, val and test; "
+            "if each is a class, use --layout classes"
         )
     for item in inside(folder):
         parts = next((each for each in grouped(item).values() if is_pair(each)), None)
         if parts is not None:
             named = " and ".join(f"{part.outer.name}/" for part in parts)
             raise VitkitError(
-                f"{name}: {below(top, item)} holds {named}, which look like splits: name the folder {item.path} "
-                f"itself, or take the folders above it for classes with --layout classes"
+                f"{name}: {below(top, item)} contains {named}, which look like splits: pass the folder {item.path} "
+                f"itself, or use --layout classes to treat the folders above it as classes"
             )
 
 

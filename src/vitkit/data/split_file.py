@@ -264,7 +264,9 @@ def locate(table: ImageTable) -> ImageTable:
         return table
     if table.name in DATASETS:
         return replace(table, root=named.materialise(table.name))
-    raise VitkitError(f"the images of {table.name} are no longer in {table.root}: say where they are: --data-root DIR")
+    raise VitkitError(
+        f"the images of {table.name} are no longer in {table.root}: set their folder with --data-root DIR"
+    )
 
 
 def read_contents(split_file: Path) -> dict[str, str]:
@@ -279,7 +281,7 @@ def read_contents(split_file: Path) -> dict[str, str]:
 
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
-    """Return the group numbers of a run's images, by the paths that they have in a table of `images_of_run`."""
+    """Return the group numbers of a run's images, by their paths in `table`, which `images_of_run` returned."""
     groups = groups_from_file(run / GROUPS)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True) if groups else ()
     return {new: groups[old] for old, new in known if old in groups}

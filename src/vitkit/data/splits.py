@@ -321,8 +321,12 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
     matches = [re.search(pattern, path) for path in table.paths]
     names = [match and (match[1] if match.re.groups else match[0]) for match in matches]
     if len(set(names)) == 1:
-        what = f"is found in no path, such as {table.paths[0]!r}" if names[0] is None else f"finds {names[0]!r} in all"
-        raise VitkitError(f"--group-by {pattern!r} {what}; it should find the name of the scene")
+        what = (
+            f"matches no path, such as {table.paths[0]!r}"
+            if names[0] is None
+            else f"matches {names[0]!r} in every path"
+        )
+        raise VitkitError(f"--group-by {pattern!r} {what}; it should match the part of the path that names the scene")
     forest, first = Forest(len(table)), dict[str, int]()
     for i, (name, group) in enumerate(zip(names, groups, strict=True)):
         forest.join(i, group)

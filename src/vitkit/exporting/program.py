@@ -436,5 +436,5 @@ def open_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:
     program = read_program(path)
     runner = ProgramRunner(program)
     if precision not in ("auto", runner.precision):
-        raise VitkitError(f"{path} computes in {runner.precision}: take --precision {runner.precision}, or auto")
+        raise VitkitError(f"{path} computes in {runner.precision}: use --precision {runner.precision}, or auto")
     return runner, program.card

@@ -1,4 +1,4 @@
-"""Compute features of images: what a model sees in them, as vectors."""
+"""Compute features: vectors that describe images."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Features = Literal["head", "class", "mean", "patches"]
 
 
 def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
-    """(B, C, height, width), preprocessed -> features, in float32, which keep no other tokens in memory.
+    """Compute features in float32 of preprocessed images (B, C, height, width).
 
     Args:
         model: the model, on the device of the images.
-        images: what it sees.
-        what: `head`, what the head reads (B, D); `class`, the class token (B, D); `mean`, the mean of the patches
-            (B, D); `patches`, every patch (B, h * w, D), row by row.
+        images: the preprocessed images.
+        what: `head` for the input of the head (B, D), `class` for the class token (B, D), `mean` for the mean of the
+            patches (B, D), or `patches` for every patch (B, h * w, D), row by row.
 
     Raises:
-        VitkitError: the model has no class token.
+        VitkitError: the model has no class token, or no tokens.
     """
     import torch
 
@@ -34,11 +34,11 @@ def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
     if isinstance(model, Network):
         return _of_network(model, images, what)
     if what == "class" and not model.config.class_token:
-        raise VitkitError("the model has no class token: take mean, patches or head")
+        raise VitkitError("the model has no class token: use mean, patches or head")
     with torch.inference_mode():
         tokens = model.forward_features(images)  # (B, N, D)
         if what == "head":
-            return model.forward_head(tokens, pre_logits=True).clone()  # of tokens it may be a view
+            return model.forward_head(tokens, pre_logits=True).clone()  # it may be a view of all tokens
         patches = tokens[:, model.config.prefix_tokens :]
         if what == "mean":
             return patches.mean(dim=1)
@@ -49,6 +49,6 @@ def _of_network(model: Network, images: Tensor, what: Features) -> Tensor:
     import torch
 
     if what != "head":
-        raise VitkitError(f"{model.config.full_name} has no tokens, of which {what} would be: take head")
+        raise VitkitError(f"{model.config.full_name} has no tokens, which {what} requires: use head")
     with torch.inference_mode():
         return model.forward_features(images).clone()

@@ -1,7 +1,7 @@
 """Read and compute many images at once, in order and in bounded memory.
 
-If a backend can compute in several threads (PyTorch on a CPU, OpenVINO), each core reads and computes batches of its
-own from end to end, so that no core waits for another. Any other backend uses the cores by itself; its batches are
+If a backend can compute in several threads (PyTorch on a CPU, OpenVINO), each core reads and computes its own batches
+from start to end, so that no core waits for another. Any other backend uses the cores by itself; its batches are
 computed one at a time while the next ones are read.
 """
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 Row = npt.NDArray[np.float32] | str
 T = TypeVar("T")
-Images = TypeVar("Images", "Tensor", npt.NDArray[np.float32])  # of a model, and of a graph that needs no PyTorch
-_THREADS_HERE = local()  # threads that a computation may take here, while PyTorch is not loaded
+Images = TypeVar("Images", "Tensor", npt.NDArray[np.float32])  # the input of a model, or of a graph without PyTorch
+_THREADS_HERE = local()  # number of threads for a computation in this thread, while PyTorch is not loaded
 
-BATCH, BATCH_ALONE = 8, 32  # of a backend that computes in every thread, and of one that computes a batch at a time
+BATCH, BATCH_ALONE = 8, 32  # batch sizes of backends that compute in every thread, and of others
 
 
 def cores() -> int:
@@ -43,7 +43,7 @@ def cores() -> int:
 def threads() -> int:
     """Return the number of threads to compute with in this thread: PyTorch's number, or ours if it is not loaded.
 
-    It begins as OMP_NUM_THREADS, or the number of cores.
+    Our number is OMP_NUM_THREADS or the number of cores, until `set_threads` changes it.
     """
     of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if of_torch is not None:
@@ -55,7 +55,7 @@ def threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Have computations in this thread take so many. PyTorch's number becomes that of later threads, too."""
+    """Set the number of threads of computations in this thread. PyTorch's number also applies to later threads."""
     of_torch = getattr(sys.modules.get("torch"), "set_num_threads", None)
     if of_torch is not None:
         of_torch(count)
@@ -74,15 +74,15 @@ def flow(
     """Yield each source in order, with its row of the result or the reason why there is none.
 
     Args:
-        sources: paths, or pictures in memory; taken a few batches ahead.
-        read: a source -> (C, height, width), or a reason; called in several threads.
+        sources: paths or pictures in memory; they are taken a few batches ahead.
+        read: converts a source to (C, height, width), or returns an error message; called in several threads.
         compute: (B, C, height, width) -> (B, ...).
-        batch_size: images computed at a time.
-        is_concurrent: several threads may compute at once, each in a thread of its own.
+        batch_size: the number of images in a batch.
+        is_concurrent: whether `compute` may run in several threads at once.
     """
     batches = _in_batches(sources, batch_size)
     start = list(islice(batches, 2))
-    if len(start) < 2:  # too few to share out: each step has all cores
+    if len(start) < 2:  # with so few images, each step uses all cores
         with ThreadPoolExecutor() as pool:
             for batch in start:
                 yield from join(batch, list(pool.map(read, batch)), compute)
@@ -111,7 +111,7 @@ def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def join(sources: list[T], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[T, Row]]:
-    """Return the sources with the rows of all images that could be read, computed in one go."""
+    """Return the sources with their rows; all images that could be read are computed in one batch."""
     readable = [image for image in images if not isinstance(image, str)]
     rows = iter(np.asarray(compute(_stack(readable))) if readable else ())
     return [
@@ -134,8 +134,8 @@ def _if_finite(row: npt.NDArray[np.float32]) -> Row:
 
 @contextmanager
 def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
-    """Threads, their number, and what tells them to stop; each computes in one thread if it may concurrently."""
-    count = cores() if is_concurrent else cores() + 1  # one waits for its turn
+    """Start threads, and yield them, their number, and the event that stops them."""
+    count = cores() if is_concurrent else cores() + 1  # one of them computes
     before, ended = threads(), Event()
     pool = ThreadPoolExecutor(count, initializer=partial(set_threads, 1 if is_concurrent else before))
     try:
@@ -143,7 +143,7 @@ def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]
     finally:
         ended.set()
         pool.shutdown(cancel_futures=True)
-        set_threads(before)  # what the pool's threads have set is also the default of later threads
+        set_threads(before)  # the pool's threads also changed the default of later threads
 
 
 def try_read(read: Callable[[T], Images], source: T) -> Images | str:
@@ -162,5 +162,5 @@ def unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tup
         if not is_memory_short(error):
             raise
         raise ShortageError(
-            f"there is too little memory for {batch_size} images at a time: free some, or compute fewer at a time"
+            f"there is too little memory for {batch_size} images at a time: free memory, or use smaller batches"
         ) from error

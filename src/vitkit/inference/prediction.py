@@ -1,6 +1,6 @@
 """Predictions, and the CSV and JSON Lines files of them.
 
-A `Ranking` has the classes of one image by their probability, sorted as far as they are requested.
+A `Ranking` has the classes of one image by probability, and sorts only as many as are requested.
 
 In files, a prediction is a row. File names may contain anything, including line ends, and need not be UTF-8. Rows are
 collected in `NAME.partial` next to the final file. An incomplete record at its end is ignored, so that a later run can
@@ -35,11 +35,11 @@ Place = tuple[str, float]
 class Ranking(Sequence[Place]):
     """Every class with its probability, most probable first; ties keep the order of the classes.
 
-    It compares and hashes as the tuple of all of them would.
+    It is equal to the tuple of all classes and probabilities, and has the same hash.
 
     Attributes:
-        classes: K names.
-        probabilities: (K,), in their order.
+        classes: the K names.
+        probabilities: their probabilities, (K,).
     """
 
     def __init__(self, classes: Sequence[str], probabilities: npt.NDArray[np.float32]) -> None:
@@ -89,11 +89,12 @@ class Prediction:
 
     Attributes:
         path: the path as the caller named it.
-        label: the most probable class; None when there is no answer. Of a multi-label model the classes that
-            reach their thresholds, in the order of the classes, joined by `;`; "" when none does.
-        confidence: its probability; the lowest of those named, or when none is, 1 - the highest of all.
-        ranking: every class with its probability, the most probable first, sorted as far as it is read (`Ranking`).
-        error: why there is no answer: the image could not be read, or the model's numbers are not finite.
+        label: the most probable class; None if there is no prediction. For a multi-label model, the classes that reach
+            their thresholds, in the order of the classes, joined by `;`; "" if there are none.
+        confidence: the probability of the label. For several classes, the lowest of theirs; for none, 1 - the highest
+            of all.
+        ranking: every class with its probability, the most probable first (`Ranking`).
+        error: why there is no prediction: the image cannot be read, or the model's output is not finite.
     """
 
     path: str
@@ -116,7 +117,7 @@ class Prediction:
 
 
 def rank(path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None) -> Prediction:
-    """Make the prediction from a ranking; `thresholds` (K,) are those of a multi-label model."""
+    """Make the prediction from a ranking; `thresholds` (K,) are given for a multi-label model."""
     if thresholds is None:
         return Prediction(path, *ranking[0], ranking)
     p = ranking.probabilities
@@ -125,21 +126,21 @@ def rank(path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None
     return Prediction(path, JOINT.join(ranking.classes[i] for i in named.tolist()), float(confidence), ranking)
 
 
-ENCODING = ("utf-8", "surrogateescape")  # the bytes of a file name, whatever they are
-_ROUNDING = 1e-6  # of a confidence in a CSV file
+ENCODING = ("utf-8", "surrogateescape")  # keeps any bytes of a file name
+_ROUNDING = 1e-6  # rounding of a confidence in a CSV file
 
 
 class Row(NamedTuple):
-    """One image's row in a prediction file.
+    """The row of one image in a prediction file.
 
     Attributes:
         path: the path as the caller named it.
-        name: the most probable class, trusted or not; None when there is no answer. Of a multi-label model
-            the classes it names, joined by `;`, or "".
-        confidence: its probability.
-        is_rejected: it was not trusted.
-        error: why there is no answer.
-        top: the most probable classes with their probabilities, where more than one was asked for.
+        name: the most probable class, even if it is rejected; None if there is no prediction. For a multi-label model,
+            the predicted classes joined by `;`, or "".
+        confidence: the probability of the label (see `Prediction`).
+        is_rejected: whether the confidence is below the rejection threshold.
+        error: why there is no prediction.
+        top: the most probable classes with their probabilities, if more than one was requested.
     """
 
     path: str
@@ -151,11 +152,11 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str | None:
-        """`name`, unless it was not trusted."""
+        """Return `name`; None if it is rejected."""
         return None if self.is_rejected else self.name
 
     def to_dict(self, *, may_reject: bool) -> dict[str, Any]:
-        """Return the row as a line of a JSON lines file."""
+        """Return the row as the object of a JSON line."""
         row: dict[str, Any] = {"path": self.path, "label": self.label, "confidence": self.confidence}
         if may_reject:
             row["rejected"] = self.name if self.is_rejected else None
@@ -171,9 +172,9 @@ class Columns:
     """The columns of a prediction file.
 
     Attributes:
-        top: how many classes it names, the most probable first.
-        reject: below this confidence the label is withheld; None: no label is.
-        multi: the model is multi-label: its label is not the first of the most probable classes.
+        top: the number of most probable classes with their own columns.
+        reject: the confidence below which the label is withheld; None for no rejection.
+        multi: whether the model is multi-label, so that the label may differ from the most probable class.
     """
 
     top: int = 1
@@ -182,7 +183,7 @@ class Columns:
 
     @property
     def ranks(self) -> range:
-        """Return the ranks of the classes that have columns of their own, the label aside."""
+        """Return the ranks of the classes that have their own columns, apart from the label."""
         return range(1 if self.multi and self.top > 1 else 2, self.top + 1)
 
     def row(self, prediction: Prediction) -> Row:
@@ -204,9 +205,9 @@ class RowFormat(Protocol):
     """A format in which rows are written and read.
 
     Attributes:
-        columns: what a row tells.
-        header: what stands above the rows.
-        opening: how every file of this format begins.
+        columns: the columns of the rows.
+        header: the record before the rows.
+        opening: the beginning of every file of this format.
     """
 
     @property
@@ -223,15 +224,15 @@ class RowFormat(Protocol):
         """Decode a whole record; raise ValueError, TypeError or csv.Error if it has other columns."""
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
-        """Yield the whole records from here to the end of the file; an incomplete last one is skipped."""
+        """Yield the complete records up to the end of the file; an incomplete last one is skipped."""
 
 
 @dataclass(frozen=True)
 class Csv:
     """`path,label,confidence,error[,rejected][,label_2,confidence_2 ...]`.
 
-    Of a multi-label model the further columns begin with `label_1`, and a rejected label without a class is `;`. Text
-    is written so that spreadsheets and terminals do not act upon it (`cells`), unless it is to be raw.
+    For a multi-label model, further columns start with `label_1`, and a rejected label without a class is `;`. Unless
+    `is_raw` is set, text is written so that spreadsheets and terminals do not interpret it (`cells`).
     """
 
     columns: Columns
@@ -290,7 +291,7 @@ class Csv:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One object per line: path, label, confidence, and where they apply rejected, error, top."""
+    """One object per line: path, label, confidence, and if they apply, rejected, error and top."""
 
     columns: Columns
     is_raw: bool = True  # always: JSON has its own escapes
@@ -334,7 +335,7 @@ def _harmless(column: str, cell: str | None) -> str | None:
 
 def _csv_record(cells: Sequence[str | None]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerow(cells)  # so that a cell with either of them is quoted
+    csv.writer(text, lineterminator="\r\n").writerow(cells)  # so that cells with a line end are quoted
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
@@ -355,13 +356,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class Stock:
-    """The rows that exist already, and those that are missing.
+    """The rows that exist already, and the paths without a row.
 
     Attributes:
         missing: the paths without a row, in order.
-        file: the file where the rows are; None when there are none yet.
-        size: bytes to the end of the last whole row.
-        is_in_order: the rows are those of the first paths.
+        file: the file with the rows; None if there are none yet.
+        size: the number of bytes up to the end of the last complete row.
+        is_in_order: whether the rows are those of the first paths.
         tally: the tally of the rows.
     """
 
@@ -378,15 +379,15 @@ def partial_of(out: Path) -> Path:
 
 
 def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
-    """Read the rows that an earlier run left, in the partial or else in the finished file.
+    """Read the rows of an earlier run from the partial file, or else from the finished file.
 
     Args:
         out: the finished file.
-        form: how this run writes.
-        paths: the images that are to have a row; each is named once.
+        form: the format of this run.
+        paths: the images that shall have a row, without repetition.
 
     Raises:
-        VitkitError: the rows there cannot be among those of this run.
+        VitkitError: the file has rows that this run would not write.
     """
     file = next((file for file in (partial_of(out), out) if file.exists()), None)
     if file is None:
@@ -396,23 +397,23 @@ def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
     for span, row in read_rows(file, form):
         if row.path not in has_row:
             raise VitkitError(
-                f"{file} has a row of {row.path}, which is not among the sources: name it too, take out its row, "
-                "or --force to begin anew"
+                f"{file} has a row for {row.path}, which is not among the sources: add it, remove its row, "
+                "or start again with --force"
             )
         if not form.columns.agree_with(row):
-            raise _misfit(file, f"{row.path} was judged by another threshold")
+            raise _misfit(file, f"{row.path} has another rejection threshold")
         is_in_order = is_in_order and row.path == next(order, None)
-        if not has_row[row.path]:  # two processes may have written it
+        if not has_row[row.path]:  # two processes may both have written it
             tally.add(row)
         has_row[row.path], size = True, span.stop
     return Stock([path for path, is_done in has_row.items() if not is_done], file, size, is_in_order, tally)
 
 
 def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
-    """Yield each whole row of a file, and its byte offset.
+    """Yield the byte range and content of each complete row of a file.
 
     Raises:
-        VitkitError: the file holds something else.
+        VitkitError: the file has other content.
     """
     opening, end = form.opening.encode(), len(form.header.encode())
     with file.open("rb") as stream:
@@ -424,7 +425,7 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
             try:
                 row = form.decode(record.decode(*ENCODING))
             except (ValueError, TypeError, csv.Error) as error:
-                raise _misfit(file, f"bytes {start} to {end} are no such row") from error
+                raise _misfit(file, f"bytes {start} to {end} are not such a row") from error
             yield slice(start, end), row
 
 
@@ -432,21 +433,21 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
 def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) -> Iterator[Callable[[Prediction], None]]:
     """Yield a function that adds a prediction's row; after the block, `out` has a row for each path, in order.
 
-    Where the block does not end well, the partial file stays, if it has rows.
+    If the block fails, the partial file is kept if it has rows.
 
     Args:
         out: the finished file.
-        form: how rows are written.
-        paths: the images of the finished file, in order; each is named once.
-        stock: what there is already; the block adds what it says to be missing, in order.
+        form: the format of the rows.
+        paths: the images of the finished file, in order and without repetition.
+        stock: the existing rows; the block must add the missing ones, in order.
 
     Raises:
-        OSError: the file cannot be written; it is named.
+        OSError: the file cannot be written; the error names it.
     """
     partial = partial_of(out)
     if stock.file == out:
         shutil.copyfile(out, partial)
-    with partial.open("ab", buffering=0) as file:  # what was written is in the file, whatever kills the process
+    with partial.open("ab", buffering=0) as file:  # written rows are in the file even if the process is killed
         file.truncate(stock.size)
         try:
             if stock.size == 0:
@@ -469,11 +470,11 @@ def _append(file: FileIO, text: str) -> None:
         while rest:
             rest = rest[file.write(rest) :]
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror}; --resume goes on from there", file.name) from error
+        raise OSError(error.errno, f"{error.strerror}; --resume continues from there", file.name) from error
 
 
 def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str]) -> None:
-    """Write `out` from the rows of `partial`, one for each path; in memory are only the places of the rows."""
+    """Write `out` from the rows of `partial`, one for each path; only the positions of the rows are in memory."""
     number = {path: i for i, path in enumerate(paths)}
     starts = array("q", bytes(8 * len(paths)))
     for span, row in read_rows(partial, form):
@@ -488,5 +489,5 @@ def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str
 
 def _misfit(file: Path, reason: str) -> VitkitError:
     return VitkitError(
-        f"the rows in {file} do not fit ({reason}): give the --top and --reject of before, or --force to begin anew"
+        f"the rows in {file} do not fit ({reason}): use the --top and --reject of before, or start again with --force"
     )

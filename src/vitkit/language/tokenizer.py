@@ -202,7 +202,7 @@ def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
     if lost:
         raise VitkitError(
             f"{path} puts no {' and no '.join(lost)} around a text, as the text encoder has learned it: its "
-            "post_processor is missing or another one; take the file as its publisher has it"
+            "post_processor is missing or a different one; use the publisher's file"
         )
     if not is_clip:
         return
@@ -210,7 +210,7 @@ def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
     if tokenizer.encode("A  Photo").tokens != [_BEGIN, *words[0], *words[1], _END]:
         raise VitkitError(
             f"{path} does not split texts into lower-case words, as CLIP does: its normalizer or pre_tokenizer is "
-            "missing or another one; take the file as its publisher has it"
+            "missing or a different one; use the publisher's file"
         )
 
 

@@ -186,7 +186,9 @@ class ImagesAndWords:
         templates = tuple(templates) or published_templates(is_sigmoid=self.words.is_sigmoid)
         one = not self.words.is_sigmoid if one is None else one
         if not one and not self.words.is_sigmoid:
-            raise VitkitError("this model was trained by softmax: it has no probability of a class by itself")
+            raise VitkitError(
+                "this model was trained with softmax, which gives no probability of each class on its own"
+            )
         bare = vit_of(self.images.model, "classes by name")
         head = self.head(names, templates)
         self._check_apart(names, templates)
@@ -241,7 +243,7 @@ def _checked(classes: Sequence[str]) -> tuple[str, ...]:
         raise VitkitError("--classes names no class: expected names with commas between them")
     for name in names:
         if (unseen := unseen_in(name)) is not None:
-            raise VitkitError(f"--classes: {name!r} has {unseen}, which nobody sees: take it out")
+            raise VitkitError(f"--classes: {name!r} contains {unseen}, which is invisible: remove it")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise VitkitError(f"--classes names {twice[0]!r} twice")

@@ -56,7 +56,7 @@ def check_buildable(config: Config) -> None:
     """Check that `build` accepts a configuration, without creating weights.
 
     Raises:
-        VitkitError: `build` would raise it.
+        VitkitError: see `build`.
     """
     if isinstance(config, NetworkConfig):
         anatomy_of(config)
@@ -112,7 +112,7 @@ def vit_of(model: object, what: str) -> VisionTransformer:
     raise VitkitError(f"{what} requires a Vision Transformer, and this is {name}")
 
 
-UNTRAINED_HEAD = "the head is all zeros: every class is as likely as any other until it is trained"
+UNTRAINED_HEAD = "the head is all zeros: until it is trained, all classes are equally likely"
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,7 @@ def _check_tokens(config: ViTConfig) -> None:
     if config.pool != "map" and (config.pool_heads is not None or config.pool_mlp_size is not None):
         raise VitkitError(f"pool_heads and pool_mlp_size are of pool 'map' alone, not of {config.pool!r}")
     if config.pool == "map" and config.mlp_kind != "mlp":
-        raise VitkitError(
-            f"pool 'map' has a plain MLP of its own: it cannot be combined with mlp_kind {config.mlp_kind!r}"
-        )
+        raise VitkitError(f"pool 'map' has its own MLP, so it cannot be combined with mlp_kind {config.mlp_kind!r}")
     if config.fc_norm and (config.distill_head or config.pool == "token+gap"):
         raise VitkitError("fc_norm normalises one vector: it cannot be combined with distill_head or token+gap")
 
@@ -128,10 +126,10 @@ def _check_positions(config: ViTConfig) -> None:
     for position, divisor in (("learned_2d", 2), ("sincos_1d", 2), ("sincos_2d", 4)):
         if config.position == position and config.hidden_size % divisor:
             raise VitkitError(
-                f"position {position!r} needs a hidden_size divisible by {divisor}, not {config.hidden_size}"
+                f"position {position!r} requires a hidden_size divisible by {divisor}, not {config.hidden_size}"
             )
     if config.position in RELATIVE[1:] and config.prefix_tokens > 1:
-        raise VitkitError(f"position {config.position!r} is of patches and at most one token ahead of them")
+        raise VitkitError(f"position {config.position!r} supports at most one token before the patches")
     if config.position in RELATIVE and config.position_at == "input":
         raise VitkitError(
             f"position {config.position!r} acts inside attention: position_at must be every_layer or shared, not input"
@@ -271,8 +269,7 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     head, which no Vision Transformer here has, so only 0 is accepted.
 
     Raises:
-        VitkitError: an option that takes a class in timm has a counterpart of another kind here, or two options set the
-            same field.
+        VitkitError: a class is passed that has no counterpart here, or two options set the same field.
     """
     fields: dict[str, Any] = {}
     for name, value in options.items():

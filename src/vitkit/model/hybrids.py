@@ -68,7 +68,9 @@ class StandardisedConv2d(nn.Conv2d):
         self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
-        precise = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))  # halves lose small deviations
+        precise = self.weight.to(
+            torch.promote_types(self.weight.dtype, torch.float32)
+        )  # small deviations get lost in half precision
         kernel = standardise(precise, self.kind).to(x.dtype)
         return F.conv2d(pad_same(x, self.kernel_size[0], self.stride[0]), kernel, None, self.stride)
 

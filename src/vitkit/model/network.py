@@ -28,7 +28,7 @@ def on_meta(config: NetworkConfig) -> nn.Module:
     """Build the network on the meta device: its tensors have shapes but no values.
 
     Raises:
-        VitkitError: `build_network` raises it.
+        VitkitError: see `build_network`.
     """
     if config.library == "custom":  # what users write may compute with values
         with torch.random.fork_rng():
@@ -45,8 +45,7 @@ def build_network(config: NetworkConfig) -> nn.Module:
     """Build the library's module with the library's initial weights and a head of at least one class.
 
     Raises:
-        VitkitError: the library has no such network or is not installed, or the network has no layer that a rate is
-            for.
+        VitkitError: the library is not installed or has no such network, or the network has no layer for a rate.
     """
     create = {"torchvision": _from_torchvision, "timm": _from_timm, "custom": _registered}[config.library]
     with warnings.catch_warnings():
@@ -62,14 +61,14 @@ def _from_torchvision(config: NetworkConfig, num_classes: int) -> nn.Module:
     if config.name not in (names := names_of("torchvision")):
         raise VitkitError(_unknown(config, names))
     if config.in_channels != 3:
-        raise VitkitError(f"{config.full_name} takes images of 3 channels, not {config.in_channels}")
+        raise VitkitError(f"{config.full_name} requires images of 3 channels, not {config.in_channels}")
     options: dict[str, Any] = {"num_classes": num_classes}
     if config.name in ("googlenet", "inception_v3"):
         options["aux_logits"] = False  # auxiliary classifiers, which only serve training
     if config.name.startswith("vit_"):
         height, width = config.image_size
         if height != width:
-            raise VitkitError(f"{config.full_name} takes square images, not {height}x{width}")
+            raise VitkitError(f"{config.full_name} requires square images, not {height}x{width}")
         options["image_size"] = height
     network: nn.Module = models.get_model(config.name, weights=None, **options)
     return network
@@ -324,10 +323,10 @@ def anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
     """Find the head and the last feature map by a forward pass on the meta device, which computes no values.
 
     Raises:
-        VitkitError: `Network` raises it.
+        VitkitError: see `Network`.
     """
     config = config.replace(num_classes=max(config.num_classes, 1), dropout=None, drop_path=None)
-    # Another network may be registered under the same name by now.
+    # Meanwhile another network may have been registered under the same name.
     return _anatomy_of.__wrapped__(config) if config.library == "custom" else _anatomy_of(config)
 
 
@@ -343,12 +342,14 @@ def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
         with torch.inference_mode():
             logits = network(torch.empty(1, config.in_channels, height, width, device="meta"))
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
-        raise VitkitError(f"{config.full_name} cannot take {height}x{width} pixels: {first_line(error)}") from error
+        raise VitkitError(
+            f"{config.full_name} does not support images of {height}x{width} pixels: {first_line(error)}"
+        ) from error
     for module, inputs, output in calls:
         if isinstance(module, nn.Linear) and output is logits and output.shape == (1, config.num_classes):
             return NetworkAnatomy(names[module], inputs[0].shape[-1], _last_map(calls, names, config.image_size))
     raise VitkitError(
-        f"{config.full_name} does not end in one Linear that makes the logits, so that it cannot be given other classes"
+        f"{config.full_name} does not end in a single linear layer, so its number of classes cannot be changed"
     )
 
 
@@ -376,7 +377,7 @@ def shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's tensors, by the library's names.
 
     Raises:
-        VitkitError: `Network` raises it.
+        VitkitError: see `Network`.
     """
     network, head = on_meta(config), anatomy_of(config).head
     if config.num_classes == 0:

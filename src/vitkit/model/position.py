@@ -1,15 +1,15 @@
-"""Position embeddings beyond the learned table: 2-D, sinusoids and relative attention (paper, app. D.4).
+"""Position embeddings beyond the learned table: 2-D, sinusoids, relative and rotary (paper, app. D.4, and later work).
 
-Shapes: N tokens, D hidden size, h x w patch grid.
+Relative positions are biases of the attention logits that depend on the offset between two patches: a table of biases,
+or an MLP of the offset.
 
-Biases of the attention's logits by how far apart two patches are: a table of them, or an MLP of the offset. Shapes: H
-heads, N tokens, P patches of a grid (h, w), n of the tokens asked for, O offsets: (2h - 1) (2w - 1).
+Rotary positions rotate q and k by angles that grow with the position of the patch (RoFormer, arXiv 2104.09864). The
+product of a rotated q and a rotated k depends only on their offset, so positions are relative and need no table. On a
+grid, half of the angles depend on the row and half on the column ("axial"), or all on both in learned proportions
+("mixed", arXiv 2403.13298). Prefix tokens are not rotated.
 
-Rotary positions: q and k are turned by angles that grow with their patch's place (RoFormer, arXiv 2104.09864). The
-product of a turned q and a turned k depends on how far apart the two are, so that positions are relative and need no
-table. On a grid half of the angles go by the row and half by the column ("axial"), or by both in proportions that are
-learned ("mixed", arXiv 2403.13298). Tokens ahead of the patches are not turned. Shapes: B batch, H heads, N tokens, P
-patches, n of the tokens asked for, D_h head size, L layers.
+Shapes: B batch, H heads, N tokens, n the first tokens of them that are queries, P patches of a grid (h, w), D hidden
+size, D_h head size, L layers, O offsets: (2h - 1) (2w - 1).
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from torch import Tensor, nn
 
 from vitkit.model.config import Pair, ViTConfig
 
-_OF_TOKEN = 3  # from the class token to a patch, from a patch to it, and its own
+_OF_TOKEN = 3  # biases of the class token: to a patch, from a patch, and to itself
 
 
 class OffsetBias(nn.Module):
-    """What is added to the logits depends on the offset alone, not on the tokens."""
+    """A bias of the attention logits that depends only on the offset, and not on the tokens."""
 
     def bias(self, n: int) -> Tensor:
-        """What is added to the logits of the first n tokens' queries: (H, n, N)."""
+        """Return the bias of the logits of the first n tokens' queries: (H, n, N)."""
         raise NotImplementedError
 
     def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG002
-        """q and k as they are, and the bias (1, H, n, N)."""
+        """Return q and k unchanged, and the bias (1, H, n, N)."""
         return q, k, self.bias(q.shape[-2]).to(q.dtype).unsqueeze(0)
 
 
 class BiasTable(OffsetBias):
-    """A learned number for each offset and head (BEiT, arXiv 2106.08254; Swin, arXiv 2103.14030, sec. 3.2).
+    """A learned bias for each offset and head (BEiT, arXiv 2106.08254; Swin, arXiv 2103.14030, sec. 3.2).
 
-    Key: table (O, H), with three more rows where there is a class token.
+    Key: table (O, H), with three more rows if there is a class token.
     """
 
     index: Tensor
@@ -55,7 +55,7 @@ class BiasTable(OffsetBias):
         self.rebuild_tables(self.table)
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute the fixed index anew, on this tensor's device, after the model left the meta device."""
+        """Compute the fixed index again, on this tensor's device, after the model left the meta device."""
         index = offset_index(self.grid)  # (P, P)
         if self.prefix_tokens:
             to, back, itself = (_offsets(self.grid) + i for i in range(_OF_TOKEN))
@@ -68,9 +68,9 @@ class BiasTable(OffsetBias):
 
 
 class BiasMLP(OffsetBias):
-    """The bias as a small MLP of the offset's logarithm, for any grid (Swin V2, arXiv 2111.09883, sec. 3.3).
+    """A bias that a small MLP computes from the log of the offset, for any grid (Swin V2, arXiv 2111.09883, sec. 3.3).
 
-    A class token has none. Keys: mlp.fc1 (R, 2), mlp.fc2 (H, R).
+    A class token has no bias. Keys: mlp.fc1 (R, 2), mlp.fc2 (H, R).
     """
 
     index: Tensor
@@ -84,7 +84,7 @@ class BiasMLP(OffsetBias):
         self.rebuild_tables(fc1.weight)
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute offsets and index anew, on this tensor's device, after the model left the meta device."""
+        """Compute offsets and index again, on this tensor's device, after the model left the meta device."""
         h, w = (torch.arange(1 - side, side, dtype=torch.float64) for side in self.grid)
         offsets = torch.cartesian_prod(h, w).view(-1, 2)  # (O, 2)
         offsets = offsets.sign() * (1 + offsets.abs()).log()
@@ -103,20 +103,20 @@ def _offsets(grid: Pair) -> int:
 
 
 def offset_index(grid: Pair) -> Tensor:
-    """(P, P): which of the offsets, row by row, lies between two patches."""
+    """Return the index of the offset between each two patches, row by row: (P, P)."""
     h, w = grid
     places = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)  # (P, 2)
     apart = places[:, None] - places[None, :] + torch.tensor([h - 1, w - 1])  # (P, P, 2), from 0
     return apart[..., 0] * (2 * w - 1) + apart[..., 1]
 
 
-# Positions that act inside attention: q (B, H, n, D_h), k (B, H, N, D_h) and the scale of their products -> q and k
-# as they are to be multiplied, and what is added to the scaled products, broadcast to (B, H, n, N).
+# Positions that act inside attention: a function of q (B, H, n, D_h), k (B, H, N, D_h) and the scale of their products.
+# It returns q, k, and what is added to the scaled products, with a shape that broadcasts to (B, H, n, N).
 Relative = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor | None]]
 
 
 def sincos_1d(positions: int, dim: int) -> Tensor:
-    """Fixed sinusoids over a sequence, sines first, then cosines ("Attention is All You Need", sec. 3.5).
+    """Return fixed sinusoids over a sequence, sines first, then cosines ("Attention is All You Need", sec. 3.5).
 
     Returns:
         (positions, dim) float32; dim is even.
@@ -125,9 +125,9 @@ def sincos_1d(positions: int, dim: int) -> Tensor:
 
 
 def sincos_2d(grid: tuple[int, int], dim: int) -> Tensor:
-    """Fixed sinusoids over a grid: the first half of the features encodes the column, the second the row.
+    """Return fixed sinusoids over a grid: the first half of the features encodes the column, the second the row.
 
-    The order is that of MoCo v3 and MAE (arXiv 2111.06377), whose checkpoints hold this very table.
+    The order is that of MoCo v3 and MAE (arXiv 2111.06377), whose checkpoints contain this table.
 
     Returns:
         (h * w, dim) float32, row by row; dim is divisible by 4.
@@ -146,7 +146,7 @@ def _sincos(positions: Tensor, dim: int) -> Tensor:
 
 
 class Learned2D(nn.Module):
-    """Learned halves for row and column, concatenated (app. D.4). Prefix tokens have no place in the grid: zeros.
+    """Learned halves for row and column, concatenated (app. D.4). The position embeddings of prefix tokens are zeros.
 
     Keys: y (tables, h, D/2), x (tables, w, D/2).
     """
@@ -158,7 +158,7 @@ class Learned2D(nn.Module):
         self.x = nn.Parameter(torch.zeros(tables, config.grid[1], config.hidden_size // 2))
 
     def forward(self, table: int) -> Tensor:
-        """The positions of one table, (N, D)."""
+        """Return the positions of one table, (N, D)."""
         y, x = self.y[table], self.x[table]  # (h, D/2), (w, D/2)
         grid = torch.cat([y[:, None].expand(-1, len(x), -1), x[None, :].expand(len(y), -1, -1)], dim=-1)  # (h, w, D)
         return F.pad(grid.flatten(0, 1), (0, 0, self.prefix_tokens, 0))
@@ -175,7 +175,7 @@ class Sinusoids(nn.Module):
         self.rebuild_tables(torch.empty(0))
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute the fixed table anew, of this tensor's device and dtype, after the model left the meta device."""
+        """Compute the fixed table again, in this tensor's device and dtype, after the model left the meta device."""
         config = self.config
         if config.position == "sincos_1d":
             table = sincos_1d(config.tokens, config.hidden_size)
@@ -183,15 +183,15 @@ class Sinusoids(nn.Module):
             table = F.pad(sincos_2d(config.grid, config.hidden_size), (0, 0, config.prefix_tokens, 0))
         self.register_buffer("table", table.to(like), persistent=False)
 
-    def forward(self, table: int) -> Tensor:  # noqa: ARG002  # every layer has the same
-        """The positions, (N, D)."""
+    def forward(self, table: int) -> Tensor:  # noqa: ARG002  # all layers have the same
+        """Return the positions, (N, D)."""
         return self.table
 
 
 class RelativePosition(nn.Module):
-    """Relative attention's extra logits: query times the embedding of the offset between query and key (app. D.4).
+    """Relative attention: logits of the query and the embedding of the offset between query and key (app. D.4).
 
-    The offsets run over the 1-D sequence, class token included; the embeddings are shared by the heads.
+    The offsets are those of the 1-D sequence, including the class token. The heads share the embeddings.
     """
 
     index: Tensor
@@ -203,24 +203,24 @@ class RelativePosition(nn.Module):
         self.rebuild_tables(self.table)
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute the fixed index anew, on this tensor's device, after the model left the meta device."""
+        """Compute the fixed index again, on this tensor's device, after the model left the meta device."""
         sequence = torch.arange(self.tokens, device=like.device)
-        offsets = sequence[:, None] - sequence[None, :] + self.tokens - 1  # p_q - p_k, made a row of the table: (N, N)
+        offsets = sequence[:, None] - sequence[None, :] + self.tokens - 1  # the row of the table for p_q - p_k: (N, N)
         self.register_buffer("index", offsets, persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        """q and k as they are, and the logits (B, H, n, N) of q (B, H, n, D_h), the first n tokens' queries."""
+        """Return q and k unchanged, and the additional logits (B, H, n, N) of q (B, H, n, D_h)."""
         return q, k, scale * self.logits(q)
 
     def logits(self, q: Tensor) -> Tensor:
-        """(B, H, n, D_h) -> (B, H, n, N), not yet scaled."""
+        """Compute the additional logits, not yet scaled: (B, H, n, D_h) -> (B, H, n, N)."""
         B, H, n, _ = q.shape
         by_offset = q @ self.table.to(q.dtype).t()  # (B, H, n, 2N-1)
         return by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))
 
 
 def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinusoids | None, nn.ModuleList | None]:
-    """What is added to the tokens, and what is added to the attention logits (app. D.4)."""
+    """Return what is added to the tokens, and what is added to the attention logits (app. D.4)."""
     tables = config.layers if config.position_at == "every_layer" else 1
     if config.position == "relative":
         return None, nn.ModuleList(RelativePosition(config.tokens, config.head_size) for _ in range(tables))
@@ -235,12 +235,12 @@ def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinus
 
 
 class Turn(NamedTuple):
-    """How one layer turns its q and k.
+    """The rotation of q and k in one layer.
 
     Attributes:
-        cos, sin: cosine and sine of each feature's angle, (N, D_h), or (H, N, D_h) if heads
-            differ; the sine of the first feature of a pair is negative.
-        by_halves: whether feature i turns with i + D_h / 2; else the even ones with the next.
+        cos, sin: cosine and sine of each feature's angle, (N, D_h), or (H, N, D_h) if heads differ. The sine of the
+            first feature of a pair is negative.
+        by_halves: whether feature i is paired with i + D_h / 2; otherwise even features are paired with the next.
     """
 
     cos: Tensor
@@ -248,11 +248,11 @@ class Turn(NamedTuple):
     by_halves: bool
 
     def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, None]:  # noqa: ARG002
-        """q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h), both turned; nothing is added to the logits."""
+        """Rotate q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h); nothing is added to the logits."""
         return self.turned(q), self.turned(k), None
 
     def turned(self, x: Tensor) -> Tensor:
-        """(B, H, n, D_h), of the first n tokens -> the same shape and type."""
+        """Rotate x (B, H, n, D_h) of the first n tokens; shape and dtype stay the same."""
         n = x.shape[-2]
         if x.is_cpu and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
             return self._as_complex(x)
@@ -264,13 +264,14 @@ class Turn(NamedTuple):
         return (x * self.cos[..., :n, :] + across * self.sin[..., :n, :]).to(x.dtype)
 
     def _as_complex(self, x: Tensor) -> Tensor:
-        """The same by products of complex numbers, in a third of the time; always with pairs side by side.
+        """Rotate as `turned`, by complex products, in a third of the time. The features of a pair become adjacent.
 
-        Where halves turn, the features come in another order, in q and k alike, which changes none of their products.
+        With `by_halves`, this changes the order of features in q and k in the same way, so their products stay the
+        same.
         """
         n, D_h = x.shape[-2:]
         a, b = (slice(D_h // 2), slice(D_h // 2, D_h)) if self.by_halves else (slice(0, D_h, 2), slice(1, D_h, 2))
-        dtype = torch.promote_types(self.cos.dtype, torch.float32)  # there are no complex numbers of bfloat16
+        dtype = torch.promote_types(self.cos.dtype, torch.float32)  # bfloat16 has no complex type
         by = torch.complex(self.cos[..., :n, a].to(dtype), self.sin[..., :n, b].to(dtype))  # (n, D_h / 2)
         if self.by_halves:
             pairs = torch.complex(x[..., a].to(dtype), x[..., b].to(dtype))
@@ -280,7 +281,7 @@ class Turn(NamedTuple):
 
 
 class Rotary(nn.Module):
-    """The angles of every layer. Key, where they are learned: freqs (2, L, H, D_h / 2), by column and by row."""
+    """The angles of all layers. Key, if they are learned: freqs (2, L, H, D_h / 2), by column and by row."""
 
     cos: Tensor
     sin: Tensor
@@ -295,8 +296,8 @@ class Rotary(nn.Module):
         self.rebuild_tables(torch.empty(0))
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute the fixed tables anew, on this tensor's device, after the model left the meta device."""
-        dtype = torch.promote_types(like.dtype, torch.float32)  # angles of many turns, rounded, would be others
+        """Compute the fixed tables again, on this tensor's device, after the model left the meta device."""
+        dtype = torch.promote_types(like.dtype, torch.float32)  # large angles would be wrong after rounding
         places = places_of(self.config)
         if self.freqs is None:
             angles = F.pad(axial_angles(self.config, places), (0, 0, self.config.prefix_tokens, 0))  # (N, D_h / 2)
@@ -307,7 +308,7 @@ class Rotary(nn.Module):
             self.register_buffer("places", places.to(like.device, dtype), persistent=False)
 
     def forward(self, layer: int) -> Turn:
-        """How a layer turns q and k."""
+        """Return the rotation of a layer."""
         if self.freqs is None:
             return Turn(self.cos, self.sin, self.config.rotary == "dinov3")
         x, y = self.freqs[:, layer, :, None].to(self.places.dtype)  # (H, 1, D_h / 2)
@@ -316,7 +317,7 @@ class Rotary(nn.Module):
         return self._turn(angles)
 
     def _turn(self, angles: Tensor) -> Turn:
-        """(..., D_h / 2) the angle of each two features that turn together."""
+        """Return the rotation by these angles, one for each pair of features: (..., D_h / 2)."""
         cos, sin = angles.cos(), angles.sin()
         if self.config.rotary == "dinov3":
             return Turn(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1), by_halves=True)
@@ -324,22 +325,22 @@ class Rotary(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Learned frequencies begin as two axes at right angles, turned at random in each head (arXiv 2403.13298)."""
+        """Initialise learned frequencies as two perpendicular axes, rotated at random per head (arXiv 2403.13298)."""
         if self.freqs is None:
             return
         _, L, H, pairs = self.freqs.shape
         falling = _frequencies(pairs // 2, self.config.rotary_base).to(self.freqs)  # (D_h / 4)
         turn = 2 * math.pi * torch.rand(L, H, 1, device=self.freqs.device)
-        turn = torch.stack([turn, turn + math.pi / 2])  # of either axis: (2, L, H, 1)
+        turn = torch.stack([turn, turn + math.pi / 2])  # for both axes: (2, L, H, 1)
         self.freqs[0] = torch.cat([*(falling * turn.cos())], dim=-1)
         self.freqs[1] = torch.cat([*(falling * turn.sin())], dim=-1)
 
 
 def places_of(config: ViTConfig) -> Tensor:
-    """(P, 2) float64: row and column of each patch, in the units that angles are proportional to.
+    """Return row and column of each patch, (P, 2) float64, in the units of the angles.
 
-    Patches are counted; `rotary_grid` stretches the count to that grid, so that images of every size span what the
-    model was trained on (EVA-02, arXiv 2303.11331). DINOv3 has the centres of patches between -1 and 1 instead
+    The units are patches. `rotary_grid` scales them to that grid, so that images of every size cover the range that the
+    model was trained on (EVA-02, arXiv 2303.11331). In DINOv3, the centres of patches are between -1 and 1 instead
     (arXiv 2508.10104).
     """
     axes = []
@@ -354,7 +355,7 @@ def places_of(config: ViTConfig) -> Tensor:
 
 
 def axial_angles(config: ViTConfig, places: Tensor) -> Tensor:
-    """(P, 2) places -> (P, D_h / 2) float64: of one axis with falling frequencies, then of the other."""
+    """Return the angles of positions (P, 2), (P, D_h / 2) float64: those of one axis, then those of the other."""
     frequencies = _frequencies(config.head_size // 4, config.rotary_base)  # (D_h / 4)
     if config.rotary == "dinov3":
         frequencies = 2 * math.pi * frequencies

@@ -101,7 +101,7 @@ VARIANTS: tuple[Variant, ...] = (
         module="vitkit.model.differential",
         handlers={OPTIMIZED: "", GRAPH: "emit", TIMM: "DifferentialTimm"},
         refusals={
-            MAPS: "whose rows are differences of two maps and do not sum to 1: take --method occlusion",
+            MAPS: "whose rows are differences of two maps and do not sum to 1: use --method occlusion",
             MERGING: "in which a merged patch would have to count twice: leave --merge out",
         },
     ),

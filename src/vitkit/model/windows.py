@@ -41,7 +41,7 @@ class Windows:
 
     Attributes:
         grid: the rows and columns of patches.
-        size: the rows and columns of a window; a row of the grid is a window, and so is a column.
+        size: the rows and columns of a window, which may be a whole row or column of the grid.
         prefix: the number of tokens that precede the patches.
     """
 
@@ -64,12 +64,12 @@ class Windows:
         """Compute eqs. 6-7 within the windows: (B, H, n, D_h).
 
         Args:
-            attend: computes eqs. 6-7 of all queries and keys that it receives: (..., n, D_h), (..., N, D_h), (..., N,
-                D_h) and what is added to the logits, which has a shape that broadcasts to (..., n, N).
+            attend: computes eqs. 6-7 for all queries and keys that it receives: (..., n, D_h), (..., N, D_h), (..., N,
+                D_h) and a bias of the logits, which broadcasts to (..., n, N).
             q: (B, H, n, D_h), of the first n tokens.
             k: (B, H, N, D_h).
             v: (B, H, N, D_h).
-            bias: what is added to the logits, (1, H, n, N); None for nothing.
+            bias: the bias of the logits, (1, H, n, N); None for nothing.
         """
         P, n = self.prefix, q.shape[2]
         if P < n < k.shape[2]:  # some of the patches are computed, and windows are not complete
@@ -82,7 +82,7 @@ class Windows:
         return inside if ahead is None else torch.cat([ahead, inside], dim=2)
 
     def split(self, x: Tensor, fill: float = 0) -> Tensor:
-        """Divide the patches into windows, after padding them with a number: (B, H, h*w, C) -> (B, W, H, S, C)."""
+        """Divide the patches into windows, after padding them with `fill`: (B, H, h*w, C) -> (B, W, H, S, C)."""
         (B, H, _, C), (rows, columns), (height, width) = x.shape, self.windows, self.size
         x = x.reshape(B, H, *self.grid, C)
         if any(self.padding):
@@ -98,7 +98,7 @@ class Windows:
         return x[:, :, : self.grid[0], : self.grid[1]].flatten(2, 3)
 
     def _keys(self, x: Tensor) -> Tensor:
-        """Return what the patches of each window attend to: (B, H, N, D_h) -> (B, W, H, P + S, D_h)."""
+        """Return the keys or values of each window: (B, H, N, D_h) -> (B, W, H, P + S, D_h)."""
         patches = self.split(x[:, :, self.prefix :])
         if not self.prefix:
             return patches
@@ -106,7 +106,7 @@ class Windows:
         return torch.cat([prefix, patches], dim=3)
 
     def bias(self, bias: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return what is added to the logits within the windows: (1, W, 1 or H, 1 or S, P + S), of the dtype of `like`.
+        """Return the bias of the logits within the windows: (1, W, 1 or H, 1 or S, P + S), in the dtype of `like`.
 
         Padding gets the lowest number, whose softmax is exactly 0. None if nothing is added.
         """
@@ -124,11 +124,11 @@ class Windows:
         return inside.permute(0, 3, 1, 2)[None].to(like.dtype) + mask[:, :, :, None]
 
     def masked(self, bias: Tensor | None, like: Tensor) -> Tensor:
-        """Return what makes full attention of the first n tokens equal to that within windows: (n, N), or (1, H, n, N).
+        """Return a bias that makes full attention equal to attention within windows: (n, N), or (1, H, n, N).
 
         Args:
-            bias: what is added to the logits anyway, (1, H, n, N); None for nothing.
-            like: (B, H, n, D_h), on whose device and of whose dtype the result is.
+            bias: the bias of the logits in addition to the windows, (1, H, n, N); None for nothing.
+            like: (B, H, n, D_h), which determines device and dtype of the result.
         """
         rows, columns = (
             torch.arange(side, device=like.device) // size for side, size in zip(self.grid, self.size, strict=True)
@@ -172,7 +172,7 @@ def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Ten
         k: (B, H, N, D_h).
         v: (B, H, N, D_h).
         n: the number of queries: those of all tokens, or at most those that precede the patches.
-        bias: what is added to the logits, (1, H, n, N); None for nothing.
+        bias: the bias of the logits, (1, H, n, N); None for nothing.
     """
     writer, P, N, H, D_h = graph.writer, windows.prefix, graph.config.tokens, graph.config.heads, graph.config.head_size
     (h, w), (rows, columns), (height, width), (below, right) = (

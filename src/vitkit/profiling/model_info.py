@@ -370,7 +370,7 @@ def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[C
 
 
 def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
-    """Return a stage for each direct submodule of the network that an image passes, by the library's names."""
+    """Return a stage for each direct submodule that takes part in the forward pass, by the library's names."""
     config, parts = model.config, []
     parts.append(CostStage("image", (*config.image_size, config.in_channels)))
     for name, part in model.network.named_children():

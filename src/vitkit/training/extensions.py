@@ -59,7 +59,7 @@ class Extensions:
         """
         if recipe.method == "probe" and (self.loss or self.optimizer):
             name = "loss" if self.loss else "optimizer"
-            raise VitkitError(f"method probe takes no steps, so {name} is never called: take method full or lora")
+            raise VitkitError(f"method probe takes no steps, so {name} is never called: use method full or lora")
         if recipe.teacher is not None and self.loss:
             raise VitkitError("loss replaces the loss of a teacher: leave out one of them")
 

@@ -98,7 +98,7 @@ def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[A
         raise VitkitError("loggers: an object follows one training, and --folds makes several: name one by logger=")
     if recipe.method == "probe" and (callbacks or loggers or recipe.logger in LOGGERS):
         raise VitkitError(
-            "method probe takes no steps, so callbacks and loggers are never called: take method full or lora"
+            "method probe takes no steps, so callbacks and loggers are never called: use method full or lora"
         )
 
 

@@ -370,17 +370,17 @@ def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, ro
     """Return the images that the run in a folder has recorded; None if `data` names other images."""
     if data is not None:
         if root is not None:
-            raise VitkitError(f"--data-root says where the images of the run are: leave it out, or {data}")
+            raise VitkitError(f"--data-root sets the folder of the run's own images: leave out --data-root, or {data}")
         return None
     from vitkit.data.proposals import proposals_of_run
     from vitkit.data.split_file import images_of_run
 
     if layout != "auto":
-        raise VitkitError(f"--layout {layout} applies to the folders of DATA: name DATA, or leave out the flag")
+        raise VitkitError(f"--layout {layout} applies to the folders of DATA: pass DATA, or leave out the flag")
     if folder is None:
-        raise VitkitError("a classifier in memory has no record of its data: name the data")
+        raise VitkitError("a classifier in memory has no record of its data: pass the data")
     if not (folder / SPLIT).is_file():
-        raise VitkitError(f"{folder} has no record of its data; name the data: vitkit eval {folder} DATA")
+        raise VitkitError(f"{folder} has no record of its data; pass the data: vitkit eval {folder} DATA")
     table = images_of_run(folder / SPLIT, root)
     return replace(table, proposals=proposals_of_run(folder, table))
 

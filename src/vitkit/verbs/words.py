@@ -207,7 +207,7 @@ def _names_in_json(text: str, what: str) -> list[str]:
     except (ValueError, TypeError, AttributeError) as error:
         raise VitkitError(f"{what} names no classes: {error}") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise VitkitError(f"{what} names no classes: expected a list of names, or names by number")
+        raise VitkitError(f"{what} contains no classes: expected a list of names, or an object from number to name")
     return _check_separators(names, what)
 
 

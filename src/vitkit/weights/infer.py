@@ -243,10 +243,10 @@ def _check_kernel(kernel: Shape, known: Known) -> None:
     """
     name = known.theirs("patch_embed.proj.weight")
     if len(kernel) != 4 or 0 in kernel:
-        raise VitkitError(f"{name} must be a convolution, not of shape {kernel}")
+        raise VitkitError(f"{name} must be a convolution kernel with four dimensions, not of shape {kernel}")
     if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(known.fields) and not known.is_hybrid:
         raise VitkitError(
-            f"{name} takes {kernel[1]} channels, not 1 or 3: say in_channels={kernel[1]} if that is meant"
+            f"{name} has {kernel[1]} channels, not 1 or 3: set in_channels={kernel[1]} if this is intended"
         )
     if kernel[2] != kernel[3] and known.fields.get("patch_size") is None:
         raise VitkitError(f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing says so")

@@ -167,8 +167,8 @@ class Evidence:
     Attributes:
         matches: the number of pairs of keypoints that are each other's most similar one.
         agreeing: the number of these matches that agree with the best affine map.
-        off: the median distance of the agreeing keypoints from their mapped positions, in short sides of the picture
-            that is shown larger.
+        off: the median distance of the agreeing keypoints from their mapped positions, as a fraction of the short side
+            of the picture with the larger scale.
         reached: the share of the keypoints in the overlap that have an agreeing keypoint nearby; the lower of the two
             pictures' shares.
         correlation: the correlation of the thumbnails' greys in the overlap; -1 if the overlap is small or uniform.

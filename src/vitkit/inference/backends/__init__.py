@@ -1,4 +1,4 @@
-"""Faster ways to the same logits: which there are, and which suits this machine."""
+"""Backends: faster ways to compute the same logits, and the choice of one for this machine."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ def open_runner(
     """Return a runner of the model in its present state.
 
     Args:
-        model: stays as it is.
-        backend: one of `backend_names()`. `auto` is openvino on a CPU, compile on a GPU; and eager where that is not
-            installed, cannot be opened, or takes longer to prepare than so few images. (On CPUs compile is slower than
-            eager.)
-        precision: one of `PRECISIONS`; `auto` is bfloat16 where the hardware multiplies such numbers, else float32.
-        images: how many will be asked; None for many.
-        merge: patches that are merged away in every layer: quicker, and not quite the same. Backend eager does it.
-        plan: how backend eager computes on a CPU, one of `PLANS`. `auto` is what was measured here and kept; else it is
-            measured now if many images are asked, else `plain`. In float32 it is `plain`, the model itself to the last
-            bit, unless so many images are named.
-        say: receives what was measured.
-        device: `cpu`, `cuda` or `mps`; `auto` is where the model is, if that is no CPU, else a GPU if there is one. A
-            backend that knows processors alone then computes there.
+        model: the model, which is not changed.
+        backend: one of `backend_names()`. `auto` is openvino on a CPU and compile on a GPU. It is eager if that backend
+            is not installed, fails, or takes longer to prepare than it saves for this number of images. (On CPUs
+            compile is slower than eager.)
+        precision: one of `PRECISIONS`; `auto` is bfloat16 if the hardware supports its multiplication, else float32.
+        images: the number of images to predict; None for many.
+        merge: the number of patches that every layer merges, which is faster but changes the results slightly. Only
+            backend eager supports it.
+        plan: how backend eager computes on a CPU, one of `PLANS`. `auto` uses a stored measurement for this machine;
+            without one it measures if there are many images, and otherwise uses `plain`. In float32, `auto` is `plain`,
+            which equals the model bit for bit, unless `images` is large.
+        say: called with a line about the measurement.
+        device: `cpu`, `cuda` or `mps`. `auto` is the model's device unless that is the CPU, else a GPU if there is one.
+            A backend that supports only CPUs then computes on the CPU.
 
     Raises:
         VitkitError: there is no such backend, precision, plan or device; the backend is not installed, cannot run the
-            model, or does not compute on the device that was named; tokens are to be merged by another than eager, or
-            of a model that needs each patch in its place.
+            model, or does not support the requested device; or merging is requested of another backend than eager, or
+            of a model that needs all patches.
     """
     _check(backend, precision, plan, merge)
     here = _place(model, device)
@@ -66,11 +67,11 @@ def open_runner(
         if images is None or images >= row.auto_from:
             try:
                 return row.open(model, precision, here)
-            except (VitkitError, ImportError, RuntimeError):  # not installed, or it cannot run this model
+            except (VitkitError, ImportError, RuntimeError):  # it is not installed, or cannot run this model
                 continue
     from vitkit.inference.backends.torch import eager
 
-    is_unsaid = precision == "bfloat16"  # in float32 whoever names no number has the model itself
+    is_unsaid = precision == "bfloat16"  # in float32, the default is the model itself
     may_measure = is_unsaid if images is None else images >= MANY
     return eager(model, precision, here, plan, may_measure=may_measure, say=say)
 
@@ -85,10 +86,10 @@ def _check(backend: str, precision: str, plan: str, merge: int) -> None:
         raise VitkitError(f"plan must be one of {', '.join(PLANS)}, not {plan!r}")
     if plan != "auto" and (merge or backend not in ("auto", "eager")):
         raise VitkitError(
-            f"--plan is of backend eager: leave it out with {'--merge' if merge else f'--backend {backend}'}"
+            f"--plan requires backend eager: leave it out with {'--merge' if merge else f'--backend {backend}'}"
         )
     if merge and backend not in ("auto", "eager"):
-        raise VitkitError(f"--merge is computed by backend eager: leave out --backend {backend}")
+        raise VitkitError(f"--merge requires backend eager: leave out --backend {backend}")
 
 
 def _place(model: Model, device: str) -> str:

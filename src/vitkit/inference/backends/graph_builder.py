@@ -1,9 +1,9 @@
 """Write a model operation by operation, once for every runtime that takes a graph.
 
-`emit` walks through the model in the order of eqs. 1-4 and gives each operation to a `GraphWriter`, which writes it for
-its runtime. What prediction does not need is left out, with the same logits: the last layer computes only the tokens
-that the head reads, patches are cut by a reshape, and linear parts (the affine part of LayerNorm, LayerScale, and the
-scale of the attention logits) are folded into the next matrix in float64.
+`emit` walks through the model in the order of eqs. 1-4 and passes each operation to a `GraphWriter`, which writes it
+for its runtime. Computations that prediction does not need are left out: the last layer computes only the tokens that
+the head reads, patches are cut by a reshape, and linear parts (the affine part of LayerNorm, LayerScale, and the scale
+of the attention logits) are folded into the next matrix in float64.
 
 Shapes: B batch, C channels, N tokens, n of them computed, D hidden size, H heads, D_h head size, h x w patch grid.
 """
@@ -42,24 +42,24 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
 class GraphWriter(Protocol[V]):
-    """Write operations; `V` is a value in the runtime's language. In shapes, 0 keeps the size of the input."""
+    """The operations of a runtime; `V` is the type of its values. In shapes, 0 keeps the size of the input."""
 
     def images(self, channels: int, height: int, width: int) -> V: ...
     def constant(self, value: Tensor) -> V: ...
     def linear(self, x: V, weight: Tensor) -> V:
-        """x @ weight.T"""
+        """Compute x @ weight.T."""
         ...
 
     def matmul(self, a: V, b: V) -> V: ...
     def add(self, a: V, b: V) -> V: ...
     def multiply(self, a: V, b: V) -> V: ...
     def normalise(self, x: V, size: int, eps: float) -> V:
-        """Mean 0 and deviation 1 along the last axis, which has this size."""
+        """Normalise the last axis, which has this size, to mean 0 and standard deviation 1."""
         ...
 
     def activate(self, x: V, kind: Activation) -> V: ...
     def softmax(self, x: V) -> V:
-        """Along the last axis."""
+        """Compute the softmax along the last axis."""
         ...
 
     def reshape(self, x: V, *shape: int) -> V: ...
@@ -67,7 +67,7 @@ class GraphWriter(Protocol[V]):
     def slice(self, x: V, axis: int, start: int, stop: int) -> V: ...
     def concat(self, parts: Sequence[V], axis: int) -> V: ...
     def repeat(self, tokens: Tensor, images: V) -> V:
-        """(1, n, D) -> (B, n, D), for each of the images."""
+        """Repeat tokens (1, n, D) for each image: (B, n, D)."""
         ...
 
     def mean(self, x: V, axis: int) -> V:
@@ -76,24 +76,24 @@ class GraphWriter(Protocol[V]):
 
     def convolve(self, x: V, kernel: Tensor, stride: int, pads: Pads, groups: int) -> V: ...
     def max_pool(self, x: V, size: int, stride: int, pads: Pads) -> V:
-        """Pool maxima; padding never is the maximum."""
+        """Compute the maximum of each window, ignoring the padding."""
         ...
 
 
-Pads = tuple[int, int, int, int]  # above, left, below, right
+Pads = tuple[int, int, int, int]  # top, left, bottom, right
 
 
 class RelativePositions(Generic[V]):
-    """Emit the effect of positions on the attention of this many heads.
+    """Emit the contribution of relative and rotary positions to attention.
 
-    Shapes: B batch, H heads, N tokens, n of them asked for, D_h head size.
+    Shapes: B batch, H heads, N tokens, n query tokens, D_h head size.
     """
 
     def __init__(self, writer: GraphWriter[V], heads: int, head_size: int) -> None:
         self.writer, self.heads, self.head_size = writer, heads, head_size
 
     def turned(self, relative: Relative | None, x: V, n: int) -> V:
-        """`Turn.turned` of (B, H, n, D_h); the same x where nothing turns it."""
+        """Rotate (B, H, n, D_h) as `Turn.turned` does; return x itself without rotary positions."""
         if not isinstance(relative, Turn):
             return x
         writer, H, D_h = self.writer, self.heads, self.head_size
@@ -115,25 +115,26 @@ class RelativePositions(Generic[V]):
         return logits
 
     def _by_offset(self, relative: RelativePosition, q: V, n: int) -> V:
-        """(B, H, n, D_h) queries -> (B, H, n, N) logits by offset, row i of which begins N - 1 - i entries later.
+        """Compute logits by offset from queries (B, H, n, D_h), and arrange them by key: (B, H, n, N).
 
-        In one row after another that is one step of 2N - 2 a row, so that cutting the rows anew puts them in place.
+        The logits of row i start at offset N - 1 - i. In the flattened rows this is a step of 2N - 2 per row, so
+        cutting them into rows of that length aligns them.
         """
         writer, N, H = self.writer, relative.tokens, self.heads
         by_offset = writer.reshape(writer.linear(q, relative.table.flip(0)), 0, H, n * (2 * N - 1))
         ahead, rest = writer.slice(by_offset, 2, 0, N - 1), writer.slice(by_offset, 2, N - 1, n * (2 * N - 1))
-        rows = writer.slice(writer.concat([rest, ahead], 2), 2, 0, n * (2 * N - 2))  # what was ahead is read by nobody
+        rows = writer.slice(writer.concat([rest, ahead], 2), 2, 0, n * (2 * N - 2))  # the rest is not used
         return writer.slice(writer.reshape(rows, 0, H, n, 2 * N - 2), 3, 0, N)
 
 
 class StemEmitter(Generic[V]):
-    """Emit a stem."""
+    """Emit the ResNet stem of a hybrid."""
 
     def __init__(self, writer: GraphWriter[V]) -> None:
         self.writer = writer
 
     def stem(self, stem: ResNetStem, x: V, side: tuple[int, int]) -> V:
-        """(B, C, height, width) images, and their height and width -> the feature map."""
+        """Convert images (B, C, height, width) to the feature map."""
         writer = self.writer
         x, side = self.convolve(stem.stem.conv, x, side)
         x = writer.activate(self.group_norm(stem.stem.norm, x, side), "relu")
@@ -171,19 +172,19 @@ class StemEmitter(Generic[V]):
 
 
 def _same(side: tuple[int, int], size: int, stride: int) -> Pads:
-    """SAME padding as `stem.pad_same` has it."""
+    """Return SAME padding, as in `stem.pad_same`."""
     down, across = (max((math.ceil(length / stride) - 1) * stride + size - length, 0) for length in side)
     return down // 2, across // 2, down - down // 2, across - across // 2
 
 
-_TINY = 1e-12  # beside a square, so that nothing is divided by 0
+_TINY = 1e-12  # is added to squares to avoid division by 0
 
 
 def emit(model: VisionTransformer, writer: GraphWriter[V]) -> V:
-    """Write the model in eval mode; returns the logits (B, K), or the features of a model without a head (B, D).
+    """Write the model in evaluation mode, and return the logits (B, K), or the features (B, D) without a head.
 
     Raises:
-        VitkitError: the model has a field or part that would be left out.
+        VitkitError: the model has a field or part that is not supported here.
     """
     check(model.config, GRAPH)
     with torch.no_grad():
@@ -270,11 +271,11 @@ class _GraphBuilder(Generic[V]):
         return x if queries is None else self.writer.slice(x, 1, 0, queries)
 
     def mix(self, branch: Branch, x: V, norm: Norm | None, queries: int | None, relative: Relative | None) -> V:
-        """Attention, or what stands in its place; the affine part of `norm` is still to be applied to x."""
+        """Emit attention, or the layer that replaces it; the affine part of `norm` is still to be applied to x."""
         mix = branch.mix
         if isinstance(mix, Attention):
             return self.attention(mix, x, norm, queries, relative, branch.scale)
-        x = x if norm is None else self.affine(x, norm)  # padding cuts a folded shift off at the edge
+        x = x if norm is None else self.affine(x, norm)  # a shift cannot be folded because of the padding
         if not isinstance(mix, ConvMixer):
             (emit_mix,) = handlers_of(self.config, GRAPH)
             mixed: V = emit_mix(self, mix, x, queries, branch.scale)
@@ -363,12 +364,12 @@ class _GraphBuilder(Generic[V]):
         return self._read(pooled, norm, model.head)
 
     def unit(self, x: V) -> V:
-        """(B, P) divided by its length."""
+        """Divide (B, P) by its length."""
         size = self.config.feature_size
         return self.writer.multiply(self.rms(x, 1, size, _TINY), self.writer.constant(torch.full((1, 1), size**-0.5)))
 
     def attend_all(self, pool: AttentionPool, x: V) -> V:
-        """`AttentionPool`: (B, N, D) -> (B, D)."""
+        """Emit `AttentionPool`: (B, N, D) -> (B, D)."""
         writer, D = self.writer, self.config.hidden_size
         k, v = (
             writer.reshape(self.linear(x, *part), 0, 0, pool.heads, D // pool.heads)
@@ -383,7 +384,7 @@ class _GraphBuilder(Generic[V]):
         return self._token(writer.add(x, self.mlp(branch, self.norm(x, pool.norm), pool.norm, 1)), 0)
 
     def _pooled(self, x: V) -> V:
-        """Return what the head reads, without the affine part of the last norm."""
+        """Return the pooled tokens, without the affine part of the last norm."""
         prefix, N = self.config.prefix_tokens, self.config.tokens
         if self.config.pool == "token":
             return self._token(x, 0)
@@ -394,12 +395,12 @@ class _GraphBuilder(Generic[V]):
         return self.writer.reshape(self.writer.slice(x, 1, i, i + 1), 0, self.config.hidden_size)
 
     def _read(self, x: V, norm: Norm | None, layer: nn.Module | None) -> V:
-        """(B, D) or both poolings (B, 2D), normalised -> through the layer, if there is one."""
+        """Apply a layer, if there is one, to the normalised pooled tokens, (B, D), or (B, 2D) for token+gap."""
         twice = 2 if self.config.pool == "token+gap" else 1
         if isinstance(layer, nn.Linear):
             return self.linear(x, *after_norm(layer, norm, twice))
         if layer is not None and not isinstance(layer, nn.Identity):
-            raise VitkitError(f"only the model itself can compute its head, a {type(layer).__name__}")
+            raise VitkitError(f"the head is a {type(layer).__name__}, which only the model itself can compute")
         return x if norm is None else self.affine(x, norm, twice)
 
     # --- pieces ------------------------------------------------------------------------------------
@@ -423,7 +424,7 @@ class _GraphBuilder(Generic[V]):
         return self.writer.activate(x, "gelu_tanh" if act.approximate == "tanh" else "gelu")
 
     def norm(self, x: V, norm: Norm) -> V:
-        """Without the affine part, which `affine` applies, or `after_norm` puts into the next layer."""
+        """Normalise without the affine part, which `affine` applies or `after_norm` folds into the next layer."""
         if isinstance(norm, BatchNorm):
             return x
         size = norm.normalized_shape[0]
@@ -432,13 +433,13 @@ class _GraphBuilder(Generic[V]):
         )
 
     def rms(self, x: V, axis: int, size: int, eps: float) -> V:
-        """Divide the last axis by its root mean square, which is the deviation of it and its negative together."""
+        """Divide the last axis by its root mean square, computed as the deviation of the axis and its negative."""
         writer = self.writer
         both = writer.concat([x, writer.multiply(x, writer.constant(torch.full((1,), -1.0)))], axis)
         return writer.slice(writer.normalise(both, 2 * size, eps), axis, 0, size)
 
     def plain_norm(self, x: V, norm: nn.Module) -> V:
-        """`norm`, whose affine part is in the next layer; nothing where there is none."""
+        """Emit a norm without its affine part; return x itself if there is no norm."""
         return self.norm(x, norm) if isinstance(norm, Norm) else x
 
     def affine(self, x: V, norm: Norm, times: int = 1) -> V:

@@ -1,4 +1,4 @@
-"""The base of runners whose graph is computed outside PyTorch, and the import of OpenVINO. Does not import PyTorch."""
+"""The base class of runners that do not compute in PyTorch, and the import of OpenVINO. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TELEMETRY, _ABSENT = "openvino_telemetry", object()
 
 
 class GraphRunner:
-    """A `Runner` that can also take and return numpy arrays.
+    """A `Runner` that also takes and returns numpy arrays.
 
     Attributes:
-        batch: the only number of images that the graph takes; None for any.
-        outputs: number of logits; None where the graph does not say.
+        batch: the only batch size that the graph accepts; None for any.
+        outputs: the number of logits; None if the graph does not record it.
     """
 
     backend: str
@@ -40,10 +40,10 @@ class GraphRunner:
         return torch.from_numpy(self.answer(images.numpy()))
 
     def answer(self, images: Array) -> Array:
-        """(B, C, height, width) float32 -> (B, K) float32 logits, for any B.
+        """Compute float32 logits (B, K) of images (B, C, height, width) in float32, for any B.
 
         Raises:
-            VitkitError: the runtime cannot compute it, or answers something else.
+            VitkitError: the runtime fails, or returns a result of another shape.
         """
         if self.batch is None:
             return self._answer(np.ascontiguousarray(images))
@@ -53,36 +53,36 @@ class GraphRunner:
         return np.concatenate(list(map(self._answer, pieces)))[: len(images)]
 
     def _answer(self, images: Array) -> Array:
-        """Call `_run`, and turn an error of the runtime into one line."""
+        """Call `_run`, and convert an error of the runtime into one line."""
         try:
             logits = self._run(images)
         except VitkitError:
             raise
-        except Exception as error:  # each runtime has its own kinds
+        except Exception as error:  # the types of errors depend on the runtime
             raise VitkitError(
-                f"the backend {self.backend} cannot compute {images.shape}: {first_line(error)}"
+                f"the backend {self.backend} cannot compute images of shape {images.shape}: {first_line(error)}"
             ) from error
         if logits.shape != (len(images), self.outputs or logits.shape[-1]):
-            raise VitkitError(f"the backend {self.backend} answers {logits.shape} for {len(images)} images")
+            raise VitkitError(f"the backend {self.backend} returned shape {logits.shape} for {len(images)} images")
         return logits
 
     def _run(self, images: Array) -> Array:
-        """(batch, C, height, width), contiguous -> (batch, K)."""
+        """Compute one contiguous batch (batch, C, height, width) -> (batch, K)."""
         raise NotImplementedError
 
 
 def import_openvino() -> Any:
-    """Import the package without the telemetry that its import would send.
+    """Import the package without the telemetry that it would send on import.
 
     Raises:
-        VitkitError: it is not installed.
+        VitkitError: OpenVINO is not installed.
     """
     if sys.modules.get("openvino") is None:
         there = sys.modules.get(_TELEMETRY, _ABSENT)
         sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # as if it were not installed
         try:
-            # The first conversion to numpy's types initialises a static: two threads that do so at once wait for one
-            # another without end, one holding Python's lock and one the static's.
+            # The first conversion to numpy's types initialises a static variable. Two threads that do so at once
+            # deadlock: one holds Python's lock, and the other that of the variable.
             import_module("openvino").Type.f32.to_dtype()
         except ImportError as error:
             raise VitkitError("OpenVINO is not installed: pip install 'vitkit[export]'") from error

@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend. It needs no PyTorch for a file; `onnx_graph` writes the graph of a model."""
+"""The ONNX Runtime backend. It reads files without PyTorch; `onnx_graph` writes the graph of a model."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def from_model(model: Model, precision: str) -> Runner:
     """Return a runner of a model in memory, with its present weights.
 
     Raises:
-        VitkitError: ONNX or its runtime is not installed, the model is too large, or precision is not float32.
+        VitkitError: ONNX or its runtime is not installed, the model is too large, or the precision is not float32.
     """
     return OnnxRunner(graph_of(model).SerializeToString(), precision)
 
 
 def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
-    """Return the model as an `onnx.ModelProto`: ours is emitted, another library's network traced.
+    """Return the model as an `onnx.ModelProto`. Our model is written directly, another library's network is traced.
 
     Raises:
         VitkitError: ONNX is not installed, the model is too large, or a network cannot be traced.
@@ -46,19 +46,19 @@ def from_file(path: Path, precision: str) -> OnnxRunner:
     """Return a runner of an ONNX file; precision `auto` is float32.
 
     Raises:
-        VitkitError: ONNX Runtime is not installed, the file is damaged, or precision is not float32.
+        VitkitError: ONNX Runtime is not installed, the file is damaged, or the precision is not float32.
     """
     try:
         return OnnxRunner(path, "float32" if precision == "auto" else precision)
     except _runtime_errors() as error:
-        raise VitkitError(f"{path} is no ONNX model that can be read: {first_line(error)}") from error
+        raise VitkitError(f"{path} cannot be read as an ONNX model: {first_line(error)}") from error
 
 
 def import_runtime() -> Any:
     """Import the package onnxruntime.
 
     Raises:
-        VitkitError: it is not installed.
+        VitkitError: ONNX Runtime is not installed.
     """
     try:
         return import_module("onnxruntime")
@@ -67,14 +67,14 @@ def import_runtime() -> Any:
 
 
 class OnnxRunner(GraphRunner):
-    """A session that computes in float32: ONNX Runtime has no bfloat16 kernels for processors."""
+    """A session that computes in float32, since ONNX Runtime has no bfloat16 kernels for CPUs."""
 
     backend = "onnx"
     precision = "float32"
 
     def __init__(self, source: Path | bytes, precision: str) -> None:
         if precision != "float32":
-            raise VitkitError(f"ONNX Runtime computes in float32 here, not {precision}: take --precision float32")
+            raise VitkitError(f"ONNX Runtime computes in float32 here, not {precision}: use --precision float32")
         runtime = import_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads()

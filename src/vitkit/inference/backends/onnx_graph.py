@@ -1,8 +1,8 @@
 """Write the graph of a model in ONNX's operations.
 
 The graph of another library's network is traced by PyTorch's exporter and written again. The exporter's file contains
-more than the graph, such as the place in the source of each operation. Only operations, constants, images and logits
-are kept, so that a file says nothing about the machine it was made on, and readers need not accept more.
+more than the graph, such as the source location of each operation. Only operations, constants, images and logits are
+kept, so that a file contains nothing about the machine it was made on, and readers can be strict.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from vitkit.inference.backends.graph_runner import import_openvino
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
 
-OPSET = 20  # the first with GELU
-_IR_VERSION = 9  # the container of that time: runtimes since 2024 read them
-_LARGEST = 2**31 - 2**20  # bytes that a protocol buffer holds, less room for the graph
+OPSET = 20  # the first version with GELU
+_IR_VERSION = 9  # the file format of that version, which runtimes since 2024 read
+_LARGEST = 2**31 - 2**20  # the largest protocol buffer in bytes, with some room for the graph
 
 
 def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
@@ -36,17 +36,17 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
 
     Args:
         model: the model whose weights are copied.
-        batch: the only number of images that it takes; None: any number.
-        dtype: the dtype in which the weights are stored; they are computed with in float32.
+        batch: the only batch size that the graph accepts; None for any.
+        dtype: the dtype of the stored weights; the computation is in float32.
 
     Raises:
-        VitkitError: ONNX is not installed, or the model is larger than an ONNX file can be.
+        VitkitError: ONNX is not installed, or the model is too large for an ONNX file.
     """
     try:
         import onnx
     except ImportError as error:
         raise VitkitError("ONNX is not installed: pip install 'vitkit[export]'") from error
-    check_size(model, dtype, "take another dtype, or OpenVINO")
+    check_size(model, dtype, "use another dtype, or OpenVINO")
     writer = _OnnxWriter(batch, dtype)
     logits = emit(model, writer)
     writer.node("Identity", logits, name="logits")
@@ -57,24 +57,24 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
 
 
 def check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
-    """Refuse a model that is larger than an ONNX file can be.
+    """Refuse a model that is too large for an ONNX file.
 
     Raises:
-        VitkitError: it is; the message says what to do.
+        VitkitError: it is too large; the message contains `cure`.
     """
     size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
     if size > _LARGEST:
-        raise VitkitError(f"the weights have {size / 2**30:.1f} GiB, ONNX holds 2: {cure}")
+        raise VitkitError(f"the weights have {size / 2**30:.1f} GiB, but an ONNX file can have 2: {cure}")
 
 
 def as_model(nodes: list[Any], images: Any, logits: Any, constants: list[Any]) -> Any:
     """Return the `onnx.ModelProto` of a graph that vitkit wrote.
 
     Args:
-        nodes: its operations, in their order.
-        images: what it is given, with its shape.
-        logits: what it gives, with its shape.
-        constants: its weights.
+        nodes: the operations, in order.
+        images: the input, with its shape.
+        logits: the output, with its shape.
+        constants: the weights.
     """
     import onnx
 
@@ -94,7 +94,7 @@ class _OnnxWriter:
         self.input: Any = None
 
     def node(self, operation: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Write an operation; returns the name of its result."""
+        """Write an operation, and return the name of its result."""
         import onnx
 
         name = name or f"{operation}_{len(self.nodes)}"
@@ -170,7 +170,7 @@ class _OnnxWriter:
         value = value.detach().to(self.dtype).contiguous()
         if self.dtype == torch.float16:
             stored = self._store(value.numpy())
-        else:  # numpy has no such numbers
+        else:  # numpy has no bfloat16
             stored = f"constant_{len(self.constants)}"
             raw = value.view(torch.int16).numpy().tobytes()
             kind = onnx.TensorProto.BFLOAT16
@@ -193,8 +193,8 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
 
     Args:
         model: the model whose weights are copied.
-        batch: the only number of images that it takes; None: any number.
-        dtype: the dtype in which the weights are stored; they are computed with in float32.
+        batch: the only batch size that the graph accepts; None for any.
+        dtype: the dtype of the stored weights; the computation is in float32.
 
     Raises:
         VitkitError: ONNX or its exporter is not installed, the network cannot be traced, or it is too large.
@@ -204,7 +204,7 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
         import onnxscript  # noqa: F401  # type: ignore[import-untyped]
     except ImportError as error:
         raise VitkitError("ONNX and onnxscript are not installed: pip install 'vitkit[export]'") from error
-    check_size(model, dtype, "take another dtype")
+    check_size(model, dtype, "use another dtype")
     traced = _trace(model, batch)
     nodes, constants = _parts(traced.graph, dtype)
     config = model.config
@@ -221,10 +221,10 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
 
 
 def to_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """Convert the network to an `openvino.Model`, by way of the graph that `to_onnx` gives.
+    """Convert the network to an `openvino.Model` from the graph of `to_onnx`.
 
     Raises:
-        VitkitError: as `to_onnx`; or OpenVINO is not installed, or has no such operation.
+        VitkitError: see `to_onnx`; or OpenVINO is not installed, or does not support an operation.
     """
     openvino = import_openvino()
     content = to_onnx(model, batch, dtype).SerializeToString()
@@ -265,7 +265,7 @@ def _trace(model: Network, batch: int | None) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter tells of itself."""
+    """Suppress the output of the exporter."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()):
@@ -275,7 +275,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
-    """Return the operations and the constants only."""
+    """Return only the operations and the constants."""
     import onnx
 
     nodes: list[Any] = []
@@ -296,7 +296,7 @@ def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
 
 
 def _constant(name: str, value: Any, dtype: torch.dtype, nodes: list[Any]) -> Any:
-    """Return a constant as it is stored; a node ahead of the others converts one that is stored in another dtype."""
+    """Return a constant as it is stored; if its stored dtype differs, a node that converts it is added."""
     import onnx
 
     if dtype == torch.float32 or value.dtype.name != "float32" or value.ndim < 2:

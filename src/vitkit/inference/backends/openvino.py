@@ -25,13 +25,13 @@ def from_model(model: Model, precision: str) -> OpenVINORunner:
     """Return a runner of a model in memory with its present weights; the first call takes seconds to compile.
 
     Raises:
-        VitkitError: OpenVINO is not installed, or cannot compute in this precision here.
+        VitkitError: OpenVINO is not installed, or does not support this precision on this machine.
     """
     return OpenVINORunner(graph_of(model), precision)
 
 
 def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
-    """Return the model as an `openvino.Model`: ours is emitted, another library's network traced.
+    """Return the model as an `openvino.Model`. Our model is written directly, another library's network is traced.
 
     Raises:
         VitkitError: OpenVINO is not installed, or a network cannot be traced.
@@ -45,24 +45,24 @@ def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None =
 
 
 def from_file(path: Path, precision: str) -> OpenVINORunner:
-    """Return a runner of an OpenVINO model (.xml and .bin); precision `auto` is the fastest here.
+    """Return a runner of an OpenVINO model (.xml and .bin); precision `auto` is the fastest on this machine.
 
     Raises:
-        VitkitError: OpenVINO is not installed, the file is damaged, or it cannot be computed in this precision here.
+        VitkitError: OpenVINO is not installed, the file is damaged, or this machine does not support the precision.
     """
     if precision == "auto":
         precision = processor_precision() if _has_bfloat16() else "float32"
     try:
         return OpenVINORunner(_core().read_model(path, path.with_suffix(".bin")), precision)
     except (RuntimeError, UnicodeDecodeError) as error:
-        raise VitkitError(f"{path} is no OpenVINO model that can be read: {_first_line(error)}") from error
+        raise VitkitError(f"{path} cannot be read as an OpenVINO model: {_first_line(error)}") from error
 
 
 class OpenVINORunner(GraphRunner):
-    """A graph, compiled at its first call, for as many threads as PyTorch would use there.
+    """A graph that is compiled at its first call, for the number of threads that PyTorch would use.
 
-    That is all of them; or one, in each of several threads that share the cores (`flow`). No core then waits for
-    another within a matrix product.
+    These are all threads, or one if several threads share the cores (`flow`), so that no core waits for another
+    within a matrix product.
     """
 
     backend = "openvino"
@@ -70,17 +70,17 @@ class OpenVINORunner(GraphRunner):
 
     def __init__(self, graph: Any, precision: str) -> None:
         if precision == "bfloat16" and not _has_bfloat16():
-            raise VitkitError("this processor has no bfloat16: take --precision float32")
+            raise VitkitError("this processor has no bfloat16: use --precision float32")
         self.precision = precision
         batch, outputs = graph.input(0).partial_shape[0], graph.output(0).partial_shape[1]
         self.batch = None if batch.is_dynamic else batch.get_length()
         self.outputs = None if outputs.is_dynamic else outputs.get_length()
         self._graph = graph
-        self._compiled: dict[int, Any] = {}  # by threads
+        self._compiled: dict[int, Any] = {}  # by number of threads
         self._lock, self._local = Lock(), local()
 
     def _run(self, images: Array) -> Array:
-        requests = self._local.__dict__.setdefault("requests", {})  # of this thread, as a request serves one at a time
+        requests = self._local.__dict__.setdefault("requests", {})  # per thread, as a request cannot be shared
         count = threads()
         if count not in requests:
             requests[count] = self._compile(count).create_infer_request()
@@ -113,6 +113,6 @@ def _has_bfloat16() -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Return OpenVINO's message without the locations in its source."""
+    """Return the first line of OpenVINO's message, without locations in its source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if not line.startswith(("Exception from", "Check"))), "unknown reason")

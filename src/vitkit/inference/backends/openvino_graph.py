@@ -19,8 +19,8 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
 
     Args:
         model: the model whose weights are copied.
-        batch: the only number of images that it takes; None: any number.
-        dtype: the dtype in which the weights are stored; computing in it is the runtime's choice.
+        batch: the only batch size that the graph accepts; None for any.
+        dtype: the dtype of the stored weights; the runtime chooses that of the computation.
     """
     openvino = import_openvino()
     writer = _OpenVinoWriter(batch, dtype)

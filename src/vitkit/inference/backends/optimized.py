@@ -1,12 +1,12 @@
 """An optimised copy of a model for prediction: the same results from fewer and larger steps.
 
-In advance, and exactly: the affine part of LayerNorm, LayerScale and the scale of attention are folded into the linear
-layers beside them, in float64. Patches are then projected by a matrix product instead of a convolution, weights are
-stored in the layout that the CPU's matrix product reads (oneDNN), and GELU and the residual sum are computed while
-their operand is in the cache.
+Before the first prediction, the affine part of LayerNorm, LayerScale and the scale of attention are folded into
+adjacent linear layers in float64, which is exact. Patches are then projected by a matrix product instead of a
+convolution, weights are stored in the layout of the CPU's matrix product (oneDNN), and GELU and the residual sum are
+computed while their operand is in the cache.
 
-In bfloat16, attention and MLP are rounded. The residual stream, the tokens and what the head reads stay float32, which
-costs a few hundredths of the time and reduces the error of the logits by a seventh.
+In bfloat16, attention and MLP are rounded. The residual stream, the tokens and the input of the head stay float32,
+which costs a few percent of the time and reduces the error of the logits by a seventh.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from vitkit.model.windows import attend_fused
 
 
 def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Tensor, Tensor]:
-    """Weight (out, in) and bias (out,), float64, of the layer that also does the affine part of the norm before it.
+    """Fold the affine part of a norm into the following layer: weight (out, in) and bias (out,), float64.
 
     W (x * g + b) + c = (W * g) x + (W b + c)
 
     Args:
         linear: the layer, with or without a bias.
-        norm: None where nothing is to be folded.
-        times: how many normalised vectors stand side by side in x.
+        norm: the norm; None if there is nothing to fold.
+        times: the number of normalised vectors that are concatenated in x.
     """
     weight = linear.weight.double()
     bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.double()
@@ -51,7 +51,7 @@ def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Te
 
 
 def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Fold a norm into the layer that makes q, k and v (`after_norm`), and the scale of the logits into q."""
+    """Fold a norm into the layer of q, k and v (`after_norm`), and the scale of the logits into q."""
     weight, bias = after_norm(qkv, norm)
     scaling = torch.ones_like(bias)
     scaling[: weight.shape[1]] = scale
@@ -59,7 +59,7 @@ def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Ten
 
 
 def with_scale(linear: nn.Linear, scale: nn.Module, norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-    """Weight and bias, float64, of the layer with the LayerScale after it and the norm before it, if they are such."""
+    """Fold a following LayerScale and a preceding norm into a layer: weight and bias, float64."""
     weight, bias = after_norm(linear, norm if isinstance(norm, Norm) else None)
     gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(bias)
     return weight * gamma[:, None], bias * gamma
@@ -91,12 +91,12 @@ class Way:
 
     @property
     def attend(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-        """Eqs. 6-7 of q that is scaled already: (B, H, n, D_h) and the logits' bias -> (B, n, D)."""
+        """Return eqs. 6-7 for scaled q: (B, H, n, D_h) and the logits' bias -> (B, n, D)."""
         return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
 
 
 def freeze(module: nn.Module, way: Way) -> None:
-    """Give the module parameters and buffers of its own; a kernel that is yet to be standardised stays float32."""
+    """Copy the parameters and buffers of a module; kernels that must still be standardised stay float32."""
     for part in module.modules():
         precision = way.precise if isinstance(part, StandardisedConv2d) else way
         for name, parameter in list(part.named_parameters(recurse=False)):
@@ -110,7 +110,7 @@ def frozen(parameter: nn.Parameter, way: Way) -> nn.Parameter:
 
 
 class _Linear(nn.Module):
-    """A linear layer with a GELU or residual sum after it, in one step if weights are packed."""
+    """A linear layer followed by a GELU or residual sum, in one operation if weights are packed."""
 
     weight: Tensor
     bias: Tensor
@@ -126,7 +126,7 @@ class _Linear(nn.Module):
             self.register_buffer("weight", weight)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """(..., in) -> (..., out), with the residual (..., out) added."""
+        """Compute (..., in) -> (..., out), and add the residual (..., out)."""
         if not self.pack:
             x = F.linear(x, self.weight, self.bias)
             x = x if self.act is None else self.act(x)
@@ -150,7 +150,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class PreparedPatchEmbed(nn.Module):
-    """`PatchEmbed` as a matrix product; the stem of a hybrid computes as the other layers do."""
+    """`PatchEmbed` as a matrix product; the stem of a hybrid is computed like the other layers."""
 
     def __init__(self, embed: PatchEmbed, way: Way) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class PreparedPatchEmbed(nn.Module):
 
 
 class PreparedBlock(nn.Module):
-    """`Block` with the same inputs and outputs; `attn` and `mlp` also take the sum so far, and add to it."""
+    """`Block` with the same inputs and outputs; `attn` and `mlp` also receive the residual, and add to it."""
 
     def __init__(self, block: nn.Module, way: Way, *, is_read_in_part: bool) -> None:
         super().__init__()
@@ -197,21 +197,21 @@ class PreparedBlock(nn.Module):
         return self.mixed(self.spread(x, attend, queries), x[:, :queries])
 
     def spread(self, x: Tensor, attend: Callable[[Tensor, Tensor | None], Tensor], queries: int | None) -> Tensor:
-        """Return the branch between tokens, computed by `attend`: (B, N, D) -> (B, n, D)."""
+        """Return the output of the token-mixing branch, computed by `attend`: (B, N, D) -> (B, n, D)."""
         return in_order(self.order, x, self.norm1, attend, lambda total, part: total[:, :queries] + part)
 
     def mixed(self, x: Tensor, before: Tensor | None = None) -> Tensor:
-        """Return the branch within tokens, from what the branch between them has read of `before`: (B, n, D)."""
+        """Return the output of the MLP branch, (B, n, D); `before` is the input of the block."""
         return in_order(self.mlp_order, x, self.norm2, self.mlp, torch.add, before)
 
 
 def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
-    """Return what remains to compute at run time and what the next layer takes over; a later norm reads a residual."""
+    """Return the norm to compute at run time, and the norm whose affine part is folded into the next layer."""
     return (without_affine(branch.norm), branch.norm) if reads_normalised(branch.order) else (branch.norm, None)
 
 
 class _OtherMixing(nn.Module):
-    """Another way to mix tokens, unchanged, with the residual sum."""
+    """Another token-mixing layer, unchanged, followed by the residual sum."""
 
     def __init__(self, mix: nn.Module, scale: nn.Module, way: Way) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class _OtherMixing(nn.Module):
 
 
 class PreparedAttention(nn.Module):
-    """`Attention` with the residual sum, for the tokens in `residual`; for all of them unless q is separate."""
+    """`Attention` followed by the residual sum; computes all tokens or the first ones, as in `residual`."""
 
     def __init__(self, attention: Attention, norm: Norm | None, scale: nn.Module, way: Way, *, is_split: bool) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class PreparedAttention(nn.Module):
         self.proj = _Linear(*with_scale(attention.proj, scale, attention.norm), way)
 
     def project(self, x: Tensor, queries: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries`, scaled; k and v (B, H, N, D_h)."""
+        """Compute q (B, H, n, D_h), scaled, of the first n = `queries` tokens, and k and v (B, H, N, D_h) of all."""
         x = x.to(self.dtype)
         if len(self.qkv) == 1:
             parts = self.qkv[0](x).chunk(3, dim=-1)
@@ -257,13 +257,13 @@ class PreparedAttention(nn.Module):
         return self.finish(x.transpose(1, 2).flatten(2), residual)
 
     def finish(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Eq. 8 of the joined heads (B, n, D), and the residual sum."""
+        """Apply eq. 8 to the concatenated heads (B, n, D), and add the residual."""
         x = self.proj(self.norm(x), residual)
         return x.float() if residual is None else x
 
 
 class _PreparedMLP(nn.Module):
-    """`MLP` with the residual sum."""
+    """`MLP` followed by the residual sum."""
 
     def __init__(self, mlp: MLP, norm: Norm | None, scale: nn.Module, way: Way) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) ->
 
 
 def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """Attend one image at a time: its (H, n, N) logits stay in the cache, and q, k, v are not copied."""
+    """Attend one image at a time, so that its (H, n, N) logits stay in the cache and q, k, v are not copied."""
     B, H, n, d = q.shape
     x = q.new_empty(B, n, H, d)
     bias = None if bias is None else bias.expand(B, -1, -1, -1)
@@ -305,7 +305,7 @@ def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Te
 
 
 class OptimizedModel(nn.Module):
-    """Images (B, C, height, width) float32 -> logits (B, K) float32; features (B, D) of a model without a head."""
+    """Compute float32 logits (B, K) of images (B, C, height, width), or features (B, D) without a head."""
 
     def __init__(self, model: VisionTransformer, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ class OptimizedModel(nn.Module):
         return self.finish(self.model.encode(self.embed(images), self.reads))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images -> tokens (B, N, D)."""
+        """Compute tokens (B, N, D) of images."""
         return self.model.embed(images.to(self.dtype))
 
     def finish(self, tokens: Tensor) -> Tensor:
@@ -334,15 +334,15 @@ def prepare(
     """Return an optimised copy of the model in evaluation mode; later changes of the model do not affect it.
 
     Args:
-        model: stays as it is.
+        model: the model, which is not changed.
         dtype: the dtype in which the layers compute.
-        device: the device where they do.
-        pack: whether weights may be packed, on CPUs; not where a compiler is to see the layers.
-        attend: eqs. 6-7 by one `fused` kernel, or written out by `batch` or by `image`; None is as suits most, which
-            in bfloat16 on CPUs is not the fused kernel.
+        device: the device to compute on.
+        pack: whether weights may be packed on CPUs; False if the layers will be compiled.
+        attend: how to compute eqs. 6-7: by a `fused` kernel, or explicitly by `batch` or by `image`. None chooses what
+            is usually fastest; in bfloat16 on CPUs this is not the fused kernel.
 
     Raises:
-        VitkitError: the model has a field or part that would be left out.
+        VitkitError: the model has a field or part that is not supported here.
     """
     check(model.config, OPTIMIZED)
     packs = pack and device == "cpu" and can_pack(dtype)

@@ -27,7 +27,7 @@ PLANS = (
     "plain",
     *(f"{layout}-{way}" for layout in ("folded", "packed") for way in ("fused", "batch", "image")),
 )
-MANY = 500  # images, for which a second or three of preparation are well spent
+MANY = 500  # number of images for which a few seconds of preparation are worthwhile
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Backend:
 
     Attributes:
         name: the name by which it is requested.
-        tells: what it is, in a few words.
+        tells: a short description.
         module: the module that opens it.
-        opens: the function there: (model, precision) -> Runner.
+        opens: the name of a function in the module: (model, precision) -> Runner.
         packages: the packages that must be installed.
-        hint: how to get them.
-        precision: the only one it has; None: it takes any of `PRECISIONS`.
-        auto_on: the auto on where `auto` takes it in eager's place, as the first there that works; None: nowhere.
-        auto_from: images from which its preparation is worth it.
-        devices: kinds of device that it computes on; with more than one, the function takes the device as well.
+        hint: how to install them.
+        precision: the only precision that it supports; None for any of `PRECISIONS`.
+        auto_on: the kind of device on which `auto` uses it instead of eager; None for none.
+        auto_from: the number of images from which its preparation is worthwhile.
+        devices: kinds of device that it supports; with more than one, the function takes the device as well.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Backend:
         """Return a runner of the model in its present state, on a device by torch's name.
 
         Raises:
-            VitkitError: a package is missing, or the backend cannot run the model or compute there.
+            VitkitError: a package is missing, or the backend cannot run the model or does not support the device.
         """
         if device.partition(":")[0] not in self.devices:
-            raise VitkitError(f"backend {self.name} computes on {' or '.join(self.devices)} alone, not on {device}")
+            raise VitkitError(f"backend {self.name} supports only {' or '.join(self.devices)}, not {device}")
         missing = [package for package in self.packages if find_spec(package) is None]
         if missing:
             raise VitkitError(f"backend {self.name} needs {' and '.join(missing)}: {self.hint}")
@@ -80,10 +80,10 @@ BACKENDS: dict[str, Backend] = {}
 
 
 def register(backend: Backend) -> None:
-    """Add a row; a command line that is imported afterwards offers it.
+    """Add a backend. The command line offers it if it is imported afterwards.
 
     Raises:
-        ValueError: there is one of this name.
+        ValueError: a backend with this name exists already.
     """
     if backend.name in backend_names():
         raise ValueError(f"there is a backend {backend.name!r} already")
@@ -91,7 +91,7 @@ def register(backend: Backend) -> None:
 
 
 def backend_names() -> tuple[str, ...]:
-    """Return the names that can be requested: `auto`, and every row."""
+    """Return the names that can be requested: `auto` and all backends."""
     return ("auto", *BACKENDS)
 
 
@@ -124,7 +124,7 @@ for _row in (
         auto_on="cpu",
         auto_from=MANY,
     ),
-    Backend(  # it has no bfloat16 kernels for processors
+    Backend(  # it has no bfloat16 kernels for CPUs
         "onnx", "ONNX Runtime", f"{_HOME}.onnx", packages=("onnx", "onnxruntime"), hint=_EXPORT, precision="float32"
     ),
 ):
@@ -132,14 +132,14 @@ for _row in (
 
 
 class Runner(Protocol):
-    """Compute logits of preprocessed images, by one backend in one precision.
+    """Compute logits of preprocessed images, with one backend in one precision.
 
     Attributes:
         backend: its name in `registry.BACKENDS`.
-        precision: `float32` or `bfloat16`, in which the layers compute.
-        is_concurrent: several threads may ask at once, each for a batch of its own.
-        merged: patches that are merged away in every layer.
-        plan: one of `PLANS`, never `auto`; empty where there is no choice.
+        precision: `float32` or `bfloat16`, the precision of the layers.
+        is_concurrent: whether several threads may call it at once, each with its own batch.
+        merged: the number of patches that every layer merges.
+        plan: one of `PLANS` except `auto`; empty if there is no choice.
     """
 
     backend: str
@@ -149,5 +149,5 @@ class Runner(Protocol):
     plan: str
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(B, C, height, width) float32 -> (B, K) float32 logits, on the CPU, for any B."""
+        """Compute float32 logits (B, K) of images (B, C, height, width), on the CPU, for any B."""
         ...

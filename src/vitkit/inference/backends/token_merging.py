@@ -1,6 +1,6 @@
 """Token merging: similar patches become one, a few in every layer (Bolya et al., arXiv 2210.09461).
 
-Between attention and MLP the patches are dealt alternately into two sets. Each patch of the first set is matched with
+Between attention and MLP the patches are assigned alternately to two sets. Each patch of the first set is matched with
 the patch of the second whose key is most similar, and the r best matches are merged into their mean (sec. 3). A merged
 token counts in attention as often as it contains patches: the logarithm of its size is added to the logits (eq. 1).
 Predictions change slightly; `benchmarks/merging.py` measures by how much.
@@ -23,8 +23,8 @@ class MergingModel(nn.Module):
     """An optimised model that merges tokens: images (B, C, height, width) float32 -> logits (B, K) float32.
 
     Attributes:
-        plain: the optimised model that merges nothing.
-        r: patches that each layer merges away; half of those that are left, where that is fewer.
+        plain: the optimised model without merging.
+        r: the number of patches that each layer merges, but at most half of the remaining ones.
     """
 
     def __init__(self, plain: OptimizedModel, r: int) -> None:
@@ -34,12 +34,12 @@ class MergingModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         model, config = self.plain.model, self.plain.model.config
         x = model.embed(images)  # (B, N, D)
-        sizes: Tensor | None = None  # (B, N) patches in each token; None while that is one everywhere
+        sizes: Tensor | None = None  # (B, N), the number of patches in each token; None: one
         last = len(model.blocks) - 1
         for i, block in enumerate(model.blocks):
             x, sizes = self._layer(block, x, sizes, self.plain.reads if i == last else None)
         x = model.norm(x.float())
-        if sizes is not None and config.pool != "token":  # its mean over tokens becomes one over patches
+        if sizes is not None and config.pool != "token":  # weighted, so that the mean over tokens is one over patches
             ahead = config.prefix_tokens
             weights = sizes[:, ahead:] * (x.shape[1] - ahead) / config.patches  # (B, n)
             x = torch.cat([x[:, :ahead], x[:, ahead:] * weights.unsqueeze(2)], dim=1)
@@ -48,7 +48,7 @@ class MergingModel(nn.Module):
     def _layer(
         self, block: nn.Module, x: Tensor, sizes: Tensor | None, queries: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Eqs. 2-3 of the first `queries` tokens, or of all, which then become fewer in between."""
+        """Compute eqs. 2-3 of the first `queries` tokens, or of all, merging tokens in between."""
         assert isinstance(block, PreparedBlock) and isinstance(block.attn, PreparedAttention)
         attention, keys = block.attn, list[Tensor]()
         bias = None if sizes is None else sizes.log()[:, None, None, :]  # (B, 1, 1, N): eq. 1
@@ -66,52 +66,51 @@ class MergingModel(nn.Module):
 
 
 def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MergingModel:
-    """Return an optimised copy of the model that removes `r` patches by merging in every layer; 0 changes nothing.
+    """Return an optimised copy of the model in which every layer merges `r` patches; with 0 none are merged.
 
     Args:
-        model: stays as it is, and later changes of it do not reach the copy.
-        r: 0 or more.
+        model: the model, which is not changed; later changes do not affect the copy.
+        r: the number of patches, 0 or more.
         dtype: the dtype in which the layers compute.
-        device: the device where they do.
+        device: the device to compute on.
 
     Raises:
-        VitkitError: r is negative, or something in the model needs to know where each patch is.
+        VitkitError: r is negative, or the model depends on the position of each patch.
     """
     if r < 0:
         raise VitkitError(f"the number of tokens to merge in each layer must be 0 or more, not {r}")
     config = model.config
     if config.pool == "map":
-        raise VitkitError("--merge is not for pool 'map': its attention would count a merged patch once")
+        raise VitkitError("--merge does not support pool 'map', whose attention would count a merged patch only once")
     check(config, MERGING)
     if config.positions_in_layers:
-        raise VitkitError(
-            "tokens cannot be merged where positions act in every layer: this model needs each patch in its place"
-        )
+        raise VitkitError("tokens of this model cannot be merged: positions act in every layer")
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
-        raise VitkitError("tokens cannot be merged where layers convolve: this model needs each patch in its place")
+        raise VitkitError("tokens of this model cannot be merged: it has convolutional layers")
     return MergingModel(prepare(model, dtype, device), r)
 
 
 def merge_tokens(
     x: Tensor, metric: Tensor, sizes: Tensor | None, r: int, config: ViTConfig
 ) -> tuple[Tensor, Tensor | None]:
-    """Merge the r pairs of patches that are most alike; the tokens ahead of the patches stay as they are.
+    """Merge the r most similar pairs of patches; prefix tokens stay unchanged.
 
     Args:
         x: tokens (B, N, D).
-        metric: (B, N, d), by whose cosine likeness is told.
-        sizes: (B, N) float32, how many patches are in each token; None for one everywhere.
-        r: how many patches go; half of them at most.
-        config: how many tokens are ahead of the patches.
+        metric: (B, N, d); similarity is the cosine of these vectors.
+        sizes: (B, N) float32, the number of patches in each token; None for one each.
+        r: the number of patches to remove; at most half of them.
+        config: the configuration, for the number of prefix tokens.
 
     Returns:
-        Tokens (B, N - r, D): those ahead, then the unmerged of the first set and all of the second; and their sizes.
+        Tokens (B, N - r, D) and their sizes. Prefix tokens come first, then the unmerged patches of the first set, and
+        all patches of the second set.
     """
     (B, N, D), ahead = x.shape, config.prefix_tokens
     r = min(r, (N - ahead) // 2)
     if r == 0:
         return x, sizes
-    # Dealt out by place in the whole sequence, its first token to the first set, as the authors do.
+    # The sets alternate over the whole sequence, starting with its first token, as in the authors' code.
     a, b = slice(ahead + ahead % 2, None, 2), slice(ahead + 1 - ahead % 2, None, 2)
     left, src, dst = _match(metric[:, a], metric[:, b], r)
     sizes = x.new_ones(B, N, dtype=torch.float32) if sizes is None else sizes
@@ -125,7 +124,7 @@ def merge_tokens(
 
 
 def _match(a: Tensor, b: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Bipartite soft matching (sec. 3): of (B, |a|, d) and (B, |b|, d) which of a stay, in order; which go; whereto."""
+    """Match a (B, |a|, d) to b (B, |b|, d) (sec. 3): indices of a that stay, in order; that merge; their partners."""
     likeness = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).transpose(1, 2)  # (B, |a|, |b|)
     best, partner = likeness.max(dim=2)  # (B, |a|)
     order = best.argsort(dim=1, descending=True, stable=True)

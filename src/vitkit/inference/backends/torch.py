@@ -1,8 +1,8 @@
 """PyTorch's runners: the model itself, its optimised copy, or a compiled one.
 
-Which of them is fastest depends on the processor, so it is measured once, where it runs, and kept. When many images are
-predicted, the candidates take turns for about a second (A B C ... A B C ...), each core with whole batches. The model
-itself is used unless the median of another is faster by at least five percent.
+Which of them is fastest depends on the processor. It is therefore measured on the machine, and the result is stored.
+When many images are predicted, the candidates alternate for about a second (A B C ... A B C ...), with a whole batch on
+each core. The model itself is used unless the median of another candidate is faster by at least five percent.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Say, ignore
 
-GAIN = 1.05  # times as fast as the model itself, or more, is worth another way
-_HOPELESS = 0.8  # times as fast, after the first round: not timed again
-_SECONDS = 1.0  # that the rounds may take
-_PATIENCE = 5.0  # seconds for fewer rounds than the least, beside others' work or with a large model; then it is plain
-_ROUNDS = (3, 15)  # at least, at most
+GAIN = 1.05  # the minimum speed-up over the model itself that is worth another plan
+_HOPELESS = 0.8  # candidates with a lower speed-up in the first round are not timed again
+_SECONDS = 1.0  # duration of the rounds
+_PATIENCE = 5.0  # maximum seconds for the minimum number of rounds, on a busy machine; after that, `plain` is used
+_ROUNDS = (3, 15)  # minimum and maximum number of rounds
 
 
 def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
-    """Return the model computed on the CPU by one of `PLANS` except auto."""
+    """Return the model for the CPU, computed by one of `PLANS` except `auto`."""
     if plan == "plain":
         return plain(model, dtype)
     layout, _, attend = plan.partition("-")
@@ -58,10 +58,10 @@ def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may
     """Choose one of `PLANS` for this model here, from an earlier measurement or a new one; `plain` otherwise.
 
     Args:
-        model: on the CPU.
-        dtype: the dtype in which it is to compute.
-        may_measure: whether enough images are coming for a second to be well spent.
-        say: receives what was measured.
+        model: the model on the CPU.
+        dtype: the dtype of the computation.
+        may_measure: whether there are enough images for a measurement of a second.
+        say: called with a line about the measurement.
     """
     facts = _facts(model, dtype)
     kept = _kept(facts)
@@ -81,7 +81,7 @@ def best(ratios: Mapping[str, float]) -> str:
 
 def _in_words(plan: str, ratios: Mapping[str, float]) -> str:
     listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items(), key=lambda item: -item[1])[:2])
-    return f"plan {plan}, as measured here and kept (times as fast as plain: {listed}); --plan fixes it"
+    return f"plan {plan}, by a stored measurement of this machine (speed-up over plain: {listed}); --plan fixes it"
 
 
 # --- Measuring ----------------------------------------------------------------------------------------------
@@ -90,8 +90,8 @@ def _in_words(plan: str, ratios: Mapping[str, float]) -> str:
 def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:
     """Measure each plan's speed-up over the model itself in processor time per batch, as medians over rounds.
 
-    Blocks of one kind cost the same, so one of each kind is timed, and counts as often as the model has it. Where the
-    time is up before there are rounds enough to tell, the model itself alone is named.
+    Blocks of the same kind cost the same, so one of each kind is timed and weighted by its number. If time runs out
+    before the minimum number of rounds, the result contains only the model itself.
     """
     cut, times = _one_of_each_kind(model)
     plans = [name for name in PLANS if name != "auto" and (can_pack(dtype) or not name.startswith("packed"))]
@@ -102,7 +102,7 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
     with ThreadPoolExecutor(cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
         before = torch.get_num_threads()
         rows = list(pool.map(lambda _: _take_turns(candidates, times, images, began), range(cores())))
-    torch.set_num_threads(before)  # what the pool's threads have set is also the default of later threads
+    torch.set_num_threads(before)  # the pool's threads also changed the default of later threads
     if any(len(of_core) <= _ROUNDS[0] for of_core in rows):
         return {"plain": 1.0}
     rounds = [each for of_core in rows for each in of_core]
@@ -110,7 +110,7 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
 
 
 def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list[int]]:
-    """Return the model with one block of each kind, sharing weights, and how many blocks each stands for."""
+    """Return the model with one block of each kind, sharing weights, and the number of blocks of each kind."""
     config = model.config
     kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
     cut = sharing(model)
@@ -122,9 +122,9 @@ def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list
 def _take_turns(
     candidates: Mapping[str, OptimizedModel], times: Sequence[int], images: Tensor, began: float
 ) -> list[dict[str, float]]:
-    """Seconds of a batch by each way, round after round; the first round only tells which are hopeless."""
+    """Return the seconds per batch of each plan for each round; the first round only excludes slow candidates."""
     racing: dict[str, float] = {}
-    for name in [*candidates, *candidates]:  # the second time kernels are chosen
+    for name in [*candidates, *candidates]:  # in the second pass, kernels have been chosen
         racing[name] = _seconds(candidates[name], times, images)
         if time.monotonic() > began + _PATIENCE:
             return []
@@ -154,7 +154,7 @@ def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) ->
 
 
 def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
-    """Return all that a measurement depends on; dropout rates and initial values do not affect the cost."""
+    """Return everything that a measurement depends on; dropout rates and initial values do not affect the cost."""
     config = {
         name: value for name, value in asdict(model.config).items() if "drop" not in name and name not in ("init",)
     }
@@ -168,7 +168,7 @@ def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
         "batch": BATCH,
         "config": config,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(facts))  # as it is read back
+    plain: dict[str, Any] = json.loads(json.dumps(facts))  # as it will be read from the file
     return plain
 
 
@@ -202,25 +202,25 @@ def _kept(facts: Mapping[str, Any]) -> str | None:
 
 
 def _keep(facts: Mapping[str, Any], plan: str, ratios: Mapping[str, float]) -> None:
-    with suppress(OSError):  # else it is measured anew the next time
+    with suppress(OSError):  # otherwise it is measured again next time
         file = _file(facts)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {**facts, "plan": plan, "times_as_fast_as_plain": dict(ratios)})
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_BATCH = 8  # images that are first compiled for
+_BATCH = 8  # batch size for the first compilation
 
 
 class TorchRunner:
-    """A `Runner` by PyTorch, on the CPU or a GPU.
+    """A `Runner` that computes in PyTorch, on the CPU or a GPU.
 
     Attributes:
         backend: `eager` or `compile`.
         precision: `float32` or `bfloat16`.
-        is_concurrent: several threads may ask at once, as on a CPU where nothing is compiled.
-        merged: patches that are merged away in every layer.
-        plan: how eager computes on the CPU, one of `PLANS`; empty where it is the model itself, to the last bit.
+        is_concurrent: whether several threads may call it at once, as on a CPU without compilation.
+        merged: the number of patches that every layer merges.
+        plan: how eager computes on the CPU, one of `PLANS`; empty if it is bitwise equal to the model.
     """
 
     def __init__(
@@ -235,13 +235,13 @@ class TorchRunner:
         self.backend, self.precision, self.merged, self.plan = backend, precision, merged, plan
         self.is_concurrent = backend == "eager" and device == "cpu"
         self._compute, self._device = compute, device
-        self._largest = 0  # batch so far
+        self._largest = 0  # the largest batch so far
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        """(B, C, height, width) float32 -> (B, K) float32 logits, on the CPU, for any B."""
+        """Compute float32 logits (B, K) of images (B, C, height, width), on the CPU, for any B."""
         B = len(images)
-        if self.backend == "compile":  # a batch of another size would be compiled for anew
+        if self.backend == "compile":  # another batch size would be compiled again
             self._largest = max(self._largest, B)
             images = torch.cat([images, images.new_zeros(self._largest - B, *images.shape[1:])])
         return self._compute(images.to(self._device, non_blocking=True))[:B].cpu()
@@ -256,12 +256,13 @@ def eager(
     may_measure: bool = False,
     say: Say = ignore,
 ) -> TorchRunner:
-    """Run on the CPU by a plan; in float32 exactly the model itself, unless a plan is named or many images come.
+    """Return a runner in PyTorch without compilation.
 
-    On a GPU the optimised model, in bfloat16.
+    On the CPU it computes by a plan; in float32 it is the model itself, unless a plan is named or there are many
+    images. On a GPU it is the optimised model in bfloat16.
 
     Raises:
-        VitkitError: plans are not for this device, or this processor has no packed weights.
+        VitkitError: plans do not apply to this device, or this processor does not support packed weights.
     """
     if isinstance(model, Network):
         if plan != "auto":
@@ -278,7 +279,7 @@ def eager(
         return TorchRunner(optimized.to(device).eval(), "eager", precision, device)
     dtype = _DTYPES[precision]
     if plan.startswith("packed") and not can_pack(dtype):
-        raise VitkitError(f"--plan {plan}: torch has no packed weights here; take --plan auto or plain")
+        raise VitkitError(f"--plan {plan}: torch does not support packed weights here; use --plan auto or plain")
     if plan == "auto":
         is_exact = precision == "float32" and not may_measure
         plan = "plain" if is_exact else choose(model, dtype, may_measure=may_measure, say=say)
@@ -307,10 +308,10 @@ def _copy_on(model: Network, precision: str, device: str) -> nn.Module:
 
 
 def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchRunner:
-    """Return the optimised model that merges r patches in every layer (`vitkit.inference.backends.token_merging`).
+    """Return a runner of the optimised model that merges r patches in every layer (`token_merging`).
 
     Raises:
-        VitkitError: the model needs each patch in its place, or has not so many.
+        VitkitError: the model does not support merging, or has too few patches.
     """
     model = vit_of(model, "--merge")
     patches = model.config.patches
@@ -323,7 +324,7 @@ def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
     """Return the optimised model compiled by inductor, which takes up to a minute.
 
     Raises:
-        VitkitError: it cannot be compiled, for want of a C++ compiler for example.
+        VitkitError: it cannot be compiled, for example because there is no C++ compiler.
     """
     optimized: nn.Module
     if isinstance(model, Network):
@@ -337,5 +338,5 @@ def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
         runner(torch.zeros(_BATCH, config.in_channels, *config.image_size))
     except RuntimeError as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise VitkitError(f"backend compile cannot compile the model here, take eager: {reason}") from error
+        raise VitkitError(f"backend compile cannot compile the model on this machine, use eager: {reason}") from error
     return runner

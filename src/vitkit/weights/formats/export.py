@@ -153,6 +153,6 @@ def write(classifier: Classifier, destination: Path, to: str) -> None:
     if classifier.thresholds is not None:
         raise VitkitError(
             f"the {to} layout has no place for thresholds, and this model may name several classes of an image;\n"
-            "give --to folder, take `vitkit export`, or leave the head out: --num-classes 0"
+            "use --to folder or `vitkit export`, or leave the head out: --num-classes 0"
         )
     CHECKPOINT_FORMATS[to].write(classifier, destination)

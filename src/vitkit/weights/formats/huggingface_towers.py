@@ -78,7 +78,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if family == "clip" and has_classifier:
         raise VitkitError(
             f"{checkpoint.path}: this is CLIPForImageClassification, whose head reads tokens that are not normalised; "
-            "it is not supported: take the CLIP model that it was made of"
+            "it is not supported: use the CLIP model that it was made from"
         )
     pieces = _pieces(prefix, family, depth_of(match[2] for match in matches))
     dropped = {name: reason for name in names for kind, reason in _BESIDE.items() if re.match(kind, name)}
@@ -228,7 +228,7 @@ def _pool(theirs: str) -> dict[str, Piece]:
 
 
 def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the joined projections of q, k and v by Hugging Face's names, which `_pool` cannot write."""
+    """Return the concatenated projections of q, k and v by Hugging Face's names; `_pool` only renames tensors."""
     return {
         f"head.attention.in_proj_{part}": torch.cat([tensors[f"attn_pool.q.{part}"], tensors[f"attn_pool.kv.{part}"]])
         for part in ("weight", "bias")

@@ -530,7 +530,7 @@ def _size_of_tables(names: Names) -> tuple[int, int]:
     across = math.isqrt(max(offsets, 0))
     if across * across != offsets or across % 2 == 0:
         raise VitkitError(
-            f"tables of {offsets} offsets belong to no square grid of patches, and vitkit loads only square ones"
+            f"the relative position tables have {offsets} offsets, which is not the number for a square grid of patches"
         )
     kernel = names["patch_embed.proj.weight"].shape
     return (across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]
