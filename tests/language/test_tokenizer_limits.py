@@ -54,21 +54,33 @@ NESTED: dict[str, Any] = DOUBLING
 for _ in range(40):
     NESTED = sequence(NESTED, DOUBLING)
 BOMBS: dict[str, tuple[dict[str, Any], str]] = {
-    "doubled forty times": ({"normalizer": sequence(*[DOUBLING] * 40)}, "characters of one"),
-    "nested": ({"normalizer": NESTED}, "characters of one"),
-    "so many that numbers end": ({"normalizer": sequence(*[replace("a" * 200)] * 200)}, "characters of one"),
-    "one long replacement": ({"normalizer": replace("b" * 1_000_000)}, "1,000,000 characters of one"),
-    "beside every character": ({"normalizer": replace("b" * 300, {"Regex": "x*"})}, "301 characters of one"),
-    "of nothing": ({"normalizer": replace("b" * 300, {"String": ""})}, "301 characters of one"),
+    "doubled forty times": ({"normalizer": sequence(*[DOUBLING] * 40)}, "would turn one character into"),
+    "nested": ({"normalizer": NESTED}, "would turn one character into"),
+    "so many that numbers end": (
+        {"normalizer": sequence(*[replace("a" * 200)] * 200)},
+        "would turn one character into",
+    ),
+    "one long replacement": ({"normalizer": replace("b" * 1_000_000)}, "would turn one character into up to 1,000,000"),
+    "beside every character": (
+        {"normalizer": replace("b" * 300, {"Regex": "x*"})},
+        "would turn one character into up to 301",
+    ),
+    "of nothing": ({"normalizer": replace("b" * 300, {"String": ""})}, "would turn one character into up to 301"),
     "ahead, again and again": (
         {"normalizer": sequence(*[{"type": "Prepend", "prepend": "ab"}] * 8)},
-        "characters of one",
+        "would turn one character into",
     ),
-    "a precompiled map": ({"normalizer": precompiled("a", "b" * 300)}, "300 characters of one"),
-    "bytes of bytes": ({"pre_tokenizer": cut(*[BYTES] * 12)}, "characters of one"),
-    "together": ({"normalizer": replace("a" * 100), "pre_tokenizer": cut(BYTES)}, "400 characters of one"),
-    "a text three times": ({"post_processor": template("A", "A", "A")}, "post_processor does not have the text once"),
-    "no text": ({"post_processor": template("S")}, "post_processor does not have the text once"),
+    "a precompiled map": ({"normalizer": precompiled("a", "b" * 300)}, "would turn one character into up to 300"),
+    "bytes of bytes": ({"pre_tokenizer": cut(*[BYTES] * 12)}, "would turn one character into"),
+    "together": (
+        {"normalizer": replace("a" * 100), "pre_tokenizer": cut(BYTES)},
+        "would turn one character into up to 400",
+    ),
+    "a text three times": (
+        {"post_processor": template("A", "A", "A")},
+        "post_processor does not contain the text exactly once",
+    ),
+    "no text": ({"post_processor": template("S")}, "post_processor does not contain the text exactly once"),
     "a token of many": ({"post_processor": template("A", "S", ids=5000)}, "5,000 tokens to each text"),
     "many of them": (
         {"post_processor": {"type": "Sequence", "processors": [template("S", "A", ids=400)] * 3}},
@@ -150,7 +162,7 @@ def test_pieces_that_would_make_too_much_of_a_character_are_refused(tmp_path: Pa
     honest = file.read_bytes()
     check_pieces(file)
     file.write_bytes(honest + field(3, field(2, charsmap("a", "b" * 1000))))
-    with pytest.raises(VitkitError, match=r"spiece\.model: its normalizer would make up to 1,000 characters of one"):
+    with pytest.raises(VitkitError, match=r"spiece\.model: its normalizer would turn one character into up to 1,000"):
         read_tokenizer(tmp_path, wordy.CONTEXT, "lower")
     for cut_short in (honest[:-3], b"\x1a\xff\xff\xff\x7f", b"\xff" * 20, b"\x1a\x03\x12\x05a"):
         file.write_bytes(cut_short)

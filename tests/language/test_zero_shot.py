@@ -150,7 +150,7 @@ def test_every_tensor_of_words_that_is_missing_or_misshapen_is_named(tmp_path: P
             read_text_encoder(read_checkpoint(tmp_path), "erf")
     spoiled = "text_model.final_layer_norm.bias"
     save_file({**state, spoiled: state[spoiled] * torch.nan}, tmp_path / "model.safetensors")
-    with pytest.raises(VitkitError, match=f"{spoiled} holds numbers that are NaN"):
+    with pytest.raises(VitkitError, match=f"{spoiled} contains NaN"):
         read_images_and_words(tmp_path)
     save_file({**state, "text_model.odd": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(VitkitError, match=r"text_model\.odd"):
@@ -180,9 +180,9 @@ def test_it_is_a_classifier_like_any_other(tmp_path: Path, folder: Path) -> None
 
 def test_what_cannot_be_asked_is_refused_in_a_line(folder: Path) -> None:
     for classes, templates, said in (
-        (["", " "], (), "names no class"),
+        (["", " "], (), "contains no class"),
         (["a", "b", "a"], (), "names 'a' twice"),
-        (["a"], ("a photo",), "must have {} once"),
+        (["a"], ("a photo",), "must contain {} exactly once"),
     ):
         with pytest.raises(VitkitError, match=said):
             zero_shot(folder, classes, templates)
@@ -192,10 +192,10 @@ def test_what_cannot_be_asked_is_refused_in_a_line(folder: Path) -> None:
 
 def test_names_that_are_the_same_tokens_are_refused(tmp_path: Path, folder: Path) -> None:
     """One of them would get all the images of both."""
-    with pytest.raises(VitkitError, match="'Rose' and 'rose' are the same to this model"):
+    with pytest.raises(VitkitError, match="'Rose' and 'rose' have the same tokens in this model"):
         zero_shot(folder, ["daisy", "Rose", "rose"])
     wordy.siglip(tmp_path)
-    with pytest.raises(VitkitError, match=r"'C\+\+' and 'C' are the same to this model"):
+    with pytest.raises(VitkitError, match=r"'C\+\+' and 'C' have the same tokens in this model"):
         zero_shot(tmp_path, ["C++", "C"])
     with pytest.raises(VitkitError, match="reads 12 tokens"):
         zero_shot(tmp_path, ["daisy", "rose"], ["a photo of the small red and blue and green tulip, " * 4 + "{}"])
@@ -236,10 +236,10 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     ("name", "number", "said"),
     [
         ("logit_bias", None, "logit_bias is missing"),
-        ("logit_bias", float("nan"), "logit_bias is not one number"),
-        ("logit_scale", float("inf"), "logit_scale is not one number"),
-        ("logit_scale", 200.0, "logit_scale is not one number"),
-        ("logit_scale", [], "logit_scale is not one number"),
+        ("logit_bias", float("nan"), "logit_bias is not a single number"),
+        ("logit_scale", float("inf"), "logit_scale is not a single number"),
+        ("logit_scale", 200.0, "logit_scale is not a single number"),
+        ("logit_scale", [], "logit_scale is not a single number"),
     ],
 )
 def test_numbers_that_make_no_logits_are_refused(tmp_path: Path, name: str, number: Any, said: str) -> None:
@@ -256,8 +256,8 @@ def test_numbers_that_make_no_logits_are_refused(tmp_path: Path, name: str, numb
     ("written", "said"),
     [
         (5, "text_config must be an object"),
-        ({"num_attention_heads": 0}, "do not make 0 heads"),
-        ({"num_attention_heads": "a"}, "do not make 'a' heads"),
+        ({"num_attention_heads": 0}, "cannot be divided into 0 heads"),
+        ({"num_attention_heads": "a"}, "cannot be divided into 'a' heads"),
         ({"eos_token_id": None}, "eos_token_id must be a whole number"),
     ],
 )

@@ -277,7 +277,7 @@ def test_text_that_is_no_names_is_refused(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("classes", "said"),
     [
-        ("daisy", "--classes names 'daisy' alone: it would be the answer to every image"),
+        ("daisy", "--classes has only 'daisy', which would be the prediction for every image"),
         ("daisy\u200b, rose", r"U\+200B ZERO WIDTH SPACE, which is invisible: remove it"),
         ("dai\u00adsy, rose", r"U\+00AD SOFT HYPHEN"),
         ("\ufeffdaisy, rose", r"U\+FEFF ZERO WIDTH NO-BREAK SPACE"),

@@ -47,7 +47,7 @@ class TextEncoder:
         bias: the number added to them.
         is_sigmoid: whether pairs were trained on independently (SigLIP), or each against all others (CLIP).
         clean: the normalisation of texts before the tokenizer.
-        assumed: what the file does not say about the text encoder, and what was assumed, in words.
+        assumed: descriptions of properties that the file does not state, and the values that were assumed.
     """
 
     tower: TextTower
@@ -61,7 +61,7 @@ class TextEncoder:
 
 @dataclass(frozen=True)
 class TextEncoderInfo:
-    """The facts about a text encoder that names and shapes tell.
+    """The properties of a text encoder that can be derived from names and shapes.
 
     Attributes:
         size: P, the size of the space shared by images and texts.
@@ -88,7 +88,7 @@ def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
     layout = _layout(checkpoint)
     if layout is None:
         raise VitkitError(
-            f"{checkpoint.path} has no text encoder: words need a whole model of CLIP or SigLIP, with both halves"
+            f"{checkpoint.path} has no text encoder: class names require CLIP or SigLIP with both encoders"
         )
     scale = _number(checkpoint, "logit_scale", torch.exp)
     if scale is None:
@@ -96,9 +96,7 @@ def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
     bias = _number(checkpoint, "logit_bias")
     projection = None if layout.projection is None else _read(checkpoint, same(layout.projection))
     tower = _tower(checkpoint, layout, gelu)
-    heads = (
-        f"{tower.config.heads}, as is usual for {tower.config.hidden_size} features; config.json beside it would tell"
-    )
+    heads = f"{tower.config.heads}, as is usual for {tower.config.hidden_size} features (config.json is missing)"
     return TextEncoder(
         tower=tower,
         projection=projection.T.contiguous() if projection is not None and layout.is_transposed else projection,
@@ -144,7 +142,7 @@ def _number(checkpoint: Checkpoint, name: str, of: Callable[[Tensor], Tensor] = 
         return None
     value = of(checkpoint.tensors[name].read().float())
     if value.numel() != 1 or not value.isfinite().all():
-        raise VitkitError(f"{checkpoint.path}: {name} is not one number that can be multiplied by")
+        raise VitkitError(f"{checkpoint.path}: {name} is not a single number in the usual range")
     return float(value)
 
 
@@ -181,7 +179,7 @@ def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
 def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
     tensor = piece.joined(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
     if not tensor.isfinite().all():
-        raise VitkitError(f"{checkpoint.path}: {' + '.join(piece.theirs)} holds numbers that are NaN or infinite")
+        raise VitkitError(f"{checkpoint.path}: {' + '.join(piece.theirs)} contains NaN or infinite values")
     return tensor
 
 
@@ -200,7 +198,9 @@ def _config(
     fields = {"heads": usual, "gelu": gelu, "norm_eps": 1e-5, **layout.written}
     heads = fields["heads"]
     if type(heads) is not int or heads < 1 or hidden_size % heads:
-        raise VitkitError(f"{checkpoint.path}: the text encoder's {hidden_size} features do not make {heads!r} heads")
+        raise VitkitError(
+            f"{checkpoint.path}: the text encoder's {hidden_size} features cannot be divided into {heads!r} heads"
+        )
     return TextConfig(
         vocabulary=size("token_embed.weight", 0),
         context=size("pos_embed", 0),
@@ -217,7 +217,7 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
     blocks = f"{ahead}encoder.layers."
     depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
     is_siglip = "visual_projection.weight" not in names
-    if is_siglip and "logit_bias" not in names:  # else a SigLIP would pass for a CLIP
+    if is_siglip and "logit_bias" not in names:  # otherwise a SigLIP would be mistaken for a CLIP
         raise VitkitError(
             f"{checkpoint.path}: logit_bias is missing (of SigLIP), or visual_projection.weight (of CLIP)"
         )
@@ -342,7 +342,7 @@ class TextTower(nn.Module):
 
 
 def _causal(q: Tensor, k: Tensor, _scale: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Mask the logits of attention (L, L) with minus infinity, so that no token sees those after it."""
+    """Mask the logits of attention (L, L) with minus infinity, so that no token attends to later ones."""
     L = q.shape[2]
     return q, k, torch.full((L, L), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
 

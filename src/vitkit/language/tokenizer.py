@@ -5,10 +5,9 @@ sentencepiece, as transformers does, and OpenCLIP's merges as open_clip does: ex
 OpenAI's file bpe_simple_vocab_16e6.txt.gz (CLIP, arXiv 2103.00020, sec. 2.4), beside the weights or where open_clip is
 installed.
 
-Anybody can write a tokenizer's file. A `tokenizer.json` lists what happens to a text step by step, and a step that
-writes three letters for each one, listed forty times, makes more of a word than any memory holds. Before a file is
-used, the growth of its steps is therefore multiplied; files above any published tokenizer and unknown steps are
-refused.
+Tokenizer files are not trusted. A `tokenizer.json` lists the steps that process a text. If a step replaces each letter
+by three, and is listed forty times, the result does not fit into any memory. The growth of all steps is therefore
+multiplied before a file is used. Unknown steps are refused, and so is a growth above that of all published tokenizers.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ Clean = Literal["none", "lower", "canonical"]
 MERGES = "bpe_simple_vocab_16e6.txt.gz"
 _OPEN_CLIP_CONFIG = "open_clip_config.json"
 
-MOST_CHARACTERS = 4096  # of a text
-_MOST_GROWTH = 256  # characters from one; CLIP's tokenizers make up to 48, and T5's 72
-_MOST_ADDED = 1000  # tokens around a text
+MOST_CHARACTERS = 4096  # maximum length of a text
+_MOST_GROWTH = 256  # maximum number of characters from one; up to 48 in CLIP's tokenizers, and 72 in T5's
+_MOST_ADDED = 1000  # maximum number of tokens around a text
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
 # How CLIP splits a text into words (arXiv 2103.00020, sec. 2.4), and the tokens that begin and end it.
 _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
@@ -201,7 +200,7 @@ def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
         lost = []
     if lost:
         raise VitkitError(
-            f"{path} puts no {' and no '.join(lost)} around a text, as the text encoder has learned it: its "
+            f"{path} adds no {' and no '.join(lost)} to a text, unlike in the training of the text encoder: its "
             "post_processor is missing or a different one; use the publisher's file"
         )
     if not is_clip:
@@ -248,7 +247,7 @@ def _of_pieces(path: Path, context: int) -> Tokenizer:
     check_pieces(path)
     processor = SentencePieceProcessor()
     processor.Load(str(path))
-    ahead = "<unk>"  # so that sentencepiece does not strip the space ahead of the first word
+    ahead = "<unk>"  # so that sentencepiece does not strip the space before the first word
     length = len(processor.encode(ahead, out_type=str))
     end = processor.piece_to_id("</s>")
 
@@ -400,8 +399,8 @@ def check_steps(path: Path) -> None:
         raise VitkitError(f"{path}: its tokenizer is damaged: {error!r:.200}") from error
     if growth > _MOST_GROWTH:
         raise VitkitError(
-            f"{path}: its normalizer and pre_tokenizer would make up to {growth:,.0f} characters of one, and those of "
-            f"published tokenizers fewer than {_MOST_GROWTH}: it is not used"
+            f"{path}: its normalizer and pre_tokenizer would turn one character into up to {growth:,.0f}; in published "
+            f"tokenizers there are fewer than {_MOST_GROWTH}: it is not used"
         )
     if longest > MOST_CHARACTERS:  # a token goes through the normaliser as soon as the file is read
         raise VitkitError(f"{path}: one of its added_tokens has {longest:,} characters: it is not used")
@@ -426,7 +425,7 @@ def check_pieces(path: Path) -> None:
         raise VitkitError(f"{path}: its tokenizer is damaged: {error}") from error
     if growth > _MOST_GROWTH:
         raise VitkitError(
-            f"{path}: its normalizer would make up to {growth:,} characters of one, and those of published tokenizers "
+            f"{path}: its normalizer would turn one character into up to {growth:,}; in published tokenizers there are "
             f"fewer than {_MOST_GROWTH}: it is not used"
         )
 
@@ -476,9 +475,9 @@ def _adding(step: Any) -> int:
     if step["type"] != "TemplateProcessing":
         return _known(_PROCESSORS, step["type"], "post_processor")
     if sum("Sequence" in piece for piece in step["single"]) != 1:
-        raise VitkitError("its post_processor does not have the text once: it is not used")
+        raise VitkitError("its post_processor does not contain the text exactly once: it is not used")
     tokens = step["special_tokens"]
-    if isinstance(tokens, list):  # as older files have it
+    if isinstance(tokens, list):  # in older files
         tokens = {token["id"]: token for token in tokens}
     named = [piece["SpecialToken"]["id"] for piece in step["single"] if "SpecialToken" in piece]
     return sum(len(tokens[name]["ids"]) for name in named)

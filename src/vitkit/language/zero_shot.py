@@ -4,8 +4,8 @@ The text encoder's vectors of the names become the head (CLIP, sec. 3.1):
 
     logit_k = scale * cos(image, text_k) + bias
 
-`zero_shot` makes a classifier, `read_images_and_words` reads both encoders. `spoken` and `why_no_words` say how names
-of classes become words, and which of them a text encoder can use. Shapes: K classes, P the size of the space that texts
+`zero_shot` makes a classifier, and `read_images_and_words` reads both encoders. `spoken` turns class names into words,
+and `why_no_words` checks whether a text encoder can use them. Shapes: K classes, P the size of the space that texts
 share with images, D features.
 """
 
@@ -81,7 +81,7 @@ def zero_shot(
         overrides: options of `weights.load` for the image encoder.
 
     Raises:
-        VitkitError: as `read_images_and_words` and `ImagesAndWords.classifier`.
+        VitkitError: see `read_images_and_words` and `ImagesAndWords.classifier`.
     """
     return read_images_and_words(source, **overrides).classifier(classes, templates, one=one)
 
@@ -104,14 +104,14 @@ def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWord
 
 
 def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndWords:
-    """Build both encoders from weights that have been looked at.
+    """Build both encoders from weights that have been opened.
 
     Args:
         weights: the weights of both encoders.
         plan: the plan of the image encoder, without a head.
 
     Raises:
-        VitkitError: as `read_images_and_words`.
+        VitkitError: see `read_images_and_words`.
     """
     source, path = weights.source, weights.path
     assert path is not None
@@ -151,12 +151,16 @@ class ImagesAndWords:
             for start in range(0, len(texts), _BATCH):
                 tokens = torch.tensor(self.tokenizer(texts[start : start + _BATCH]))
                 if int(tokens.max()) >= tower.config.vocabulary:
-                    raise VitkitError("the tokenizer is another model's: it has tokens that the text encoder has not")
-                ends = torch.eq(tokens, tower.config.end or 0).int().argmax(dim=1)
-                if tower.config.pool == "end" and not ends.all():  # read at their first token, all texts are alike
                     raise VitkitError(
-                        f"the tokenizer is another model's: its texts do not end in {tower.config.end}, where the "
-                        "text encoder reads them"
+                        "the tokenizer belongs to another model: the text encoder lacks some of its tokens"
+                    )
+                ends = torch.eq(tokens, tower.config.end or 0).int().argmax(dim=1)
+                if (
+                    tower.config.pool == "end" and not ends.all()
+                ):  # all texts would be read at their first token and be equal
+                    raise VitkitError(
+                        f"the tokenizer belongs to another model: its texts do not end in token {tower.config.end}, "
+                        "which the text encoder reads"
                     )
                 vectors.append(unit(tower(tokens)))
         return torch.cat(vectors)
@@ -179,8 +183,8 @@ class ImagesAndWords:
                 the sigmoids amount to.
 
         Raises:
-            VitkitError: a name or template is unfit, two names have the same tokens, or the model was not trained for a
-                sigmoid.
+            VitkitError: a name or template is invalid, two names have the same tokens, or the model was not trained for
+                a sigmoid.
         """
         names = _checked(classes)
         templates = tuple(templates) or published_templates(is_sigmoid=self.words.is_sigmoid)
@@ -194,8 +198,8 @@ class ImagesAndWords:
         self._check_apart(names, templates)
         if one and len(names) == 1:
             raise VitkitError(
-                f"--classes names {names[0]!r} alone: it would be the answer to every image, with probability 1; name "
-                "what else may be in them, or ask vitkit search how alike they are to it"
+                f"--classes has only {names[0]!r}, which would be the prediction for every image with probability 1; "
+                "add other classes, or rank the images with vitkit search"
             )
         model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
         thresholds = None if one else (_THRESHOLD,) * len(names)
@@ -203,25 +207,25 @@ class ImagesAndWords:
         return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=provenance)
 
     def _check_apart(self, names: Sequence[str], templates: Sequence[str]) -> None:
-        """Refuse names with the same tokens, as `C` and `C++` without signs: one would get every image of the other."""
+        """Refuse names with the same tokens, such as `C` and `C++` without punctuation."""
         first: dict[tuple[tuple[int, ...], ...], str] = {}
         for name in names:
             ids = self.tokenizer([template.replace("{}", name) for template in templates])
             if (other := first.setdefault(tuple(map(tuple, ids)), name)) != name:
                 raise VitkitError(
-                    f"--classes: {other!r} and {name!r} are the same to this model, which reads "
-                    f"{self.tokenizer.context} tokens of a text, often without capitals and signs: word them otherwise"
+                    f"--classes: {other!r} and {name!r} have the same tokens in this model, which reads "
+                    f"{self.tokenizer.context} tokens, often without case and punctuation: choose other words"
                 )
 
     def head(self, texts: Sequence[str], templates: Sequence[str]) -> dict[str, Tensor]:
         """Return the head for these classes: its weight (K, P) and bias (K,), for image vectors of length 1.
 
         Raises:
-            VitkitError: a template is unfit.
+            VitkitError: a template is invalid.
         """
         for template in templates:
             if template.count("{}") != 1:
-                raise VitkitError(f"--template {template!r} must have {{}} once, where the name of the class goes")
+                raise VitkitError(f"--template {template!r} must contain {{}} exactly once, for the name of the class")
         return {
             "head.weight": self.words.scale * self.of_classes(texts, templates),
             "head.bias": torch.full((len(texts),), self.words.bias),
@@ -240,13 +244,13 @@ def _copied(model: Model) -> dict[str, Tensor]:
 def _checked(classes: Sequence[str]) -> tuple[str, ...]:
     names = tuple(name.strip() for name in classes if name.strip())
     if not names:
-        raise VitkitError("--classes names no class: expected names with commas between them")
+        raise VitkitError("--classes contains no class: expected names separated by commas")
     for name in names:
         if (unseen := unseen_in(name)) is not None:
             raise VitkitError(f"--classes: {name!r} contains {unseen}, which is invisible: remove it")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise VitkitError(f"--classes names {twice[0]!r} twice")
+        raise VitkitError(f"--classes contains {twice[0]!r} twice")
     if (twins := alike(names)) is not None:
         raise VitkitError(
             f"--classes: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: leave one out"
@@ -255,7 +259,7 @@ def _checked(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
-    """Describe the text encoder beside an image encoder without reading numbers; None if there is none.
+    """Describe the text encoder of a model without reading numbers; None if there is none.
 
     Raises:
         VitkitError: the weights are one half of a model of images and texts.
@@ -286,7 +290,7 @@ def _folder_of(path: Path) -> Path:
 
 
 def spoken(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names as words: spaces for underscores, nothing invisible, and WordNet's ids by their names."""
+    """Return class names as words: without underscores and invisible characters, and with names for WordNet's ids."""
     known = imagenet_synsets() if any(_SYNSET.fullmatch(name) for name in names) else {}
     return tuple(known.get(name, " ".join(bare(name).replace("_", " ").split())) for name in names)
 
