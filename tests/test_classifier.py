@@ -311,7 +311,7 @@ def test_classes_in_another_order_than_class_indices_json_are_refused(saved: Pat
     assert "model.json has its classes in another order than class_indices.json" in refusal(saved)
     change(saved, classes=["renamed", *CLASSES[1:]])
     report = load(saved).report
-    assert report is not None and any("class_indices.json beside the model names other" in own for own in report.notes)
+    assert report is not None and any("next to the model has other class names" in own for own in report.notes)
 
 
 # --- A crash or a full disk while saving ------------------------------------------------------------

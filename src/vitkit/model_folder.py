@@ -99,8 +99,8 @@ def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
                 return data
     state = "is damaged" if (folder / RECORD).is_file() else "is gone"
     raise VitkitError(
-        f"{folder / RECORD} {state}: it says what the weights were trained on; restore it, or take pictures_sha256 out "
-        f"of {DESCRIPTION} to go on without it"
+        f"{folder / RECORD} {state}: it records what the weights were trained on; restore it, or remove pictures_sha256 "
+        f"from {DESCRIPTION} to use the model without it"
     )
 
 

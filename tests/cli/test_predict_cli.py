@@ -526,11 +526,11 @@ def test_memory_that_is_short_ends_the_command_and_the_rest_can_be_had_later(
     assert outcome.err.splitlines() == [
         "error: there is too little memory for 4 images at a time: free memory, or use smaller batches"
     ]
-    assert outcome.out.startswith("to go on: vitkit predict --resume ")
+    assert outcome.out.startswith("to continue: vitkit predict --resume ")
     kept = (here / "out.csv.partial").read_bytes()
     assert (here / "whole.csv").read_bytes().startswith(kept)
     assert len(kept.splitlines()) >= 9
-    assert vitkit(*shlex.split(outcome.out.removeprefix("to go on: vitkit "))).code == 0
+    assert vitkit(*shlex.split(outcome.out.removeprefix("to continue: vitkit "))).code == 0
     assert (here / "out.csv").read_bytes() == (here / "whole.csv").read_bytes()
 
 

@@ -141,7 +141,10 @@ def test_ctrl_c_exits_with_130_after_saving_and_saying_how_to_go_on(data: Path, 
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert [line for line in err.splitlines() if not line.startswith("epoch ")] == ["stopped by SIGINT"]
-    assert out.splitlines()[-2:] == ["stopped; the best model so far is in run", "to go on: vitkit train --resume run"]
+    assert out.splitlines()[-2:] == [
+        "stopped; the best model so far is in run",
+        "to continue: vitkit train --resume run",
+    ]
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
 
 

@@ -247,7 +247,7 @@ def test_a_folder_that_is_taken(found: Comparison, data: Path, tmp_path: Path) -
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(VitkitError, match="not empty"):
         compare(data, [A], out=tmp_path, say=quiet, **FIELDS)
-    with pytest.raises(VitkitError, match="no comparison to go on with"):
+    with pytest.raises(VitkitError, match="no comparison to continue"):
         compare(out=tmp_path, resume=True, say=quiet)
     with pytest.raises(VitkitError, match="name it"):
         compare(resume=True, say=quiet)

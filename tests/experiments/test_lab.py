@@ -114,19 +114,22 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
     ("arguments", "told"),
     [
         ({"name": "positon"}, r"no experiment 'positon' \(did you mean position\?\); there are: position, pooling"),
-        ({"name": "position", "model_fields": {"position": "none"}}, "model.position is what this experiment varies"),
-        ({"name": "regularisation", "dropout": 0.3}, "dropout is what this experiment varies"),
+        ({"name": "position", "model_fields": {"position": "none"}}, "model.position is varied by this experiment"),
+        ({"name": "regularisation", "dropout": 0.3}, "dropout is varied by this experiment"),
         ({"name": "position", "folds": 3}, "folds cannot be set for an experiment"),
         ({"name": "position", "seeds": 0}, "--seeds"),
         ({"name": "position", "preset": "huge"}, "--preset 'huge' is none of small, paper"),
         ({"name": "few-shot"}, "few-shot measures a model: name a run"),
-        ({"name": "few-shot", "model": "m", "epochs": 3}, "few-shot measures a model as it is: epochs has nothing"),
+        (
+            {"name": "few-shot", "model": "m", "epochs": 3},
+            "few-shot measures a model without training, so epochs has no effect",
+        ),
         ({"name": "few-shot", "model": "m", "preset": "paper"}, "few-shot trains nothing"),
-        ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "divide an image by 4"),
-        ({"name": "resolution", "preset": "paper"}, "resolution: it has no published recipe of its own"),
-        ({"name": "norm", "model": "torchvision:resnet18"}, "an ablation varies a Vision Transformer"),
+        ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "reduce images by a factor of 4"),
+        ({"name": "resolution", "preset": "paper"}, "resolution has no published recipe"),
+        ({"name": "norm", "model": "torchvision:resnet18"}, "an ablation requires a Vision Transformer"),
         ({"resume": True}, "--resume continues the experiment in --out"),
-        ({"resume": True, "name": "position"}, "--resume takes everything from --out"),
+        ({"resume": True, "name": "position"}, "--resume uses the arguments of --out"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_line(photos: Path, arguments: dict[str, Any], told: str) -> None:
@@ -291,7 +294,7 @@ def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> N
         package.lab("data-size", photos, upstream=photos, **small, out=tmp_path / "lab", say=quiet)
     with pytest.raises(VitkitError, match="cannot be halved by class, since it has 3 classes"):
         package.lab("data-size", photos, **small, out=tmp_path / "other", say=quiet)
-    with pytest.raises(VitkitError, match="norm has no --upstream"):
+    with pytest.raises(VitkitError, match="norm does not use --upstream"):
         package.lab("norm", photos, upstream=photos, say=quiet)
 
 
@@ -480,7 +483,7 @@ def test_the_command_that_does_it_again_is_one_that_a_shell_takes() -> None:
         ([20.0, 30, 40, 50, 60, 70], "the distance grows with depth (Kendall's tau +1.00 over 6 layers, p = 0.0028)"),
         ([70.0, 60, 50, 40, 30, 20], "the distance falls with depth (Kendall's tau -1.00 over 6 layers, p = 0.0028)"),
         # The last is above the first, and the table falls otherwise.
-        ([50.0, 90, 80, 70, 60, 40, 30, 51], "that the distance grows or falls with depth is not shown"),
+        ([50.0, 90, 80, 70, 60, 40, 30, 51], "no significant change of the distance with depth"),
         ([50.0] * 6, "the distance is the same in all layers"),
         ([20.0, 30, 40, 50], "4 layers are too few to tell"),
     ],

@@ -309,7 +309,7 @@ def test_ctrl_c_in_the_second_fold_keeps_the_first(interrupted: tuple[Path, list
 
 def test_ctrl_c_says_how_to_go_on_with_all_folds(interrupted: tuple[Path, list[str]]) -> None:
     folder, lines = interrupted
-    assert lines[-1] == f"to go on: vitkit train --resume {folder}"
+    assert lines[-1] == f"to continue: vitkit train --resume {folder}"
 
 
 def test_a_resume_goes_on_in_the_fold_that_was_interrupted_to_the_same_weights(

@@ -53,7 +53,7 @@ def test_a_signal_between_the_last_step_and_the_end_of_an_epoch_stops_the_run(
         with reporting_to(stop):
             run.train(runs.quick(data), tmp_path / "run", say=lines.append)
     assert caught.value.signal_number == number
-    assert lines[-1] == f"to go on: vitkit train --resume {tmp_path / 'run'}"
+    assert lines[-1] == f"to continue: vitkit train --resume {tmp_path / 'run'}"
     assert lines[-2].startswith("stopped; the ")
     assert not (tmp_path / "run" / "report.html").exists()
     resume(tmp_path / "run")
@@ -69,7 +69,7 @@ def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
         run.train(runs.quick(data), tmp_path / "run", say=lines.append)
     assert lines[-2:] == [
         "stopped before there was a model",
-        f"to go on: vitkit train --resume {tmp_path / 'run'}",
+        f"to continue: vitkit train --resume {tmp_path / 'run'}",
     ]
     resume(tmp_path / "run")
     runs.assert_same_outcome(tmp_path / "run", finished)
@@ -85,7 +85,7 @@ def test_a_signal_during_the_report_leaves_the_model_and_says_so(
         run.resume(folder, say=lines.append)
     assert lines[-2:] == [
         f"stopped; the model is in {folder}, its report is not finished",
-        f"to go on: vitkit train --resume {folder}",
+        f"to continue: vitkit train --resume {folder}",
     ]
     runs.assert_same_weights(folder, finished)
 

@@ -85,7 +85,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
         stop = stop_in("epoch 1/2" if at_end else "epoch 2/2", at_end=at_end)
         with reporting_to(stop):
             begin(data, tmp_path / "run", finished.choices.objective, say=lines.append)
-    assert lines[-1] == f"to go on: vitkit pretrain --resume {tmp_path / 'run'}"
+    assert lines[-1] == f"to continue: vitkit pretrain --resume {tmp_path / 'run'}"
     assert not (tmp_path / "run" / "report.html").exists()
     pretrain(resume=tmp_path / "run", say=lambda _: None)
     same(tmp_path / "run", finished.folder)

@@ -420,7 +420,7 @@ def test_ctrl_c_leaves_a_model_and_says_how_to_go_on(finished: Path, data: Path,
         run.train(runs.quick(data), folder, say=lines.append)
     assert caught.value.signal_number == signal.SIGINT
     what = "unfinished model" if epoch == 0 else "best model so far"
-    assert lines[-2:] == [f"stopped; the {what} is in {folder}", f"to go on: vitkit train --resume {folder}"]
+    assert lines[-2:] == [f"stopped; the {what} is in {folder}", f"to continue: vitkit train --resume {folder}"]
     assert load(folder).classes == ("blue", "green", "red")
     assert len(runs.metrics(folder)) == epoch
     resume(folder)

@@ -37,7 +37,7 @@ def photo(tmp_path: Path) -> Path:
 
 
 def test_that_is_an_assumption_which_every_command_says(trained: Path, photo: Path, vitkit: Any) -> None:
-    said = "mean and std 0.5, crop, bilinear, crop 0.875, as the scripts have it that write class_indices.json"
+    said = "mean and std 0.5, crop, bilinear, crop 0.875, as in the scripts that write class_indices.json"
     out = trained.parent / "out"
     for command in (
         ("predict", trained, photo),

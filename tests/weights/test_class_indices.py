@@ -39,7 +39,7 @@ def test_it_is_read_in_both_directions_and_the_report_says_so(checkpoint: Path, 
     assert classifier.classes == NAMES
     assert classifier.report is not None
     assert "classes" not in classifier.report.assumed
-    assert "classes are named by class_indices.json beside the weights" in classifier.report.notes
+    assert "the class names are those of class_indices.json next to the weights" in classifier.report.notes
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_one_that_does_not_fit_is_passed_over_and_said_to_be(checkpoint: Path, w
     assert classifier.report is not None
     assert "numbers" in classifier.report.assumed["classes"]
     (note,) = (note for note in classifier.report.notes if "class_indices.json" in note)
-    assert "was passed over" in note and said in note
+    assert "was ignored" in note and said in note
 
 
 def test_names_that_are_given_come_first(checkpoint: Path) -> None:

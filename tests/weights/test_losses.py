@@ -44,7 +44,7 @@ def without(state: State, part: str) -> State:
     [
         ("prefix_positions", lambda state: {**state, "pos_embed": state["pos_embed"][:, :-1]}, "if the file has lost"),
         ("qkv_bias", lambda state: without(state, "attn.qkv.bias"), r"no block has blocks\.\*\.attn\.qkv\.bias"),
-        ("layers", lambda state: without(state, "blocks.11."), "11, the blocks that are there; .* have 12: if the"),
+        ("layers", lambda state: without(state, "blocks.11."), "11, the number of blocks .* have 12: if the"),
     ],
 )
 def test_a_loss_that_leaves_another_architecture_is_an_assumption(
@@ -69,7 +69,7 @@ def test_twelve_heads_on_192_features_are_not_read_as_three_in_silence(tmp_path:
     path = keep(ti(heads=12), tmp_path / "w.safetensors")  # what TimmViT(embed_dim=192) makes
     found = load(path)
     assert found.report is not None
-    assert "make 12 unless told otherwise, with the same tensors: heads=12 says so" in found.report.assumed["heads"]
+    assert "is 12, with the same tensors: if the model has that, set heads=12" in found.report.assumed["heads"]
     assert "heads" not in inspect(path, heads=12).report.assumed
     recipe = Recipe(weights=str(path), model_fields={"heads": 12}, method="full")
     assert blueprint_of(recipe, ("a", "b")).config.heads == 12  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ def test_weights_of_zeros_are_warned_of(tmp_path: Path, names: tuple[str, ...]) 
     report = load(keep(state, tmp_path / "w.safetensors"), heads=4).report
     assert report is not None
     (warning,) = report.warnings
-    assert warning.startswith(f"nothing but zeros in {', '.join(names)}: the checkpoint is damaged")
+    assert warning.startswith(f"only zeros in {', '.join(names)}: the checkpoint is damaged")
     assert f"warning: {warning}" in report.lines() and report.to_dict()["warnings"] == (warning,)
 
 
@@ -149,7 +149,7 @@ def test_every_verb_that_answers_tells_of_zeros(tmp_path: Path) -> None:
     vitkit.embed(path, photo, note=notes.append)
     vitkit.explain(path, photo, tmp_path / "why", note=notes.append)
     vitkit.export(path, "onnx", tmp_path / "w.onnx", note=notes.append)
-    assert sum("nothing but zeros in blocks.1.attn.qkv.weight" in note for note in notes) == 4
+    assert sum("only zeros in blocks.1.attn.qkv.weight" in note for note in notes) == 4
 
 
 # --- The representation layer -----------------------------------------------------------------------------

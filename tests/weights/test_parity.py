@@ -149,7 +149,7 @@ def test_what_was_passed_over_is_reported(tmp_path: Path) -> None:
     torch.save(WRAPPINGS["model_ema"](state), tmp_path / "weights.pth")
     notes = " ".join(inspect(tmp_path / "weights.pth", heads=4).report.notes)
     assert "taken from model_ema" in notes
-    assert "model was passed over" in notes
+    assert "model was ignored" in notes
 
 
 def test_decoders_and_projection_heads_are_dropped_and_reported(tmp_path: Path) -> None:
@@ -561,7 +561,7 @@ def test_timms_averaged_weights_are_preferred(tmp_path: Path) -> None:
     classifier = load(tmp_path / "w.pth", heads=4)
     assert_agrees(classifier, other)
     assert classifier.report is not None
-    assert any("state_dict was passed over" in note for note in classifier.report.notes)
+    assert any("state_dict was ignored" in note for note in classifier.report.notes)
 
 
 def test_a_whole_training_checkpoint_of_dino(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def _resumable(out: Path | None) -> Iterator[None]:
             raise
         words = [word for word in sys.argv[1:] if word not in ("--force", "--resume")]
         words.insert(words.index("predict") + 1, "--resume")
-        say(f"to go on: {shlex.join(['vitkit', *words])}")
+        say(f"to continue: {shlex.join(['vitkit', *words])}")
         raise
 
 

@@ -309,7 +309,7 @@ def _check_free(out: Path | None, *, may_exist: bool) -> None:
 def _exclusive_pictures(
     pictures: Path | None, folders: Sequence[str], *, may_exist: bool
 ) -> AbstractContextManager[None]:
-    or_else = "--resume to go on, or --force to write over it"
+    or_else = "continue it with --resume, or overwrite it with --force"
     return exclusive_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
 
 

@@ -69,7 +69,7 @@ def studio(
     with _listen(host, port) as listener:
         link = f"http://{_called(host)}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}"
         say(f"studio of {workspace.photographs}: {link}")
-        say(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, trainings go on")
+        say(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
         _serve(workspace, listener, host, token, link if show else None)
 
 

@@ -186,7 +186,7 @@ def adapt(read: Mapping[str, Read], source: ViTConfig, target: ViTConfig, shapes
         del adapted.read[name]
         is_head = name.startswith("head")
         adapted.dropped[name] = (
-            "no head was asked for" if is_head else "the representation layer belongs to the old head"
+            "no head was requested" if is_head else "the representation layer belongs to the old head"
         )
     return adapted
 
@@ -203,7 +203,7 @@ def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) ->
     if source.position == "relative":
         raise VitkitError(
             f"relative positions were learned for {source.image_size[0]}x{source.image_size[1]} pixels and cannot be "
-            f"resized: leave image_size as it is"
+            f"resized: leave image_size unchanged"
         )
     if source.position == "learned_2d":
         for name, axis in (("pos_embed.y", 0), ("pos_embed.x", 1)):
@@ -252,10 +252,12 @@ def adapt_network(
                 adapted.replaced[name] = f"{target.num_classes} classes, zero until it is trained"
             else:
                 del adapted.read[name]
-                adapted.dropped[name] = "no head was asked for"
+                adapted.dropped[name] = "no head was requested"
     if source.image_size != target.image_size:
         before = shapes_of(source.replace(num_classes=target.num_classes))
         if bound := [name for name in shapes if before.get(name) != shapes[name]]:
             size = "x".join(map(str, source.image_size))
-            raise VitkitError(f"{bound[0]} of {target.full_name} is made for {size} pixels: leave image_size as it is")
+            raise VitkitError(
+                f"{bound[0]} of {target.full_name} depends on the size of {size} pixels: leave image_size unchanged"
+            )
     return adapted

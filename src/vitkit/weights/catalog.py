@@ -564,10 +564,13 @@ def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str
     try:
         numbered = numbered_names(from_json(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, AttributeError, OSError) as error:
-        return None, f"{CLASS_INDICES} beside the weights was passed over: it does not name classes by number ({error})"
+        return None, f"{CLASS_INDICES} next to the weights was ignored: it has no name for each class number ({error})"
     if len(numbered) != count:
-        return None, f"{CLASS_INDICES} beside the weights was passed over: it names {len(numbered)} classes for {count}"
-    return numbered, f"classes are named by {CLASS_INDICES} beside the weights"
+        return (
+            None,
+            f"{CLASS_INDICES} next to the weights was ignored: it has {len(numbered)} names for {count} classes",
+        )
+    return numbered, f"the class names are those of {CLASS_INDICES} next to the weights"
 
 
 def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
@@ -579,7 +582,7 @@ def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
     by_number = {int(key): name for key, name in mapping.items() if isinstance(name, str)}
     by_number = by_number or {number: name for name, number in mapping.items() if type(number) is int}
     if sorted(by_number) != list(range(len(mapping))):
-        raise ValueError("expected every number from 0 on, once")
+        raise ValueError("expected each number from 0 on exactly once")
     return tuple(by_number[number] for number in range(len(mapping)))
 
 
@@ -716,7 +719,7 @@ def _nothing_for(name: str, use: Use) -> str:
     if not known:
         return f"no weights of {name} are published under that name: it can be built, and trained from scratch"
     wanted = "classifier of ImageNet-1k" if use == "answers" else "backbone to fine-tune"
-    return f"no published weights of {name} are a {wanted}; there are: {', '.join(known)}: name one of them"
+    return f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}"
 
 
 def _refuse_unknown_tag(name: str) -> None:

@@ -92,7 +92,7 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
     is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and fields["pool"] == "gap" and not fields["fc_norm"]
     if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(known.fields):
         # DeiT III and DINOv2 have positions only for patches: without this check they would look mean-pooled.
-        raise VitkitError(f"{known.theirs('cls_token')} is missing; if the model has none, say pool='gap'")
+        raise VitkitError(f"{known.theirs('cls_token')} is missing; if the model has none, set pool='gap'")
     assumed: dict[str, str] = {}
     if fields["pool_mlp_size"] == fields["mlp_size"]:
         fields["pool_mlp_size"] = None
@@ -249,7 +249,9 @@ def _check_kernel(kernel: Shape, known: Known) -> None:
             f"{name} has {kernel[1]} channels, not 1 or 3: set in_channels={kernel[1]} if this is intended"
         )
     if kernel[2] != kernel[3] and known.fields.get("patch_size") is None:
-        raise VitkitError(f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing says so")
+        raise VitkitError(
+            f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing confirms this size"
+        )
 
 
 # Heads by (layers, hidden size), for models larger than the paper's: g, G, So400m (arXiv 2106.04560, 2305.13035) and
@@ -280,12 +282,12 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
         heads = known[layers, hidden_size]
         if not is_described and _may_have_default_heads(fields, heads):
             assumed["heads"] = (
-                f"{heads}, as published models of {hidden_size} features have; the classes of timm and transformers "
-                f"make {_DEFAULT_HEADS} unless told otherwise, with the same tensors: heads={_DEFAULT_HEADS} says so"
+                f"{heads}, as in published models of {hidden_size} features; the default in timm and transformers is "
+                f"{_DEFAULT_HEADS}, with the same tensors: if the model has that, set heads={_DEFAULT_HEADS}"
             )
         return heads
     heads = max(hidden_size // 64, 1)
-    assumed["heads"] = f"{heads}, as 64 features a head are usual; heads=... says otherwise"
+    assumed["heads"] = f"{heads}, as 64 features per head are usual; set heads=... to change it"
     return heads
 
 
@@ -303,20 +305,20 @@ def _possible_losses(
     is_aimv2 = fields.get("norm_kind", "layer") == "rms"
     if "layers" not in settings and not is_aimv2 and layers < usual.get(hidden_size, 0):
         assumed["layers"] = (
-            f"{layers}, the blocks that are there; published models of {hidden_size} features have "
-            f"{usual[hidden_size]}: if the file has lost its last blocks, the answers are wrong"
+            f"{layers}, the number of blocks in the file; published models of {hidden_size} features have "
+            f"{usual[hidden_size]}: if the file has lost its last blocks, predictions are wrong"
         )
     if "qkv_bias" not in settings and not is_aimv2 and not fields["qkv_bias"]:
         assumed["qkv_bias"] = (
             f"False, because no block has {known.theirs('blocks.0.attn.qkv.bias').replace('.0.', '.*.')}; if the file "
-            "has lost them, the answers are wrong"
+            "has lost them, predictions are wrong"
         )
     has_prefix = fields["class_token"] or fields["distill_token"]
     is_short = "pos_embed" in shapes and has_prefix and not fields["prefix_positions"] and not fields["registers"]
     if "prefix_positions" not in settings and is_short:
         assumed["prefix_positions"] = (
             f"False, because {known.theirs('pos_embed')} has as many rows as there are patches and none for the class "
-            "token, as in DeiT III; if the file has lost a row, or its registers, the answers are wrong"
+            "token, as in DeiT III; if the file has lost a row, or its registers, predictions are wrong"
         )
     return assumed
 
@@ -334,7 +336,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
     if "pos_embed" not in shapes:
         result = written or requested if fields.get("position") == "relative_bias" else requested or written
         if result is None:
-            raise VitkitError("there are no learned positions that determine the grid: give image_size=(height, width)")
+            raise VitkitError("there are no learned positions that determine the grid: set image_size=(height, width)")
         return result
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
@@ -346,7 +348,9 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
             if grid is not None and grid[0] * grid[1] == length - prefix > 0:
                 fields["prefix_positions"] = prefix == tokens
                 if grid == requested != (side, side) and written is None and side * side == length - prefix:
-                    assumed["grid"] = f"{grid[0]}x{grid[1]}, as image_size says; grid=({side}, {side}) resizes instead"
+                    assumed["grid"] = (
+                        f"{grid[0]}x{grid[1]}, as in image_size; to resize positions instead, set grid=({side}, {side})"
+                    )
                 return grid
     raise VitkitError(_no_grid(length, fields, known))
 
@@ -362,8 +366,8 @@ def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> str:
     if extra == 2 and not fields["distill_token"]:
         return f"{known.theirs('dist_token')} is missing: {positions} has {length} positions, 2 more than a square"
     return (
-        f"{positions} has {length} positions, which is no square grid"
-        f"{' with its class token' if fields['class_token'] else ''}: say image_size=(height, width)"
+        f"{positions} has {length} positions, which is not a square grid"
+        f"{' with its class token' if fields['class_token'] else ''}: set image_size=(height, width)"
     )
 
 
@@ -391,8 +395,8 @@ _TIMM = (
         "norm",
         lambda config: _is_tokenless(config) and not config.qkv_bias and config.fc_norm,
         lambda config: (
-            f"{config.norm}, as in the paper; timm's vit_base_patch16_rpn_224 has the same tensors and normalises what "
-            "each sublayer gives: norm='res-post' says so"
+            f"{config.norm}, as in the paper; timm's vit_base_patch16_rpn_224 has the same tensors and normalises the "
+            "output of each sublayer: for that model, set norm='res-post'"
         ),
     ),
     Namesake(
@@ -400,7 +404,7 @@ _TIMM = (
         lambda config: config.pool == "map" or (_is_tokenless(config) and config.qkv_bias),
         lambda config: (
             f"{config.gelu}, as is usual for timm; some of SigLIP's encoders (timm's vit_*_siglip_*) have the same "
-            "tensors and GELU by tanh: gelu='tanh' says so"
+            "tensors and GELU with tanh: for those models, set gelu='tanh'"
         ),
     ),
     Namesake(
@@ -408,7 +412,7 @@ _TIMM = (
         lambda config: _is_tokenless(config) and config.qkv_bias and (config.layers, config.hidden_size) == (12, 768),
         lambda config: (
             f"{config.heads}, as in ViT-B; timm's vit_base_patch16_gap_224 (I-JEPA) has the same tensors and 16: "
-            "heads=16 says so"
+            "for that model, set heads=16"
         ),
     ),
 )
@@ -416,7 +420,7 @@ _UNREGISTERED = Namesake(
     "registers",
     lambda config: config.pool == "gap" and not config.class_token and not config.registers,
     lambda _: (
-        "none, because there is no reg_token; timm's vit_*_reg*_gap_* have some: if the file has lost it, the answers "
+        "none, because there is no reg_token; timm's vit_*_reg*_gap_* have some: if the file has lost it, predictions "
         "are wrong"
     ),
 )
@@ -425,7 +429,7 @@ _UNNORMED = Namesake(
     lambda config: not config.last_norm,
     lambda _: (
         "False, because there is no norm after the last layer, as in RADIO's and InternViT's encoders; if the file has "
-        "lost it, the answers are wrong"
+        "lost it, predictions are wrong"
     ),
 )
 _CLIP = Namesake(
@@ -433,7 +437,7 @@ _CLIP = Namesake(
     lambda config: config.embed_norm,
     lambda config: (
         f"{config.gelu}, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors "
-        "and x sigmoid(1.702 x) (timm's vit_*_clip_quickgelu_*): gelu='quick' says so"
+        "and x sigmoid(1.702 x) (timm's vit_*_clip_quickgelu_*): for those models, set gelu='quick'"
     ),
 )
 _TUTORIAL = Namesake(
@@ -441,7 +445,7 @@ _TUTORIAL = Namesake(
     lambda config: config.qk_scale is None,
     lambda config: (
         f"1 / sqrt({config.head_size}), the size of a head; code that names its positions pos_embedding.pos_embedding "
-        "takes another as an argument, which no file keeps: qk_scale=... says so"
+        "takes another as an argument, which is not stored in files: set qk_scale=... if it is different"
     ),
 )
 

@@ -239,5 +239,5 @@ def depth_of(digits: Iterable[str]) -> int:
     numbers = {numbered(text) for text in digits}
     depth = max(numbers, default=-1) + 1
     if depth > 2 * len(numbers) + _GAP:
-        raise VitkitError(f"a tensor's name has block {depth - 1}, and there are only {len(numbers)} blocks")
+        raise VitkitError(f"a tensor belongs to block {depth - 1}, but there are only {len(numbers)} blocks")
     return depth

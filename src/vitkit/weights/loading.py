@@ -113,8 +113,8 @@ class LoadPlan:
         lost = [report.renamed.get(name, name) for name in zeros if not name.startswith((head, "head_dist."))]
         if not lost:
             return report
-        warning = f"nothing but zeros in {listed(lost, 6)}: the checkpoint is damaged, or has not been trained"
-        return dataclasses.replace(report, warnings=(*report.warnings, f"{warning}; expect wrong answers"))
+        warning = f"only zeros in {listed(lost, 6)}: the checkpoint is damaged, or was not trained"
+        return dataclasses.replace(report, warnings=(*report.warnings, f"{warning}; expect wrong predictions"))
 
     def _check_finite(self, name: str, tensor: Tensor) -> None:
         """Raise an error if a tensor holds NaN or infinite numbers."""
@@ -124,7 +124,7 @@ class LoadPlan:
         spoiled = int((~tensor.isfinite()).sum())
         theirs = self.report.renamed.get(name, name)
         raise VitkitError(
-            f"{self.report.source}: {theirs} holds {spoiled} of {tensor.numel()} numbers that are NaN or infinite: the "
+            f"{self.report.source}: {theirs} has {spoiled} NaN or infinite values of {tensor.numel()}: the "
             "checkpoint is damaged, or was written in a precision that is too narrow for it"
         )
 
@@ -175,7 +175,7 @@ def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
         return has_logits
     size = changes["representation_size"]
     if has_logits is not None and has_logits != (size is not None):
-        raise VitkitError(f"has_logits {has_logits} and representation_size {size} contradict each other: name one")
+        raise VitkitError(f"has_logits {has_logits} and representation_size {size} contradict each other: set only one")
     if size not in (None, source.representation_size):
         there = "none" if source.representation_size is None else f"one of {source.representation_size} features"
         raise VitkitError(f"representation_size {size}: the weights have {there}; leave it out, or use has_logits")
@@ -235,7 +235,9 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
         assumed.pop("family", None)  # the families differ only in their preprocessing
     if plan.report.format == "vitkit" and preprocess != plan.preprocess and not plan.preprocess.unknown:
         theirs = describe(plan.preprocess.to_dict())
-        warnings += (f"images are prepared otherwise than in its training ({theirs}): expect other predictions",)
+        warnings += (
+            f"images are preprocessed differently than in its training ({theirs}): expect different predictions",
+        )
     notes = (*plan.report.notes, f"preprocess, as requested: {describe(preprocess.to_dict())}")
     report = dataclasses.replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
     return dataclasses.replace(plan, preprocess=preprocess, report=report)
@@ -308,7 +310,8 @@ def load(
         The classifier, in eval mode, with its `report`.
 
     Raises:
-        VitkitError: the source does not exist, is damaged, is no Vision Transformer that vitkit knows, or a tensor is
+        VitkitError: the source does not exist, is damaged, is not a Vision Transformer that vitkit knows, or a tensor
+        is
             missing, left over or of the wrong shape; the message names it.
     """
     return inspect(
@@ -392,7 +395,7 @@ class WeightsSource:
         """Adapt the weights to a request; the arguments are those of `load`.
 
         Raises:
-            VitkitError: as for `load`.
+            VitkitError: see `load`.
         """
         if classes is not None:
             if num_classes not in (None, len(classes)):
@@ -520,7 +523,7 @@ def fetch(entry: Entry) -> Path:
     """Return the file or folder of published weights, downloading it unless it is in the cache.
 
     Raises:
-        VitkitError: as for `download.fetch_url` and `download.fetch_hub`.
+        VitkitError: see `download.fetch_url` and `download.fetch_hub`.
     """
     from vitkit.weights import download
 
@@ -553,7 +556,7 @@ def create_model(
             widespread scripts (`img_size`, `in_chans`, `embed_dim`, `depth`, `drop_path_rate`, `in_c`, ...).
 
     Raises:
-        VitkitError: the name or an option is unknown (close ones are suggested), a model of these values cannot be
+        VitkitError: the name or an option is unknown (similar ones are suggested), a model with these values cannot be
             built, the weights cannot be downloaded, or an option would change their shapes.
     """
     options = dict(overrides) if is_network_name(name) else canonical(overrides)

@@ -90,7 +90,7 @@ _FAMILIES = (
     ),
     TensorFamily("a ViT that normalises queries and keys", (_BLOCK + r"(attn\.)?q_norm\.",)),
     TensorFamily("a ViT whose attention is a difference of two, by two numbers", (_BLOCK + r"(attn\.)?lambda_a$",)),
-    TensorFamily("a ViT whose attention and MLP run side by side", (_BLOCK + r"attns\.0\.",)),
+    TensorFamily("a ViT with parallel attention layers", (_BLOCK + r"attns\.0\.",)),
     TensorFamily("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
     TensorFamily("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),
     TensorFamily("YOLOS, a detector", (r".*detection_tokens$",)),
@@ -207,7 +207,7 @@ def read_model_folder(
         config = config_from_dict(description["config"]).replace(**overrides)
         stored = checkpoint.tensors
         if isinstance(config, ViTConfig) and config.layers > len(stored):  # before so many are made
-            raise VitkitError(f"{config.layers} layers, and {len(stored)} tensors")
+            raise VitkitError(f"{config.layers} layers, but only {len(stored)} tensors")
         shapes = _shapes(config, folder)
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
@@ -215,9 +215,13 @@ def read_model_folder(
         check_names(_listed(description, "classes"))
         preprocess = Preprocess.from_dict(description["preprocess"])
         if preprocess.size != config.image_size:
-            raise VitkitError(f"preprocess has size {preprocess.size}, and the model reads {config.image_size}")
+            raise VitkitError(
+                f"preprocess has size {preprocess.size}, but the model has image_size {config.image_size}"
+            )
         if len(preprocess.mean) != config.in_channels:
-            raise VitkitError(f"preprocess has a mean of {len(preprocess.mean)}, and the model {config.in_channels}")
+            raise VitkitError(
+                f"preprocess has a mean of {len(preprocess.mean)} channels, but the model has {config.in_channels}"
+            )
         pixels = preprocess.to_dict()
         del pixels["size"]
         return SourceWeights(
@@ -269,10 +273,10 @@ def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     if set(beside) == set(classes):
         raise VitkitError(
-            f"{model_folder.DESCRIPTION} has its classes in another order than {CLASS_INDICES}, so that answers would "
-            "have each other's names: restore the one that was edited"
+            f"{model_folder.DESCRIPTION} has its classes in another order than {CLASS_INDICES}, so predictions would "
+            "have wrong names: restore the file that was edited"
         )
-    return (f"{CLASS_INDICES} beside the model names other classes: {listed(beside)}",)
+    return (f"{CLASS_INDICES} next to the model has other class names: {listed(beside)}",)
 
 
 def _positive(description: Mapping[str, Any], name: str) -> float:
@@ -353,7 +357,7 @@ def read_foreign(
         pixel_size = entry.preprocess.size
         pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
     notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
-    notes += tuple(f"{name} was passed over: {reason}" for name, reason in checkpoint.passed_over.items())
+    notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.passed_over.items())
     named = _name_classes(checkpoint, layout, config, is_published=entry is not None)
     assumed |= named.assumed
     notes += named.notes
@@ -396,7 +400,9 @@ class _ClassNames:
 def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _ClassNames:
     """Name the classes by the checkpoint, otherwise by a file next to it, otherwise by their numbers."""
     if layout.classes and config.num_classes and len(layout.classes) != config.num_classes:
-        raise VitkitError(f"{checkpoint.path} names {len(layout.classes)} classes for a head of {config.num_classes}")
+        raise VitkitError(
+            f"{checkpoint.path} has {len(layout.classes)} class names for a head of {config.num_classes} classes"
+        )
     if not config.num_classes:
         return _ClassNames()
     if layout.classes is not None:
@@ -418,7 +424,7 @@ def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any]
     if is_tutorials and layout.format == "timm" and layout.preprocess["mean"] == HALF:
         return (
             TUTORIALS,
-            f"as the scripts have it that write {CLASS_INDICES} (vitkit convert --preprocess says otherwise)",
+            f"as in the scripts that write {CLASS_INDICES} (vitkit convert --preprocess changes it)",
         )
     return layout.preprocess, f"as is usual for {layout.format}"
 

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 POSITION = Ablation(
     name="position",
-    question="Does a ViT need position embeddings, and does it matter which?",
+    question="Does a ViT need position embeddings, and does their kind matter?",
     source=f"{PAPER}, app. D.4, Table 8",
-    says="a large gap between none and any, and nearly none among the kinds",
+    says="a large gap between none and any kind, and hardly any gap between the kinds",
     differs=(
         "Table 8 is the 5-shot accuracy on ImageNet of ViT-B/16 (86 M parameters, 14x14 patches) after pre-training; "
-        "here the accuracy itself, of a model of 0.8 M parameters, trained from scratch on a few patches an image. The "
-        "sines and cosines are not in the paper's table"
+        "here it is the accuracy of a model with 0.8 M parameters, trained from scratch with few patches per image. "
+        "Sinusoids are not in the paper's table"
     ),
     recipe="paper-vit-b16-jft",
     variants=lambda _: (
@@ -65,8 +65,8 @@ POOLING = Ablation(
     name="pooling",
     question="A class token, or the mean of the patches?",
     source=f"{PAPER}, app. D.3, Figure 9",
-    says="both do as well, but each wants a learning rate of its own: 8e-4 with the token, 3e-4 with the mean",
-    differs="Figure 9 is the 5-shot accuracy on ImageNet along the pre-training on JFT, as curves without figures",
+    says="both are equally good, but require different learning rates: 8e-4 with the token, 3e-4 with the mean",
+    differs="Figure 9 has curves of the 5-shot accuracy on ImageNet during pre-training on JFT, without numbers",
     recipe="paper-vit-b16-jft",
     variants=lambda _: (
         AblationVariant("class token", {"model_fields": {"pool": "token"}}),
@@ -97,7 +97,7 @@ SHAPE = Ablation(
     question="More layers, wider ones, or smaller patches?",
     source=f"{PAPER}, app. D.2, Figure 8",
     says="depth helps most, less so after 16 layers; width least; smaller patches help without more parameters",
-    differs="Figure 8 is the 5-shot accuracy on ImageNet against compute, as curves without figures",
+    differs="Figure 8 has curves of the 5-shot accuracy on ImageNet against compute, without numbers",
     recipe="paper-vit-b16-jft",
     variants=_variants,
     against="as it is",
@@ -115,8 +115,8 @@ NORM = Ablation(
     name="norm",
     question="LayerNorm before each sub-layer, or after it?",
     source=f"{PAPER}, eqs. 2 and 3; arXiv 2002.04745",
-    says="the paper takes pre-norm without comparing; post-norm is known to need a careful warm-up in deep models",
-    differs="there is no figure in the paper; a model of few layers hardly shows what depth does",
+    says="the paper uses pre-norm without a comparison; post-norm is known to need a careful warm-up in deep models",
+    differs="the paper has no numbers; a model with few layers hardly shows the effect of depth",
     recipe="paper-vit-b16-jft",
     variants=lambda _: (of_model("pre-norm", norm="pre"), of_model("post-norm", norm="post")),
     against="pre-norm",
@@ -128,8 +128,8 @@ REGULARISATION = Ablation(
     name="regularisation",
     question="Dropout, stochastic depth, or neither?",
     source=f"{PAPER}, app. B.1, Table 3; arXiv 2106.10270, sec. 4",
-    says="the paper trains ImageNet and ImageNet-21k with dropout 0.1, JFT without; neither is compared in a table",
-    differs="there is no figure in the paper",
+    says="the paper uses dropout 0.1 for ImageNet and ImageNet-21k, and none for JFT, without a comparison",
+    differs="the paper has no numbers",
     recipe="paper-vit-b16-imagenet",
     variants=lambda _: (
         AblationVariant("neither", {"dropout": 0.0, "drop_path": 0.0}),
@@ -142,10 +142,10 @@ REGULARISATION = Ablation(
 
 HEAD = Ablation(
     name="head",
-    question="A head of one Linear, or of Linear, tanh and Linear?",
+    question="A head with one linear layer, or with two and a tanh between them?",
     source=f"{PAPER}, sec. 3.1",
-    says="two layers while pre-training, one while fine-tuning; they are not compared in a table",
-    differs="there is no figure in the paper",
+    says="two layers in pre-training and one in fine-tuning, without a comparison",
+    differs="the paper has no numbers",
     recipe="paper-vit-b16-imagenet21k",
     variants=lambda base: (
         of_model("Linear", representation_size=None),
@@ -157,7 +157,7 @@ HEAD = Ablation(
 
 _ROOT, _STAGE, _RESNET = "the ResNet's root", "root and one stage", "ResNet"
 _SHORT = "a third of the epochs"
-_DEEP = 12  # layers of a model whose ResNet is of 50 layers, and not of 18
+_DEEP = 12  # number of layers from which the ResNet has 50 layers instead of 18
 
 
 def _variants_hybrid(base: ViTConfig) -> tuple[AblationVariant, ...]:
@@ -170,7 +170,7 @@ def _variants_hybrid(base: ViTConfig) -> tuple[AblationVariant, ...]:
             fitting[label] = {"stem": stem, "patch_size": patch}
     if not fitting:
         raise VitkitError(
-            "the hybrids of this experiment divide an image by 4: name a --model with patches of 4, 8, ..."
+            "the hybrids of this experiment reduce images by a factor of 4: use a --model with patches of 4, 8, ..."
         )
     resnet = {"model": f"torchvision:resnet{50 if base.layers >= _DEEP else 18}", "image_size": base.image_size[0]}
     whole = [of_model("patches"), *(of_model(label, **fields) for label, fields in fitting.items())]
@@ -185,8 +185,8 @@ HYBRID = Ablation(
     source=f"{PAPER}, sec. 4.4, Figure 5",
     says="hybrids are a little better at small computational budgets; the difference vanishes for larger models",
     differs=(
-        "Figure 5 is accuracy against compute of pre-trained models, without a table; here small models are trained "
-        "from scratch, for all epochs and for a third of them"
+        "Figure 5 shows accuracy against compute for pre-trained models, without a table; here small models are "
+        "trained from scratch, for all epochs and for a third of them"
     ),
     recipe="paper-vit-b16-jft",
     variants=_variants_hybrid,
@@ -220,12 +220,12 @@ def _variants_resolution(base: ViTConfig) -> tuple[AblationVariant, ...]:
 
 RESOLUTION = Ablation(
     name="resolution",
-    question="Does it help to fine-tune at a higher resolution than one has trained at?",
+    question="Does it help to fine-tune at a higher resolution than in pre-training?",
     source=f"{PAPER}, sec. 3.2",
-    says="it is often beneficial; the paper fine-tunes at 384 px (512 and 518 for its best) what it pre-trained at 224",
+    says="it is often beneficial; the paper pre-trains at 224 px and fine-tunes at 384 (its best models: 512, 518)",
     differs=(
-        "the paper has no table of it; here the same images are trained on before and after, by a small model, for a "
-        "third of the epochs; pictures that are smaller than the model's (the digits are 8x8) have no more to show"
+        "the paper has no table for this; here a small model is trained and then fine-tuned on the same images, for a "
+        "third of the epochs; a higher resolution adds nothing to pictures that are smaller (the digits are 8x8)"
     ),
     variants=_variants_resolution,
     against=_SAME,
@@ -237,13 +237,13 @@ _EPOCHS = 20
 
 
 def _first(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
-    from vitkit.training.defaults import PRESETS  # which loads torch, and the list of experiments need not
+    from vitkit.training.defaults import PRESETS  # it loads torch, which the list of experiments does not need
 
     from_scratch = {name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in TUNING}
     return AblationVariant(label, TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=from_scratch)
 
 
-def _variants_pretraining(base: ViTConfig) -> tuple[AblationVariant, ...]:  # noqa: ARG001  # they are the same of any
+def _variants_pretraining(base: ViTConfig) -> tuple[AblationVariant, ...]:  # noqa: ARG001  # the variants do not depend on it
     return (
         AblationVariant(_NONE),
         AblationVariant(_LONGER, times={"epochs": 2}),
@@ -254,16 +254,16 @@ def _variants_pretraining(base: ViTConfig) -> tuple[AblationVariant, ...]:  # no
 
 PRETRAINING = Ablation(
     name="pretraining",
-    question="Does it help to fill in hidden patches of the training images first, without their labels?",
+    question="Does it help to pre-train on the training images without labels, by predicting hidden patches?",
     source=f"{PAPER}, sec. 4.6 and app. B.1.2; arXiv 2111.06377",
     says=(
         "ViT-B/16, pre-trained by masked patch prediction, has 79.9 % on ImageNet, 2 % more than from scratch and 4 % "
         "less than after supervised pre-training; MAE's ViT-B/16 has 83.6 % (1600 epochs)"
     ),
     differs=(
-        "the papers pre-train on 300 million and 1.3 million images for a long time; here it is the training images of "
-        "the experiment, for 20 epochs, all of them however few labels --max-images leaves to the training, which "
-        "has the recipe of that from scratch; pre-training comes on top of its time"
+        "the papers pre-train on 300 million and 1.3 million images for a long time; here it is on all training images "
+        "of the experiment for 20 epochs, even if --max-images limits the labelled ones; the training has the recipe "
+        "of the one from scratch, and the pre-training takes additional time"
     ),
     variants=_variants_pretraining,
     against=_NONE,
@@ -276,13 +276,13 @@ SHOTS = (1, 2, 5, 10, 25)
 
 FEW_SHOT = Measurement(
     name="few-shot",
-    question="How well do a model's features tell classes apart from a few images of each, without training?",
+    question="How well do a model's features separate classes with a few images of each, without training?",
     source=f"{PAPER}, sec. 4.1",
     says=(
-        "least squares from frozen features to targets of 1 and -1, which takes the place of fine-tuning where that is "
-        "too slow; Table 8 has 64.206 % of 1,000 classes with 5 images of each, ViT-B/16 pre-trained on JFT"
+        "least squares from frozen features to targets of 1 and -1, which replaces fine-tuning where it is too slow; "
+        "Table 8 has 64.206 % for 1,000 classes with 5 images of each (ViT-B/16 pre-trained on JFT)"
     ),
-    differs="other images, other and fewer classes, and the model that is named, at its own resolution",
+    differs="different images, fewer and different classes, and the named model at its own resolution",
     module="vitkit.experiments.lab.ablations",
     function="measure_few_shot",
     picture="few-shot",
@@ -290,7 +290,7 @@ FEW_SHOT = Measurement(
 
 
 def measure_few_shot(subject: Subject) -> Measured:
-    """Measure held-out accuracy for several numbers of training images per class, drawn anew for each seed.
+    """Measure held-out accuracy for several numbers of training images per class, with a new draw for each seed.
 
     The intervals include other draws of training images and other test images. The penalty is chosen by leave-one-out
     on the drawn training images.
@@ -374,7 +374,7 @@ def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[
     return np.sort(np.concatenate(list(rank.values())))
 
 
-MOST_IMAGES = 128  # as many as the paper averages over
+MOST_IMAGES = 128  # the number of images that the paper averages over
 LEAST_LAYERS = 5  # with fewer layers, the smallest possible p-value exceeds 5 %
 _LEVEL = 0.05
 _FAR = 0.5  # relative to the distance of a head that attends to all patches equally
@@ -384,10 +384,10 @@ ATTENTION_DISTANCE = Measurement(
     question="How far do the heads look, layer by layer?",
     source=f"{PAPER}, sec. 4.5, Figure 7 (right), app. D.7",
     says=(
-        "some heads look at most of the image in the lowest layers already, others nearby alone; the distance grows "
+        "some heads attend to most of the image already in the lowest layers, others only locally; the distance grows "
         "with depth"
     ),
-    differs="Figure 7 is of ViT-L/16 at 224 px, 128 images, as a cloud of points without figures",
+    differs="Figure 7 is for ViT-L/16 at 224 px and 128 images, as a scatter plot without numbers",
     module="vitkit.experiments.lab.ablations",
     function="measure_attention_distance",
     picture="attention",
@@ -424,8 +424,8 @@ def measure_attention_distance(subject: Subject) -> Measured:
     lines = [
         f"{trend}; {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
         *lines,
-        f"a head that looks everywhere alike: {everywhere:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
-        f"{far} of {len(first)} heads of the first layer look more than half as far as everywhere",
+        f"equal attention to all patches: {everywhere:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
+        f"{far} of {len(first)} heads of the first layer reach more than half of this distance",
     ]
     numbers = {"attention_distance": distance.tolist(), "everywhere": everywhere}
     arrays = {}
@@ -439,7 +439,7 @@ def measure_attention_distance(subject: Subject) -> Measured:
 
 
 def draw_attention(figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[np.floating]]) -> dict[str, Figure]:
-    """Draw the three panels of Figure 7, without those that the model has no numbers for.
+    """Draw the panels of Figure 7 for which the model has data.
 
     Args:
         figures: the content of lab.json.
@@ -457,7 +457,7 @@ def draw_attention(figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[
         pictures["Position embeddings (Figure 7, centre)"] = model_analysis.position_grid(similarity)
     distance = np.array(figures["attention_distance"], dtype=np.float32)  # (L, H)
     cloud = model_analysis.by_head(
-        distance, "Each head (dotted: attention to all patches alike)", "mean distance, pixels"
+        distance, "Each head (dotted: equal attention to all patches)", "mean distance, pixels"
     )
     cloud.axes[0].axhline(figures["everywhere"], color="#777777", linewidth=0.8, linestyle=":")
     pictures["Attention distance (Figure 7, right)"] = cloud
@@ -480,7 +480,7 @@ def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
     figures = f"(Kendall's tau {tau:+.2f} over {len(distance)} layers, p = {p:.2g})"
     if p < _LEVEL:
         return f"the distance {'grows' if tau > 0 else 'falls'} with depth {figures}"
-    return f"that the distance grows or falls with depth is not shown {figures}"
+    return f"no significant change of the distance with depth {figures}"
 
 
 DATA_SIZE = PretrainingSizes(
@@ -493,8 +493,8 @@ DATA_SIZE = PretrainingSizes(
     ),
     differs=(
         "the paper pre-trains on ImageNet, ImageNet-21k, and 9, 30, 90 and 303 million images of JFT, and its figures "
-        "are curves without numbers; here parts of some hundred or thousand images, small models, and as many steps "
-        "for each part, of which validation chooses the best epoch"
+        "are curves without numbers; here the parts have hundreds or thousands of images, the models are small, and "
+        "each part gets the same number of steps, of which validation selects the best epoch"
     ),
     recipe="paper-vit-b16-jft",
     picture="sizes",

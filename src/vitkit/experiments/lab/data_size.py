@@ -63,11 +63,11 @@ def halve(data: str, folder: Path) -> Transfer:
         VitkitError: there are fewer than four classes, images have several, or the images are not files.
     """
     table = read_source(data)
-    table.task.require_single(f"{data}: images with several classes each cannot be halved by class; name --upstream")
+    table.task.require_single(f"{data}: images with several classes each cannot be halved by class; set --upstream")
     if len(table.classes) < _FEWEST_CLASSES or table.storage is not None:
         why = "its images are in an archive" if table.storage is not None else f"it has {len(table.classes)} classes"
         raise VitkitError(
-            f"{data} cannot be halved by class, since {why}: name the images to pre-train on by --upstream"
+            f"{data} cannot be halved by class, since {why}: set the images to pre-train on with --upstream"
         )
     for half, name in enumerate(HALVES):
         rows = [i for i in range(len(table)) if table.labels[i] % 2 == half]
@@ -92,7 +92,7 @@ def plan_sizes(
         transfer: the two sources.
         models: the names of the models, separated by commas.
         base: the recipe that all trainings share, without a model.
-        fields_of: the function (base, variant) -> recipe of a variant, which refuses what the experiment varies.
+        fields_of: a function (base, variant) -> recipe of a variant, which refuses fields that the experiment varies.
         seeds: the number of trainings of each model on each part.
         here: stands for the folder of the experiment in the paths of weights.
 
@@ -107,7 +107,7 @@ def plan_sizes(
     first: tuple[Start, Start] | None = None
     described, notes, jobs = [], [], []
     for place, name in enumerate(names):
-        progress("looking at the models", place, len(names))
+        progress("checking the models", place, len(names))
         sized = {"image_size": side} if is_network_name(name) and side and not base.get("image_size") else {}
         own = {**base, **sized, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
         shared, left_out = without_fields_of_vits(own)
@@ -122,7 +122,7 @@ def plan_sizes(
         for size in SIZES:
             count = max(round(size * images[0]), 1)
             subset = {"max_images": count} if count < images[0] else {}
-            epochs = {"epochs": max(round(starts[0].recipe.epochs / size), 1)}  # as many steps for each part
+            epochs = {"epochs": max(round(starts[0].recipe.epochs / size), 1)}  # the same number of steps for each part
             upstream = {**shared, **subset, **epochs, "data": transfer.upstream, "method": starts[0].recipe.method}
             plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
             for run_seed in range(seed, seed + seeds):
@@ -274,7 +274,7 @@ def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.ND
 
 
 def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily], judged: Sequence[Judged]) -> str:
-    """Say which model is best at either end, and by how much more images help, as far as tests show it."""
+    """Return which model is best with the fewest and with all images, and how much more images help, if significant."""
     of_recipes = len(plan.seeds) > 1
     parts = [f"pre-trained on {counts[i]} images, {_best(families[i], plan, of_recipes)}" for i in (0, -1)]
     gains = []
@@ -283,9 +283,9 @@ def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily
         (gain,) = Family(right, judged[-1].units).differences([(len(judged) - 1, 0)], of_recipes=of_recipes)
         if gain.p_alone * len(plan.models) < LEVEL:
             gains.append(f"{name} gains {100 * gain.mean:+.1f} points")
-    grown = f"with all images in place of {counts[0]}, {', '.join(gains)}"
+    grown = f"with all images instead of {counts[0]}, {', '.join(gains)}"
     if not gains:
-        grown = "that more images help is shown for no model"
+        grown = "for no model, more images help significantly"
     return f"{parts[0]}; {parts[1]}; {grown}"
 
 
@@ -323,15 +323,15 @@ def _shown(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> 
     return LabResult(experiment, figures, headings, tuple(rows), remarks, out)
 
 
-# --- What the paper's trainings take ----------------------------------------------------------------------
+# --- The cost of the paper's trainings --------------------------------------------------------------------
 
 _PAPER_SIZES = (9_000_000, 30_000_000, 90_000_000, 303_000_000)  # of JFT, in Figure 4
 _PAPER_RECIPES = ("paper-vit-b16-jft", "paper-vit-l32-jft", "paper-vit-l16-jft", "paper-vit-h14-jft")
-_USED = 0.4  # of the peak of a TPU core, as `vitkit plan` assumes
+_USED = 0.4  # utilisation of a TPU core, as assumed by `vitkit plan`
 
 
 def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
-    """Return what the paper's pre-trainings on parts of JFT take, as many steps for each part as for all images."""
+    """Return the cost of the paper's pre-trainings on parts of JFT, with the same number of steps for each part."""
     from vitkit.experiments.training_plan import passes
     from vitkit.profiling.accelerators import find_accelerator
     from vitkit.profiling.model_info import describe
@@ -358,7 +358,7 @@ def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
     lines = (
         f"{len(rows) * len(_PAPER_SIZES)} pre-trainings take {total:,.0f} TPUv3-core-days at {_USED:.0%} of the peak",
         "JFT-300M is not public: nothing was trained",
-        "with --upstream FOLDER --data FOLDER the experiment is done with other images",
+        "with --upstream FOLDER --data FOLDER, the experiment uses other images",
     )
     figures = {"experiment": experiment.name, "preset": "paper", "models": models}
     figures["command"] = f"vitkit lab {experiment.name} --preset paper"

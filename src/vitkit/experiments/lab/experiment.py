@@ -60,7 +60,7 @@ def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVar
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A question, and what the paper or another source says about it.
+    """A question, and the answer of the paper or of another source.
 
     Attributes:
         name: the name by which it is requested.
@@ -117,7 +117,7 @@ class PretrainingSizes(Experiment):
 
 
 LAB, PAGE = "lab.json", "lab.html"
-_LEVEL = 0.05  # of the tests of all pairs together
+_LEVEL = 0.05  # significance level of the tests of all pairs together
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,7 +170,7 @@ class LabResult(Result):
         ]
 
     def pictures(self) -> dict[str, Figure]:
-        """Draw the result as the paper draws it, each picture by its caption; nothing where nothing was measured."""
+        """Draw the result as in the paper; return pictures by caption, none if nothing was measured."""
         if self.figures.get("preset") == "paper" and self.folder is None:
             return {}
         if isinstance(self.experiment, Measurement) and self.experiment.picture == "attention":

@@ -1,8 +1,8 @@
 """`vitkit.lab`: repeat an experiment of the paper, or of a later article, on your own images.
 
-An ablation trains its variants alike, with paired seeds, and tests them on the same images. Its preset `small` takes
-minutes on two cores. With `--preset paper`, nothing is trained: the models are built at their published size, and the
-steps are counted.
+An ablation trains its variants in the same way with paired seeds, and tests them on the same images. The preset `small`
+takes minutes on two cores. With `--preset paper`, nothing is trained: the models are built at their published size, and
+the steps are counted.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from vitkit.verbs.result import Result
 Preset = Literal["small", "paper"]
 EPOCHS = 15
 _SMALL: dict[str, Any] = {"weights": "none", "epochs": EPOCHS, "batch_size": 32}
-_MODEL = "vit_micro_patch4_32"  # of photographs, at 32 px; data with a recipe of their own have its model
-_SIDES = {True: 16, False: 32}  # pixels of the models of `data-size`, with a recipe of the data's own and without
+_MODEL = "vit_micro_patch4_32"  # for photographs, at 32 px; data with its own recipe uses the model of that recipe
+_SIDES = {True: 16, False: 32}  # image size of the models of `data-size`, for data with its own recipe and without
 
 
 def base_fields(
@@ -57,13 +57,13 @@ def base_fields(
     """Return the recipe that all variants share.
 
     Args:
-        ablation: the ablation whose recipe `paper` takes.
+        ablation: the ablation, whose published recipe is used with `paper`.
         data: folder or name.
-        preset: how large it is.
-        fields: what the user asks for; they go before those of the preset.
+        preset: the preset.
+        fields: the fields that the user sets, which override those of the preset.
 
     Raises:
-        VitkitError: a field is unknown or of another type, or there is no published recipe.
+        VitkitError: a field is unknown or has another type, or there is no published recipe.
     """
     unfolded = unfold(fields)
     if preset == "paper":
@@ -76,10 +76,10 @@ def published_recipe(ablation: Experiment) -> str:
     """Return the name of the bundled recipe with the published hyper-parameters.
 
     Raises:
-        VitkitError: there is none.
+        VitkitError: there is no published recipe.
     """
     if ablation.recipe is None:
-        raise VitkitError(f"{ablation.name}: it has no published recipe of its own; leave out --preset paper")
+        raise VitkitError(f"{ablation.name} has no published recipe; leave out --preset paper")
     return ablation.recipe
 
 
@@ -87,10 +87,10 @@ def base_config(fields: Mapping[str, Any]) -> ViTConfig:
     """Return the configuration of the model that the variants modify.
 
     Raises:
-        VitkitError: it is no Vision Transformer, or cannot be built.
+        VitkitError: the model is not a Vision Transformer, or cannot be built.
     """
     if is_network_name(str(fields["model"])):
-        raise VitkitError(f"{fields['model']}: an ablation varies a Vision Transformer; name one with --model")
+        raise VitkitError(f"{fields['model']}: an ablation requires a Vision Transformer; set one with --model")
     size = {} if fields.get("image_size") is None else {"image_size": fields["image_size"]}
     return config_for(str(fields["model"]), **size, **(fields.get("model_fields") or {}))
 
@@ -99,24 +99,24 @@ def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: 
     """Return the recipe of one variant.
 
     Args:
-        base: what all share.
-        shared: what of it the user asked for.
-        variant: what differs.
+        base: the recipe that all variants share.
+        shared: the fields of it that the user has set.
+        variant: the variant.
 
     Raises:
-        VitkitError: the user asked for what the experiment varies.
+        VitkitError: the user has set a field that the experiment varies.
     """
     changed, model = unfold(shared), dict(base.get("model_fields") or {})
     varied = dict(variant.fields)
     if is_network_name(str(varied.get("model", ""))):
-        model = {}  # those of a ViT, which the network has not
+        model = {}  # the network does not have the fields of a ViT
     changes = varied.pop("model_fields", {})
     for name in changes:
         if name in (changed.get("model_fields") or {}):
-            raise VitkitError(f"model.{name} is what this experiment varies: leave it out")
+            raise VitkitError(f"model.{name} is varied by this experiment: leave it out")
     for name in varied:
         if name in changed:
-            raise VitkitError(f"{name} is what this experiment varies: leave it out")
+            raise VitkitError(f"{name} is varied by this experiment: leave it out")
     fields = {**variant.usual, **base, **varied, "model_fields": {**model, **changes}}
     for name, factor in variant.times.items():
         value = fields.get(name, getattr(Recipe(), name))
@@ -124,7 +124,7 @@ def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: 
     return unfold({name: value for name, value in fields.items() if value is not None and value != {}})
 
 
-_OF_BOTH = (  # what a pre-training has from the recipe that it is for: the same model, pixels, split and machine
+_OF_BOTH = (  # fields that a pre-training shares with the training: model, preprocessing, split and machine
     *("data", "model", "model_fields", "image_size", "init", "batch_size"),
     *(
         "fit",
@@ -146,11 +146,11 @@ _OF_BOTH = (  # what a pre-training has from the recipe that it is for: the same
 def pretraining_fields(fields: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
     """Return the recipe of the pre-training before a variant's training.
 
-    All training images are learned from, however few of them the training is given with `max_images`.
+    The pre-training uses all training images, even if `max_images` limits those of the training.
 
     Args:
         fields: the fields of the training.
-        variant: which.
+        variant: the variant.
     """
     return {**{name: fields[name] for name in _OF_BOTH if name in fields}, "logger": "none", **variant.pretraining}
 
@@ -165,7 +165,7 @@ if TYPE_CHECKING:
 else:
     ExperimentName = Literal[names()]
 
-PLAN = "lab-plan.json"  # what an experiment will do, written before it begins
+PLAN = "lab-plan.json"  # the planned trainings, written before the first one
 PLACE = ExperimentFolder(PLAN, "experiment")
 DATA = "digits"
 
@@ -194,7 +194,9 @@ class LabList(Result):
 
 @check_arguments
 def lab(
-    name: Annotated[ExperimentName | None, f"Of the experiment: {', '.join(names())}; none lists them."] = None,
+    name: Annotated[
+        ExperimentName | None, f"The experiment: {', '.join(names())}; without a name, they are listed."
+    ] = None,
     data: str | Path | None = None,
     *,
     model: str | Path | None = None,
@@ -207,7 +209,7 @@ def lab(
     progress: Progress = silent,
     **fields: Unpack[ComparedFields],
 ) -> LabResult | LabList:
-    """Do an experiment of the paper's again: train its variants alike and compare them, or measure a model.
+    """Repeat an experiment of the paper: train its variants in the same way and compare them, or measure a model.
 
         import vitkit
 
@@ -225,26 +227,25 @@ def lab(
             commas; by default a ViT, a hybrid and a ResNet.
         upstream: for `data-size`, the images to pre-train on: a folder of class folders, or a name. By default, the
             models are pre-trained on every second class of `data` and evaluated on the others.
-        preset: `small`, minutes on two cores; `paper`, the published hyper-parameters: without `data` it says what that
-            would take, with it, it is done.
-        seeds: trainings of each variant, or draws of images, with seeds that follow one another from `seed` on.
+        preset: `small` takes minutes on two cores; `paper` uses the published hyper-parameters. Without `data`, `paper`
+            only computes the cost.
+        seeds: number of trainings of each variant, or of draws of images, with consecutive seeds from `seed` on.
         out: folder of the experiment; by default the next runs/lab-NAME-N.
-        resume: go on with the experiment in `out`; it takes everything else from there.
-        say: takes each line of the story.
-        progress: receives what is being done, how many are done, of how many.
+        resume: continue the experiment in `out`, with its arguments.
+        say: called with each line of output.
+        progress: called with the current task, the number of finished items and their total.
         fields: the fields of the recipe that all variants share, see below; not those that the experiment varies.
 
     Raises:
-        VitkitError: there is no such experiment, or it cannot be done on these images or with this model, or `out` is
-            not free.
-        Interrupted: a signal stopped it; `resume` goes on.
+        VitkitError: there is no such experiment, it does not support these images or this model, or `out` is not free.
+        Interrupted: a signal stopped it; `resume` continues it.
         OSError: the folder cannot be written.
     """
     check_choice("--preset", preset, Preset)
     refuse_not_compared(fields, "an experiment")
     if resume:
         if name is not None or data is not None or model is not None or upstream is not None or fields:
-            raise VitkitError("--resume takes everything from --out: leave out the rest")
+            raise VitkitError("--resume uses the arguments of --out: leave out the others")
         return _take_up(out, say)
     if name is None:
         return LabList(tuple(EXPERIMENTS.values()))
@@ -252,13 +253,13 @@ def lab(
         raise VitkitError(f"no experiment {name!r}{suggest(name, list(names()))}; there are: {', '.join(names())}")
     experiment = EXPERIMENTS[name]
     if upstream is not None and not isinstance(experiment, PretrainingSizes):
-        raise VitkitError(f"{name} has no --upstream, which only data-size pre-trains on: leave it out")
+        raise VitkitError(f"{name} does not use --upstream, which applies only to data-size: leave it out")
     if isinstance(experiment, PretrainingSizes):
         return _transfer(experiment, data, upstream, model, preset, seeds, fields, out, say)
     if isinstance(experiment, Measurement):
         if fields.keys() - {"seed"}:
             field = min(fields.keys() - {"seed"})
-            raise VitkitError(f"{name} measures a model as it is: {field} has nothing to act on; leave it out")
+            raise VitkitError(f"{name} measures a model without training, so {field} has no effect; leave it out")
         return _measure(experiment, data, model, preset, seeds, int(fields.get("seed", 0)), out)
     assert isinstance(experiment, Ablation)
     shared: dict[str, Any] = {**fields} if model is None else {**fields, "model": str(model)}
@@ -355,7 +356,7 @@ def _go_on(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str,
     try:
         past_help = make_all(in_folder(plan, folder).runs(), folder, 1, say)
     except Interrupted:
-        say(f"to go on: vitkit lab --resume --out {folder}")
+        say(f"to continue: vitkit lab --resume --out {folder}")
         raise
     if past_help:
         raise VitkitError("; ".join(f"{folder / run}: {why}" for run, why in past_help.items()))
@@ -389,12 +390,10 @@ def _measure(
     from vitkit.experiments.lab.measure import subject_of
 
     if preset == "paper":
-        raise VitkitError(
-            f"{measurement.name} trains nothing, so it has no recipe: name the --model that is to be measured"
-        )
+        raise VitkitError(f"{measurement.name} trains nothing and has no recipe: set the model to measure with --model")
     if model is None:
         raise VitkitError(
-            f"{measurement.name} measures a model: name a run, a checkpoint or published weights with --model"
+            f"{measurement.name} measures a model: set a run, a checkpoint or published weights with --model"
         )
     source = str(data or DATA)
     with ExitStack() as hold:
@@ -466,7 +465,7 @@ def plan_ablation(
     """Plan all trainings and variants before anything is trained.
 
     Raises:
-        VitkitError: a variant cannot be built or trained on these images, or what it varies was asked for.
+        VitkitError: a variant cannot be built or trained on these images, or the user has set a field that it varies.
     """
     from vitkit.data.splits import held_out_split
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
@@ -483,7 +482,7 @@ def plan_ablation(
     folders: dict[str, str] = {}
     entries: list[tuple[str, SplitImages]] = []
     for place, variant in enumerate(variants):
-        progress("looking at the variants", place, len(variants))
+        progress("checking the variants", place, len(variants))
         fields = {**variant_fields(base, shared, variant), "split_seed": base.get("split_seed", seed)}
         fields, left_out = without_fields_of_vits(fields)
         notes += [f"{variant.label}: {reason}" for reason in left_out]
@@ -496,7 +495,7 @@ def plan_ablation(
                 images, config = split_images.images.table.splits.count("train"), start.config
                 images, classes = min(images, start.recipe.max_images or images), config.num_classes
                 check_effects(start.recipe, fields, named=shared.keys() & fields.keys())
-                idle = without_effect(start.recipe, fields)  # a preset's epochs, where a head is fitted at once
+                idle = without_effect(start.recipe, fields)  # such as epochs, if a head is fitted in closed form
                 fields = {name: value for name, value in fields.items() if name not in idle}
                 fields |= {"method": start.recipe.method}
                 notes += [*start.table.unmatched, *start.table.corrections]
@@ -515,7 +514,7 @@ def plan_ablation(
             folder, run_fields = f"{folders[variant.label]}-seed{run_seed}", {**fields, "seed": run_seed}
             before = pretraining_fields(run_fields, variant) if variant.pretraining else None
             jobs.append(ComparisonJob(variant.label, run_seed, 1.0, images, run_fields, folder, before))
-    jobs.sort(key=lambda job: job.seed)  # of one seed the variants follow one another
+    jobs.sort(key=lambda job: job.seed)  # all variants of one seed are trained one after another
     assert judged_by is not None
     judging = before_training(entries)
     judging.check()
@@ -613,7 +612,7 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
 
 
 def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return whether each of the source's claims holds here: the interval of the difference lies above 0."""
+    """Return whether each of the source's claims holds here, so that the interval of the difference is above 0."""
     claims = []
     for pair in pairs:
         if pair["a"] not in ablation.better:
@@ -643,11 +642,12 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     """Return the variants of an ablation with the published hyper-parameters, and the cost of each training.
 
     Args:
-        ablation: which.
-        fields: the fields of the recipe, that go before the published ones.
+        ablation: the ablation.
+        fields: fields of the recipe that override the published ones.
 
     Raises:
-        VitkitError: a variant cannot be built, or what it varies was asked for, or there is no published recipe.
+        VitkitError: a variant cannot be built, the user has set a field that it varies, or there is no published
+        recipe.
     """
     from vitkit.experiments.comparison_plan import passes_of
     from vitkit.experiments.training_plan import passes, tokens_of
@@ -676,7 +676,7 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     headings = ["", "parameters", "GMACs", "tokens an image", "steps", "learning rate", "tokens", "FLOPs"]
     lines = [
         f"{recipe_name} on {corpus.title}, {corpus.images:,} images of {corpus.classes:,} classes: nothing was trained",
-        "the images are no part of this: with --data FOLDER the variants are trained on others by the same recipe",
+        "the images are not included: with --data FOLDER, the variants are trained on others with the same recipe",
     ]
     figures = {"experiment": ablation.name, "preset": "paper", "recipe": recipe_name, "variants": variants}
     column = f"paper: {ablation.column}" if ablation.column else "paper"

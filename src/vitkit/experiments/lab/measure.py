@@ -37,7 +37,7 @@ class Subject:
         judging: the test images.
         units: the independent units of the test images.
         seeds: seeds for random draws.
-        findings: what the reader should know about the model and the images.
+        findings: notes about the model and the images.
     """
 
     classifier: Classifier
@@ -109,7 +109,7 @@ def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
     """
     table = read_source(data)
     check_trainable(table)
-    table.task.require_single(f"{data}: images with several classes each have no one class to tell from few of them")
+    table.task.require_single(f"{data}: few-shot accuracy requires exactly one class per image")
     classifier = load(model, use="training")
     recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
     diagnosis = examine(table, classifier.preprocess)
