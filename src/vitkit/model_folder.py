@@ -99,7 +99,7 @@ def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
                 return data
     state = "is damaged" if (folder / RECORD).is_file() else "is gone"
     raise VitkitError(
-        f"{folder / RECORD} {state}: it records what the weights were trained on; restore it, or remove pictures_sha256 "
+        f"{folder / RECORD} {state}: it lists the training pictures; restore it, or remove pictures_sha256 "
         f"from {DESCRIPTION} to use the model without it"
     )
 

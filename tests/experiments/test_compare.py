@@ -242,7 +242,7 @@ def test_another_comparison_is_not_gone_on_with(found: Comparison, changed: dict
 
 
 def test_a_folder_that_is_taken(found: Comparison, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="--resume to go on"):
+    with pytest.raises(VitkitError, match="continue it with --resume"):
         compare(data, [A], out=found.folder, say=quiet, **FIELDS)
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(VitkitError, match="not empty"):

@@ -230,7 +230,7 @@ def test_the_page_and_the_lines_have_the_table_and_what_differs(done: LabResult)
 def test_done_again_it_is_the_same_and_never_written_over(done: LabResult) -> None:
     again = package.lab(resume=True, out=done.folder, say=quiet)
     assert again.to_dict() == done.figures
-    with pytest.raises(VitkitError, match="holds an experiment: --resume to go on"):
+    with pytest.raises(VitkitError, match="contains an experiment: continue it with --resume"):
         package.lab("norm", **{**QUICK, "data": "digits"}, out=done.folder, say=quiet)
 
 
