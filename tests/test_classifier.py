@@ -217,7 +217,7 @@ def test_a_missing_file_is_named(saved: Path, name: str) -> None:
 
 def test_a_folder_of_something_else_and_no_folder_are_told_apart(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    assert "holds no weights" in refusal(tmp_path / "other")
+    assert "contains no weights" in refusal(tmp_path / "other")
     assert "no such file, folder or published weights" in refusal(tmp_path / "none")
 
 

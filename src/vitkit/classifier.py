@@ -105,7 +105,7 @@ class Classifier:
             raise VitkitError(f"{len(self.classes)} class names for {self.model.config.num_classes} logits")
         check_names(self.classes)
         if len(set(self.classes)) != len(self.classes):
-            raise VitkitError("class names must differ from one another")
+            raise VitkitError("class names must be different")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
             raise VitkitError(f"temperature must be above 0 and finite, not {self.temperature!r:.80}")
         if self.thresholds is not None and len(self.thresholds) != len(self.classes):
@@ -390,7 +390,7 @@ class Classifier:
 
         if self.preprocess.size != self.model.config.image_size:
             wanted, reads = self.preprocess.size, self.model.config.image_size
-            raise VitkitError(f"preprocess has size {wanted}, and the model reads {reads}: nothing was written")
+            raise VitkitError(f"preprocess has size {wanted}, but the model expects {reads}: nothing was written")
         model_folder.write(Path(folder), stored_weights(self.model), self._description(), self.pictures)
 
     def _description(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ TRAIN: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 REST: dict[str, tuple[str, tuple[str, ...]]] = {
     "eval without a model": ("eval nowhere", ("nowhere",)),
-    "eval of a folder that is no model": ("eval photos", ("photos", "holds no weights")),
+    "eval of a folder that is no model": ("eval photos", ("photos", "contains no weights")),
     "eval of a model that remembers no data": ("eval model", ("model", "vitkit eval model DATA")),
     "eval on data that are not there": ("eval model nowhere", ("nowhere",)),
     "eval on unknown classes": ("eval model strange", ("strange", "pink", "blue, green, red")),
@@ -88,7 +88,7 @@ REST: dict[str, tuple[str, tuple[str, ...]]] = {
     "predict into another format": ("predict model photos -o out.xlsx", ("out.xlsx", ".csv")),
     "predict into no folder": ("predict model photos -o nowhere/out.csv", ("nowhere",)),
     "info of nothing": ("info nowhere", ("nowhere",)),
-    "info of a folder that is no model": ("info photos", ("photos", "holds no weights")),
+    "info of a folder that is no model": ("info photos", ("photos", "contains no weights")),
     "models without a match": ("models resnet", ("resnet",)),
 }
 USAGE: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -98,11 +98,11 @@ def test_a_new_head_another_size_and_other_pixels(vitkit: Any, checkpoint: Path,
         (("nowhere.pth", "out"), "no such file, folder or published weights: nowhere.pth"),
         (("weights.pth", "nowhere/out"), "there is no folder nowhere"),
         (("weights.pth", "photo.png"), "photo.png exists"),
-        (("weights.pth", "photos", "--force"), "holds something other than a model"),
+        (("weights.pth", "photos", "--force"), "contains something other than a model"),
         (("weights.pth", "out", "--to", "npz"), "must end in .npz"),
         (("weights.pth", "out", "--heads", "5"), "not divisible by heads 5"),
         (("weights.pth", "out", "--image-size", "15"), "not divisible by patch_size"),
-        (("photo.png", "out"), "photo.png is no checkpoint"),
+        (("photo.png", "out"), "photo.png is not a checkpoint"),
     ],
 )
 def test_mistakes_end_in_a_line_and_leave_nothing(

@@ -112,7 +112,7 @@ def test_a_page_among_the_photographs_is_refused_by_way_of_a_link_too(
     for source, out in ((healthy, tmp_path / "link"), (tmp_path / "link", healthy)):
         outcome = vitkit("doctor", source, "-o", out / "page.html")
         assert outcome.code == 2
-        assert "nothing is written beside the photographs" in outcome.err
+        assert "nothing is written next to the photographs" in outcome.err
     assert fingerprint(healthy) == before
 
 

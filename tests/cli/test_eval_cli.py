@@ -157,7 +157,7 @@ def test_nothing_is_written_among_the_photographs(
     before = fingerprint(data)
     outcome = vitkit("eval", trained, *([data] if is_named else []), "--out", data / inner, "--force")
     assert outcome.code == 2
-    assert "nothing is written beside the photographs" in outcome.err
+    assert "nothing is written next to the photographs" in outcome.err
     assert fingerprint(data) == before
 
 

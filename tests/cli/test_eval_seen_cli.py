@@ -87,4 +87,4 @@ def test_another_picture_under_an_old_name_is_not_taken_for_it(
 def test_a_root_that_holds_none_of_the_images_is_refused(vitkit: Any, trained: Path, tmp_path: Path) -> None:
     assert "no such folder" in vitkit("eval", trained, "--data-root", tmp_path / "nowhere").err
     outcome = vitkit("eval", trained, "--data-root", tmp_path)
-    assert (outcome.code, "holds none of the run's 36 images" in outcome.err) == (2, True)
+    assert (outcome.code, "contains none of the run's 36 images" in outcome.err) == (2, True)

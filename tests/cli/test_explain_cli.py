@@ -128,7 +128,7 @@ def test_what_is_there_is_kept_unless_forced(vitkit: Any, model: Path, pictures:
         (("pictures", "-o", "pictures"), "lies in the source"),
         (("pictures", "-o", "pictures/out"), "lies in the source"),
         (("pictures", "-o", "taken.txt"), "is a file"),
-        (("pictures/one/same.png", "-o", "pictures/one", "--force"), "beside the photographs"),
+        (("pictures/one/same.png", "-o", "pictures/one", "--force"), "next to the photographs"),
         (("nowhere.png", "-o", "out"), "no such file"),
         (("pictures", "-o", "out", "--target", "z"), "there is no class 'z'"),
         (("pictures", "-o", "out", "--layer", "1"), "uses all layers"),

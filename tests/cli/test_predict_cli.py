@@ -565,7 +565,7 @@ def precious(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
         ("-o out.csv --resume --reject 0.5", ("out.csv.partial", "--reject")),
         ("-o csv.jsonl --resume", ("csv.jsonl", "do not fit")),
         ("-o thesis.csv --resume", ("thesis.csv", "do not fit")),
-        ("-o photos/out.csv", ("photos/out.csv", "nothing is written beside the photographs")),
+        ("-o photos/out.csv", ("photos/out.csv", "nothing is written next to the photographs")),
         ("-o photos/red/out.csv --force", ("photos", "beside")),
         ("-o odd/../photos/out.csv --resume", ("photos", "beside")),
         ("-o link/out.csv", ("link/out.csv", "beside")),

@@ -192,7 +192,7 @@ def test_a_checkpoint_format_is_one_module_and_one_row(place: Path) -> None:
     done = vitkit(place, _CHECKPOINT, "convert", "model", "model.box")
     assert done.returncode == 0, done.stderr
     assert "written and read back, every number the same: model.box" in done.stdout
-    with pytest.raises(VitkitError, match="holds no Vision Transformer that vitkit knows"):
+    with pytest.raises(VitkitError, match="contains no Vision Transformer that vitkit knows"):
         inspect(place / "model.box")  # here, where nobody registered it
     done = vitkit(place, _CHECKPOINT, "convert", "--help")
     assert "toymaker" in done.stdout

@@ -121,7 +121,7 @@ def test_a_picture_that_cannot_be_read_is_a_row_with_its_reason(asked: Classifie
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "bytes": (lambda: b"\x89PNG", "bytes is no picture and no list of pictures: expected a path, a PIL image"),
+    "bytes": (lambda: b"\x89PNG", "bytes is neither a picture nor a list of pictures: expected a path, a PIL image"),
     "file": (lambda: io.BytesIO(b"x"), "BytesIO is no picture"),
     "number": (lambda: 5, "5 is no picture"),
     "None": (lambda: None, "None is no picture"),

@@ -311,15 +311,15 @@ def test_an_image_that_a_csv_names_twice_is_a_copy_of_itself(tmp_path: Path) -> 
         ("a/a_0.png,one\nb/b_0.png,two\n", "columns path and label"),
         ("path,split\na/a_0.png,train\n", "it has: path,split"),
         ("label\none\n", "it has: label"),
-        ("path,label\n", "names no images"),
-        ("path,label\n\n,\n", "names no images"),
+        ("path,label\n", "contains no images"),
+        ("path,label\n\n,\n", "contains no images"),
         ("path,label\na/a_0.png,one\nb/b_0.png,\n", "line 3: label is empty"),
         ("path,label\na/a_0.png,one\nb/b_0.png\n", "line 3: label is empty"),
         ("path,label\n\n,two\n", "line 3: path is empty"),
         ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,holdout\n", "line 3: split must be.*'holdout'"),
         ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,\n", "1 of 2 rows have no split"),
         ("path,label\na/a_0.png,one\na/a_1.png,one\n", "a single class, 'one'"),
-        ("path,label\na/a_0.png," + "x" * 200_000 + "\n", "is no CSV file"),
+        ("path,label\na/a_0.png," + "x" * 200_000 + "\n", "is not a CSV file"),
     ],
 )
 def test_a_csv_that_cannot_be_meant_is_refused_by_its_line(tmp_path: Path, text: str, said: str) -> None:
@@ -335,7 +335,7 @@ def test_a_csv_that_cannot_be_meant_is_refused_by_its_line(tmp_path: Path, text:
 )
 def test_a_csv_that_is_not_utf8_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "all.csv").write_bytes(content)
-    with pytest.raises(VitkitError, match=r"all\.csv is no CSV file in UTF-8"):
+    with pytest.raises(VitkitError, match=r"all\.csv is not a CSV file in UTF-8"):
         read_source(tmp_path / "all.csv")
 
 

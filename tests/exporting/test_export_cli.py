@@ -130,7 +130,7 @@ def test_a_broken_export_exits_with_1_and_leaves_nothing(
         (("-o", "new.onnx", "--image-size", "0"), "--image-size 0 must be one number of pixels, or height,width"),
         (("-o", "new.onnx", "--image-size", "13,16"), "not divisible by patch_size"),
         (("-o", "new.onnx", "--data", "nowhere"), "no such folder: nowhere"),
-        (("-o", "photos/red/new.onnx", "--data", "photos"), "nothing is written beside the photographs"),
+        (("-o", "photos/red/new.onnx", "--data", "photos"), "nothing is written next to the photographs"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(

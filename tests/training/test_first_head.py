@@ -64,10 +64,10 @@ def test_which_names_are_words() -> None:
     ):
         assert why_no_words(names) is None
     for names, said in (
-        (["daisy", "7"], "'7' is no word"),
-        (["class_1", "daisy"], "'class_1' is no word"),
-        (["a", "b"], "'a' is no word"),
-        (["n99999999", "dog"], "'n99999999' is no word"),
+        (["daisy", "7"], "'7' is not a word"),
+        (["class_1", "daisy"], "'class_1' is not a word"),
+        (["a", "b"], "'a' is not a word"),
+        (["n99999999", "dog"], "'n99999999' is not a word"),
         (["leaf_1", "leaf_2"], "'leaf_1' and 'leaf_2' differ in no word"),
         (["cat", "Cat"], "'cat' and 'Cat' differ in no word"),
     ):
@@ -196,7 +196,7 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
         (tmp_path / "numbers" / new).symlink_to(place / "photos" / old)
     numbers = {"data": str(tmp_path / "numbers"), "method": "probe"}
     said = told(place, tmp_path / "zero", **numbers)
-    assert any("starts from zero: the class names are not suitable ('class_0' is no word" in line for line in said)
+    assert any("starts from zero: the class names are not suitable ('class_0' is not a word" in line for line in said)
     assert vitkit.load(tmp_path / "zero").provenance["recipe"]["head_from"] == "zero"
     assert -1 not in rows(tmp_path / "zero")
     said = told(place, tmp_path / "asked", **numbers, head_from="names")

@@ -183,10 +183,10 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "complaint"),
     [
         ("resnet18:nowhere.pth", "no such file: nowhere.pth"),
-        ("resnet18:{folder}/text.pth", "is no checkpoint"),
+        ("resnet18:{folder}/text.pth", "is not a checkpoint"),
         ("resnet18:{folder}/empty.pth", "is empty"),
         ("resnet18:{folder}/cut.pth", "is damaged"),
-        ("resnet18:{folder}/whole.pth", "holds more than tensors"),
+        ("resnet18:{folder}/whole.pth", "contains more than tensors"),
         ("resnet18:{folder}/other.pth", "is no resnet18 of 3 classes: size mismatch for fc.weight"),
         ("resnet18:{folder}/nan.pth", "its output is not finite"),
         ("squeezenet1_1:{folder}/squeeze.pth", "cannot process the student's 8x8 pictures"),

@@ -80,7 +80,7 @@ def test_embeddings_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: P
         ({"near": "nowhere.png"}, "--near nowhere.png: no such file"),
         ({"near": "photos/broken.png"}, "--near photos/broken.png: not an image"),
         ({"near": "photos/a.png", "what": "patches"}, "not patches"),
-        ({"out": "photos/f.npz"}, "beside the photographs"),
+        ({"out": "photos/f.npz"}, "next to the photographs"),
     ],
 )
 def test_what_cannot_be_is_refused(

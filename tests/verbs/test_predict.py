@@ -146,8 +146,8 @@ def test_a_place_that_another_process_writes_is_left_to_it(model: Path, photos: 
         ({"plan": "best"}, "best"),
         ({"out": "out.txt"}, "must end in .csv or .jsonl"),
         ({"resume": True}, "--resume requires --out"),
-        ({"out": "photos/out.csv"}, "beside the photographs"),
-        ({"pictures": "photos/drawn"}, "beside the photographs"),
+        ({"out": "photos/out.csv"}, "next to the photographs"),
+        ({"pictures": "photos/drawn"}, "next to the photographs"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_made(

@@ -115,8 +115,8 @@ def test_what_was_seen_is_kept_until_the_photographs_change(place: Workspace, mo
 
 def test_a_model_that_cannot_be_read_is_told_in_a_line(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(arguments: list[str]) -> None:
-        raise VitkitError("eyes.pth is no checkpoint")
+        raise VitkitError("eyes.pth is not a checkpoint")
 
     monkeypatch.setattr(likeness, "run_vitkit", fail)
     Path("eyes.pth").write_bytes(b"")
-    assert looked(TestClient(create_app(place)))["error"] == "eyes.pth is no checkpoint"
+    assert looked(TestClient(create_app(place)))["error"] == "eyes.pth is not a checkpoint"

@@ -451,13 +451,13 @@ def zip_of_text(path: Path) -> None:
 
 NO_CHECKPOINT: dict[str, tuple[Any, str]] = {
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
-    "web page": (lambda path: path.write_text("<!DOCTYPE html><html>404</html>"), "is no checkpoint"),
-    "text": (lambda path: path.write_text("hello"), "is no checkpoint"),
-    "picture": (lambda path: save(noise(), path, format="PNG"), "is no checkpoint"),
-    "zip of text": (zip_of_text, "holds no tensors"),
-    "a list": (lambda path: torch.save([1, 2], path), "no weights by name"),
-    "a tensor": (lambda path: torch.save(torch.zeros(3), path), "no weights by name"),
-    "no tensors": (lambda path: torch.save({"epoch": 3}, path), "holds no tensors"),
+    "web page": (lambda path: path.write_text("<!DOCTYPE html><html>404</html>"), "is not a checkpoint"),
+    "text": (lambda path: path.write_text("hello"), "is not a checkpoint"),
+    "picture": (lambda path: save(noise(), path, format="PNG"), "is not a checkpoint"),
+    "zip of text": (zip_of_text, "contains no tensors"),
+    "a list": (lambda path: torch.save([1, 2], path), "does not contain named weights"),
+    "a tensor": (lambda path: torch.save(torch.zeros(3), path), "does not contain named weights"),
+    "no tensors": (lambda path: torch.save({"epoch": 3}, path), "contains no tensors"),
     "ResNet": (lambda path: torch.save(resnet18().state_dict(), path), "no Vision Transformer"),
     "twice": (
         lambda path: torch.save({"norm.bias": torch.zeros(2), "module.norm.bias": torch.zeros(2)}, path),
@@ -488,11 +488,11 @@ def test_what_is_no_vision_transformer_is_refused_in_a_line(name: str, tmp_path:
 
 
 def test_folders_that_hold_no_one_model(tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="holds no weights"):
+    with pytest.raises(VitkitError, match="contains no weights"):
         load(tmp_path)
     for name in ("a.safetensors", "b.pth"):
         write_one("zip", tmp_path / name)
-    with pytest.raises(VitkitError, match=r"several weight files: name one of a\.safetensors, b\.pth"):
+    with pytest.raises(VitkitError, match=r"several weight files: use one of a\.safetensors, b\.pth"):
         load(tmp_path)
 
 

@@ -463,7 +463,7 @@ def test_a_cache_that_cannot_be_written_is_said(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(VitkitError, match=r"^cannot write .*VITKIT_CACHE may name another folder$"):
+    with pytest.raises(VitkitError, match=r"^cannot write .*set VITKIT_CACHE to use another folder$"):
         fetch_url(serve().url)
 
 

@@ -154,7 +154,7 @@ def test_what_is_made_otherwise_is_refused_by_name(tmp_path: Path) -> None:
     state = load_file(tmp_path / "model.safetensors")
     placed = {**state, "beit.embeddings.position_embeddings": torch.zeros(1, 17, 32)}
     save_file(placed, tmp_path / "model.safetensors")
-    with pytest.raises(VitkitError, match="use_absolute_position_embeddings beside relative"):
+    with pytest.raises(VitkitError, match="use_absolute_position_embeddings with relative"):
         vitkit.load(tmp_path)
     save_file({**state, "decode_head.classifier.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(VitkitError, match="for segmentation"):
@@ -180,7 +180,7 @@ def test_a_spoilt_description_is_refused_in_a_line(tmp_path: Path, kind: str) ->
         ("image_size", [32], "image_size must be one or two numbers of pixels"),
         ("layer_norm_eps", "x", "norm_eps must be a finite number"),
         *([("rope_theta", "x", "rotary_base must be a finite number")] if kind == "DINOv3" else []),
-        ("model_type", ["beit"], "model_type is no text"),
+        ("model_type", ["beit"], "model_type is not text"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
         with pytest.raises(VitkitError, match=said):

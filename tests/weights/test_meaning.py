@@ -201,7 +201,7 @@ def test_what_exists_on_disk_is_no_name(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).mkdir()
     assert meaning_of(NAME, "answers") is None
-    with pytest.raises(VitkitError, match="holds no weights"):
+    with pytest.raises(VitkitError, match="contains no weights"):
         inspect(NAME)
 
 

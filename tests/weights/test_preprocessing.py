@@ -141,7 +141,7 @@ def test_a_file_may_say_it_or_the_folder_that_it_is_in(
         ("timm", "is for published names"),
         ("size of 3", "is none of"),
         ("sise=3", "has no setting 'sise'; it has resize, crop, size, fit"),
-        ("256,crop=224", "'256' names no setting"),
+        ("256,crop=224", "'256' is not a setting"),
         ("mean=0.5,mean=0.4", "names mean twice"),
         ("crop=224", "crop needs resize"),
         (
@@ -150,7 +150,7 @@ def test_a_file_may_say_it_or_the_folder_that_it_is_in(
         ),
         ("size=384", "size is 384x384"),
         ("resize=128", "no centre of 224x224 pixels can be cut from a resize to 128x128"),
-        ("resize=256,crop_pct=0.9", "two ways of saying the same"),
+        ("resize=256,crop_pct=0.9", "both set the scale"),
         ("resize=256,fit=squash", "fit squash already resizes pictures to 224x224 pixels: leave out resize"),
         ("resize=256x300", "no centre of"),
         ("resize=big", "one or two numbers of pixels, not 'big'"),
@@ -180,9 +180,9 @@ def test_what_is_no_preprocessing_for_the_model_is_refused(said: Any, message: s
     ("content", "message"),
     [
         (b"{", "cannot be read as JSON"),
-        (b"[1]", "must hold a JSON object"),
+        (b"[1]", "must contain a JSON object"),
         (b"\xff\xfe", "cannot be read as JSON"),
-        (b'{"architectures": ["ViTModel"], "hidden_size": 3}', "not how its images are prepared"),
+        (b'{"architectures": ["ViTModel"], "hidden_size": 3}', "not the preprocessing of its images"),
         (b'{"sise": 3}', "has no setting 'sise'"),
         (b'{"preprocess": {"size": [384, 384]}}', "size is 384x384"),
     ],
@@ -191,7 +191,7 @@ def test_a_file_that_says_nothing_is_refused(tmp_path: Path, content: bytes, mes
     (tmp_path / "own.json").write_bytes(content)
     with pytest.raises(VitkitError, match=message):
         preprocess_of(tmp_path / "own.json", OWN)
-    with pytest.raises(VitkitError, match="holds none of"):
+    with pytest.raises(VitkitError, match="contains none of"):
         preprocess_of(tmp_path, OWN)
 
 

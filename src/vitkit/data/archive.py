@@ -94,7 +94,7 @@ class _MemberIndex:
         else:
             self.members[key] = member
         if len(self.members) + len(self.folders) + len(self.unsafe) > _MOST_MEMBERS:
-            raise VitkitError(f"{archive} has more than {_MOST_MEMBERS:,} members: unpack it, and name the folder")
+            raise VitkitError(f"{archive} has more than {_MOST_MEMBERS:,} members: unpack it, and use the folder")
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _check_list(path: Path) -> None:
                 head = file.read(_END_64.size)
                 size = _END_64.unpack(head)[1] if len(head) == _END_64.size else size
     if size > _MOST_LISTED:
-        raise VitkitError(f"{path} lists its members in {size:,} bytes: unpack it, and name the folder")
+        raise VitkitError(f"{path} lists its members in {size:,} bytes: unpack it, and use the folder")
 
 
 def _index_of_tar(path: Path) -> _MemberIndex:

@@ -88,7 +88,7 @@ def refuse_encoding(name: str, data: bytes) -> None:
     is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
     if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * head.count(b"\0") > len(head):
         raise VitkitError(
-            f"{name} is no CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8"
+            f"{name} is not a CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8"
         )
 
 
@@ -107,7 +107,7 @@ def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Ite
             line = reader.line_num + first
     except csv.Error as error:
         raise VitkitError(
-            f"{name} is no CSV file from line {line} on: {error}; is there a quote too many, or one not closed?"
+            f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?"
         ) from error
 
 

@@ -74,7 +74,7 @@ def sources_of(sources: object) -> Iterator[Source]:
         sources = [sources]
     is_refused = isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
     if is_refused or not (isinstance(sources, Iterable) or is_in_memory(sources)):
-        raise VitkitError(f"{type_of(sources)} is no picture and no list of pictures: {_EXPECTED}, or several")
+        raise VitkitError(f"{type_of(sources)} is neither a picture nor a list of pictures: {_EXPECTED}, or several")
     several: Iterable[object] = sources  # type: ignore[assignment]  # a tensor is iterable without saying so
     for place, source in enumerate(several):
         yield _source(source, place)

@@ -47,7 +47,7 @@ _TITLES = {
     **dict.fromkeys(("label", "class", "labels"), "label"),
     **{name: name for name in ("previous", "when", "proposed_by", "suggested", "score")},
 }
-_OF_SUSPECTS = frozenset(("suggested", "score"))  # beside path and label, in a run's label_errors.csv
+_OF_SUSPECTS = frozenset(("suggested", "score"))  # in addition to path and label, in a run's label_errors.csv
 _MAY_SUSPECTS = _OF_SUSPECTS | {"chance"}  # older lists have no column chance
 _WAIT = 10.0  # seconds to wait for another process; an edit takes milliseconds
 _RECENT = 2**16  # bytes at the end of a file, which hold its last rows
@@ -242,7 +242,9 @@ def _content_for_writing(path: Path) -> bytes | None:
 def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = None) -> LabelFile:
     before = LabelFile(str(path)) if content is None else _read(str(path), content, known)
     if before.has_suspects:
-        raise VitkitError(f"{path} is a list of suspected label errors, to which no rows are added: name a label file")
+        raise VitkitError(
+            f"{path} is a list of suspected label errors, to which rows cannot be added: use a label file"
+        )
     return before
 
 
@@ -297,7 +299,7 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
         may = " (a label file may have previous, when and proposed_by too)"
         table = read_rows(name, text, _TITLES, ("path", "label"), may, joins=("label", "labels"))
     except csv.Error as error:
-        raise VitkitError(f"{name} is no CSV file: {error}") from error
+        raise VitkitError(f"{name} is not a CSV file: {error}") from error
     has_suspects = set(table.columns) >= _OF_SUSPECTS
     _check_columns(name, table, has_suspects=has_suspects)
     _check_end(name, content, table)
@@ -337,11 +339,11 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
     if not path.strip():
         raise VitkitError(f"{name}, line {line}: path is empty")
     if "\0" in path + label:
-        raise VitkitError(f"{name}, line {line}: no path or label has a null byte: {path!r}, {label!r}")
+        raise VitkitError(f"{name}, line {line}: paths and labels must not contain a null byte: {path!r}, {label!r}")
     if "label" not in cells:
         raise VitkitError(
-            f"{name}, line {line}: the row ends before its label; an empty label, which leaves the picture out, "
-            "has its comma"
+            f"{name}, line {line}: the row ends before its label; an empty label, which removes the picture, still "
+            "needs its comma"
         )
     if not label.isascii() and any("\ud800" <= character <= "\udfff" for character in label):
         raise VitkitError(f"{name}, line {line}: the label is not in UTF-8: save the file as CSV in UTF-8")
@@ -371,7 +373,7 @@ def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]
         VitkitError: no image has the class, or the new name is empty.
     """
     if not new.strip():
-        raise VitkitError(f"a class needs a name: what is {old} to be called?")
+        raise VitkitError(f"a class needs a name: enter a new name for {old}")
     made = []
     for path, label in edits:
         names = [label] if label == old else MULTI_LABEL.names_in(label)
@@ -430,7 +432,7 @@ def read_suspects(file: str | Path) -> list[Suspect]:
         with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=regular) as text:
             table = read_rows(str(file), text, known, COLUMNS, "")
     except csv.Error as error:
-        raise VitkitError(f"{file} is no CSV file: {error}") from error
+        raise VitkitError(f"{file} is not a CSV file: {error}") from error
     suspects = []
     for line, cells in table.rows:
         path, label, suggested, score = (restored(cells.get(name, "")) for name in COLUMNS)

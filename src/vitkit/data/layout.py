@@ -298,7 +298,7 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
     if alike := _agreeing(folder):
         folders, names = alike
         raise VitkitError(
-            f"{name}: it is not clear what the classes are, as {listed([below(top, item) for item in folders])} hold "
+            f"{name}: it is not clear what the classes are, as {listed([below(top, item) for item in folders])} have "
             f"folders of the same names ({listed(names)}); if they are splits, name them train, val and test; "
             "if each is a class, use --layout classes"
         )

@@ -291,7 +291,7 @@ def materialise(name: str, say: Say = _on_stderr) -> Path:
     if entry.megabytes and (switch := offline()):
         raise VitkitError(
             f"the data set {entry.name} ({entry.megabytes:,} MB from {entry.host}) is not in the cache, and {switch} "
-            "forbids downloading: name a folder that you have"
+            "forbids downloading: use a folder on this machine"
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -372,8 +372,8 @@ def _settle(written: Path, folder: Path) -> None:
 def _explained(entry: DataSet, folder: Path, error: BaseException) -> VitkitError:
     if isinstance(error, OSError) and not isinstance(error, URLError) and error.errno in _DISK:
         return VitkitError(
-            f"cannot write the data set {entry.name} to {folder}: {error.strerror}; make room there, or let "
-            "VITKIT_CACHE name another folder"
+            f"cannot write the data set {entry.name} to {folder}: {error.strerror}; free some space, or set "
+            "VITKIT_CACHE to another folder"
         )
     reason = " ".join(_reason(error).split())
     return VitkitError(f"could not get the data set {entry.name}{_from(entry)}: {reason}; {_instead(entry)}")

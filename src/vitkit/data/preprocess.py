@@ -164,7 +164,7 @@ class Preprocess:
         """
         if self.unknown:
             raise VitkitError(
-                f"how pictures are prepared for this model is not known: {self.unknown}; say it with preprocess= or "
+                f"the preprocessing of this model is unknown: {self.unknown}; set it with preprocess= or "
                 "--preprocess, such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
             )
 

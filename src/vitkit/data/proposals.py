@@ -162,7 +162,7 @@ def read_proposals(run: Path) -> tuple[Proposal, ...]:
             for text in (proposal.path, proposal.before, proposal.by, proposal.digest, proposal.split or "")
         ]
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("a row holds something else than text")
+            raise TypeError("a row contains something other than text")
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError) as error:

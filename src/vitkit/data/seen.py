@@ -191,7 +191,7 @@ class PictureRecord:
                 about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
                     raise VitkitError(
-                        f"the picture record of {source} is by a later version of vitkit: upgrade vitkit to read it"
+                        f"the picture record of {source} was written by a later version of vitkit: upgrade vitkit"
                     )
                 n = file["codes"].shape[-1]  # 0 without thumbnails
                 has_keypoints = "words" in file  # records of earlier versions have none

@@ -199,13 +199,13 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets write a byte order mark
             contents = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
+        raise VitkitError(f"{name} is not a CSV file in UTF-8: {error}") from error
     has_several = "labels" in map(str.lower, contents.titles) or any(
         len(set(MULTI_LABEL.names_in(restored(cells.get("label", "").strip())))) > 1 for _, cells in contents.rows
     )
     rows = [_csv_row(name, line, cells, may_be_empty=has_several) for line, cells in contents.rows]
     if not rows:
-        raise VitkitError(f"{name} names no images: it has no rows below its header")
+        raise VitkitError(f"{name} contains no images: it has no rows after its header")
     without = sum(row[2] is None for row in rows)
     if 0 < without < len(rows):
         raise VitkitError(f"{name}: {without} of {len(rows)} rows have no split; give it to all of them or to none")
@@ -218,7 +218,7 @@ def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
     names_of_rows = [sorted(set(MULTI_LABEL.names_in(row[1]))) for row in rows]
     classes = tuple(sorted({label for labels in names_of_rows for label in labels}))
     if not classes:
-        raise VitkitError(f"{name} names no classes: every label is empty")
+        raise VitkitError(f"{name} contains no classes: every label is empty")
     refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
     sets, labels = MULTI_LABEL.encode([tuple(index[label] for label in labels) for labels in names_of_rows])
@@ -238,7 +238,7 @@ def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool)
     if not path or not (label or may_be_empty):
         raise VitkitError(f"{name}, line {line}: {'path' if not path else 'label'} is empty")
     if "\0" in path:
-        raise VitkitError(f"{name}, line {line}: no path has a null byte: {path!r}")
+        raise VitkitError(f"{name}, line {line}: paths must not contain a null byte: {path!r}")
     if split and split_of_word(split) is None:
         raise VitkitError(f"{name}, line {line}: split must be train, val or test, not {split!r}")
     return path, label, split_of_word(split)

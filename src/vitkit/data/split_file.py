@@ -69,7 +69,7 @@ def split_from_file(path: Path) -> ImageTable:
         if not all(
             isinstance(text, str) for text in (stored["data"], stored["root"], *names, *(row[0] for row in rows))
         ):
-            raise TypeError("a name or a path is no text")
+            raise TypeError("a name or a path is not text")
         table = ImageTable(
             name=stored["data"],
             root=Path(stored["root"]),
@@ -112,7 +112,7 @@ def groups_from_file(path: Path) -> dict[str, int]:
         stored = from_json(read_text(path))
         groups = {image: number for number, paths in enumerate(stored) for image in paths}
         if not all(isinstance(image, str) for image in groups):
-            raise TypeError("a path is no text")
+            raise TypeError("a path is not text")
         return groups
     except FileNotFoundError:
         return {}
@@ -334,7 +334,9 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
         for i in lost:
             paths[i] = paths_of.get(contents.get(paths[i], ""), paths[i])
     if all(digests[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
-        raise VitkitError(f"--data-root {root} holds none of the run's {len(table)} images (first: {table.paths[0]})")
+        raise VitkitError(
+            f"--data-root {root} contains none of the run's {len(table)} images (first: {table.paths[0]})"
+        )
     return _without_impostors(replace(table, paths=tuple(paths)), lost, table.paths)
 
 
@@ -373,7 +375,7 @@ def _digests(files: Sequence[Place]) -> list[str | None]:
         for done, (file, stamp) in enumerate(zip(files, stamps, strict=True), start=1):
             facts = None if stamp is None else known.get(stamp)
             digests.append(digest_of(file) if facts is None else facts.digest[:DIGEST].hex())
-            progress("looking whether the images have changed", done, len(files))
+            progress("checking whether the images have changed", done, len(files))
     return digests
 
 

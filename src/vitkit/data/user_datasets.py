@@ -308,7 +308,7 @@ class Datasets:
         """
         names = self.class_names if self.class_names is not None else getattr(self.train, "classes", None)
         if names is None:
-            raise VitkitError("train_dataset has no attribute `classes`: give class_names=, in the order of the labels")
+            raise VitkitError("train_dataset has no attribute `classes`: pass class_names=, in the order of the labels")
         if isinstance(names, str) or not isinstance(names, Sequence):  # sets have no order
             raise VitkitError(f"class_names must be a list of names, in the order of the labels, not {names!r}")
         named = tuple(map(str, names))
@@ -488,7 +488,7 @@ class Survey:
         expected = (len(preprocess.mean), *preprocess.size)
         for (_, shape), where in self.shapes.items():
             if shape != expected:
-                raise VitkitError(f"{where} is a tensor of shape {shape}, and the model reads {expected}: resize it")
+                raise VitkitError(f"{where} is a tensor of shape {shape}, but the model expects {expected}: resize it")
 
 
 def survey(datasets: Datasets) -> Survey:
@@ -551,10 +551,10 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
         return image, label
     if not isinstance(image, Tensor) or not image.is_floating_point() or image.ndim != 3 or image.is_meta:
         what = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
-        raise VitkitError(f"{where} is {what}: give PIL images, or float tensors (C, height, width)")
+        raise VitkitError(f"{where} is {what}: return PIL images, or float tensors (C, height, width)")
     pixels = image.detach().cpu().float()
     if not pixels.isfinite().all():
-        raise VitkitError(f"{where} has pixels that are not finite")
+        raise VitkitError(f"{where} contains pixels that are not finite")
     return pixels, label
 
 

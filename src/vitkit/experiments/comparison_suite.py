@@ -117,7 +117,7 @@ def _accuracy(cell: Mapping[str, Any] | None) -> str:
 
 
 def is_suite(out: str | Path | None) -> bool:
-    """Return whether a folder holds a comparison on several data sets."""
+    """Return whether a folder contains a comparison on several data sets."""
     return out is not None and (Path(out) / PLAN).is_file()
 
 

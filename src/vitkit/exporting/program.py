@@ -229,7 +229,7 @@ def _refuse_code(described: dict[str, Any]) -> None:
     """Refuse fields that PyTorch's reader would evaluate. They are not used here."""
     graph = described["graph_module"]["graph"]
     if described["guards_code"] or graph["custom_obj_values"] or graph["sym_float_values"] or graph["sym_bool_values"]:
-        raise VitkitError("it is refused: it holds code or objects, which vitkit does not write")
+        raise VitkitError("it is refused: it contains code or objects, which vitkit does not write")
     for text in _expressions(described):
         if not isinstance(text, str) or not _SYMBOL.fullmatch(text):
             raise VitkitError(f"it is refused for its expression {text!r:.80}, which vitkit does not write")
@@ -347,7 +347,7 @@ def _filled(value: Any, values: Mapping[str, Any]) -> Any:
 
 def _integer(value: Any) -> int:
     if type(value) is not int:
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return value
 
 

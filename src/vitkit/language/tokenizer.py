@@ -154,7 +154,7 @@ def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) ->
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """Turn panics of the library tokenizers, which are no ordinary exceptions, into errors.
+    """Turn panics of the library tokenizers, which are not ordinary exceptions, into errors.
 
     Raises:
         VitkitError: the library panicked, for example because a regular expression takes too long.

@@ -90,7 +90,7 @@ def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWord
     """Read both encoders of a published model, and the tokenizer beside them.
 
     Args:
-        source: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer beside it, or a name.
+        source: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer next to it, or a name.
         overrides: options of `weights.load` for the image encoder.
 
     Raises:
@@ -304,7 +304,7 @@ def why_no_words(names: Sequence[str]) -> str | None:
     first: dict[tuple[str, ...], str] = {}
     for name, text in zip(names, spoken(names), strict=True):
         if _SYNSET.fullmatch(text) or not {word.casefold() for word in _WORD.findall(text)} - _PLACEHOLDERS:
-            return f"{name!r} is no word"
+            return f"{name!r} is not a word"
         if _SYNSET.fullmatch(name):  # ImageNet has two cranes
             continue
         letters = tuple(re.findall(r"[^\W\d_]+", text.casefold()))

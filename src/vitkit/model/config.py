@@ -204,7 +204,7 @@ def _check_norms(config: ViTConfig) -> None:
     if config.mlp_norm and config.mlp_kind == "conv":
         raise VitkitError("mlp_norm cannot be combined with mlp_kind 'conv'")
     if not config.last_norm and (config.norm == "post" or config.fc_norm):
-        raise VitkitError("last_norm=False says nothing beside norm 'post' or fc_norm, which have no last norm")
+        raise VitkitError("last_norm=False has no effect with norm 'post' or fc_norm, which have no last norm")
     if config.attention_norm and config.conv_layers:
         raise VitkitError("attention_norm cannot be combined with conv_layers, which have no attention")
 

@@ -1,7 +1,7 @@
 """The names of models, such as `vit_base_patch16_224_in21k`: size, patch, resolution, suffix.
 
-`config_for` turns a name into a configuration. `VARIANTS` holds the sizes: Table 1 of "An Image is Worth 16x16 Words"
-(arXiv 2010.11929), with Ti and S from "How to train your ViT?" (arXiv 2106.10270). Hybrids have timm's names:
+`config_for` turns a name into a configuration. `VARIANTS` contains the sizes: Table 1 of "An Image is Worth 16x16
+Words" (arXiv 2010.11929), with Ti and S from "How to train your ViT?" (arXiv 2106.10270). Hybrids have timm's names:
 `vit_base_r50_s16_224` is R50+B/16, whose stem and patches together reduce the sides of the image by 16.
 """
 

@@ -111,7 +111,7 @@ def build_registered(name: str, num_classes: int, in_channels: int, image_size: 
 
 
 def build_registered_block(config: Any, layer: int) -> Any:
-    """Create a registered encoder layer, with the attribute `takes` that says what `forward` takes beside tokens."""
+    """Create a registered encoder layer, whose attribute `takes` lists the parameters of `forward` after the tokens."""
     from torch import nn
 
     block = BLOCKS[config.block](config, layer)

@@ -43,7 +43,7 @@ COMPUTED = frozenset(
     | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size"}  # eq. 4
     | {"fc_norm", "last_norm", "representation"}
 )
-# Fields that other libraries' layouts say: by shapes and names, or in the files beside the tensors.
+# Fields that other libraries' layouts determine: by shapes and names, or by files next to the tensors.
 WRITTEN = frozenset(
     {"image_size", "patch_size", "in_channels", "num_classes", "layers", "hidden_size", "heads", "mlp_size", "stem"}
     | {"mlp_kind", "stem_kind", "class_token", "pool", "distill_token", "distill_head", "registers"}
@@ -87,7 +87,7 @@ class TimmNames(Protocol):
         """Our tensors under timm's names."""
 
     def describe(self, config: ViTConfig) -> tuple[str | None, dict[str, Any]]:
-        """A model of timm's of this kind, None for any, and the arguments that it takes beside the usual ones.
+        """A model of timm's of this kind, None for any, and the arguments that it takes in addition to the usual ones.
 
         Raises:
             VitkitError: timm has none.

@@ -47,7 +47,7 @@ def pictures_of(kind: str, figures: Figures, lines: Mapping[str, Sequence[str]])
 
 
 def _dots(figures: Figures) -> Figure:
-    """Draw a dot with its 95 % interval for each variant and, where the paper has figures, the paper's beside them."""
+    """Draw a dot with its 95 % interval for each variant and, where the paper has figures, the paper's next to them."""
     variants = figures["variants"]
     published = [_number(variant["paper"]) for variant in variants]
     panels = 2 if any(value is not None for value in published) else 1

@@ -243,5 +243,5 @@ def _from_json(image: object, place: int) -> Upload:
     try:
         content = base64.b64decode(data.encode("ascii").translate(None, b" \r\n\t"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise BadRequestError(400, f"image {place + 1} is no base64") from error
+        raise BadRequestError(400, f"image {place + 1} is not base64") from error
     return Upload(path[:_LONGEST].encode("utf-8", "replace").decode(), content)

@@ -96,7 +96,7 @@ def _asking(options: Iterable[str]) -> dict[str, Any]:
     images = {"image": _ONE, "images": {"type": "array", "items": _ONE}}
     return {
         "required": True,
-        "description": "Pictures; the options may stand beside them instead of in the address.",
+        "description": "Pictures; the options may be sent with them instead of in the address.",
         "content": {
             "multipart/form-data": {"schema": {"type": "object", "properties": files | fields}},
             "application/json": {"schema": {"type": "object", "properties": images | fields}},

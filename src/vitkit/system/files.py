@@ -121,7 +121,7 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
 
     Args:
         path: the file or folder.
-        place: the path of the lock file; the default is beside `path`.
+        place: the path of the lock file; the default is next to `path`.
         wait: seconds to wait for another process or thread.
 
     Raises:
@@ -178,7 +178,7 @@ def is_held(path: Path, place: Path | None = None) -> bool:
 
     Args:
         path: the file or folder.
-        place: the path of the lock file; the default is inside a folder and beside a file.
+        place: the path of the lock file; the default is inside a folder and next to a file.
     """
     if place is None:
         place = path / _LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
@@ -243,7 +243,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def append_bytes(path: Path, data: bytes) -> None:
     """Append to a file completely or not at all; the caller has locked it.
 
-    A journal beside the file holds the new data until they are on disk. After a crash, `read_appended` ignores the
+    A journal next to the file contains the new data until they are on disk. After a crash, `read_appended` ignores the
     incomplete data, and the next call removes them.
 
     Raises:

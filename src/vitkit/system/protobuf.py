@@ -36,7 +36,7 @@ def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
                 raise VitkitError("it is cut off")
             yield number, None
         else:
-            raise VitkitError("it is no protocol buffer")
+            raise VitkitError("it is not a protocol buffer")
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
@@ -50,4 +50,4 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
         position += 1
         if byte < 128:
             return value, position
-    raise VitkitError("it is no protocol buffer")
+    raise VitkitError("it is not a protocol buffer")

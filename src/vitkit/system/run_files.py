@@ -15,7 +15,7 @@ PRETRAINING = "pretraining.toml"  # of a pre-training: its options and remarks
 SELECTION = "selection.json"  # which weights were tried, with their results
 PREPROCESS = "preprocess.json"  # of a training on a caller's datasets: their preprocessing
 EXTENSIONS = "extensions.json"  # the names of the caller's loss, change of pictures and optimiser
-CLASS_INDICES = "class_indices.json"  # as many training scripts write it beside their weights
+CLASS_INDICES = "class_indices.json"  # many training scripts write it next to their weights
 
 # The course of the training.
 LOG = "log.txt"

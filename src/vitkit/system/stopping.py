@@ -25,7 +25,7 @@ from vitkit.errors import Interrupted
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _TERMINALS = tuple(
     stream for stream in (0, 1, 2) if os.isatty(stream)
-)  # checked now, as one that has hung up is no terminal
+)  # checked now, as it is no longer a terminal after a hang-up
 _COMPILED = {getattr(ExtensionFileLoader, name).__code__ for name in ("create_module", "exec_module")}
 _AGAIN = 0.05  # seconds until a signal that could not be answered is sent again
 _Handler = Callable[[int, FrameType | None], Any]

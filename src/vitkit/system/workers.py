@@ -83,7 +83,7 @@ def answer_questions(answer: Callable[[Any], Any], *, stops_at_end: bool = False
         stops_at_end: whether to stop the current answer by SIGTERM when the pipe is closed.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output that a library prints is not an answer
     pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
     # A process that is forked from this one closes its sys.stdin, and would wait forever for the thread that reads it.
     sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123

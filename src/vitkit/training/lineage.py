@@ -123,7 +123,7 @@ def divide(
     """Assign a split to every image.
 
     Images keep the split that they have in the run of `recipe.split_from`. Without it, they keep that of the runs that
-    proposed some of the labels, or that of the run whose weights are used. All other images are split anew.
+    proposed some of the labels, or that of the run whose weights are used. All other images get a new split.
 
     Args:
         images: the readable images.

@@ -138,7 +138,7 @@ def _check_free(destination: Path, *, force: bool) -> None:
     if is_taken and not force:
         raise VitkitError(f"{destination} exists: choose a new name, or --force to write over it")
     if is_taken and destination.is_dir() and not _is_model(destination):
-        raise VitkitError(f"{destination} holds something other than a model: choose a new name")
+        raise VitkitError(f"{destination} contains something other than a model: choose a new name")
 
 
 def _is_model(folder: Path) -> bool:

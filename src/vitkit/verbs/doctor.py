@@ -266,7 +266,7 @@ def _review_labels(
     """Return the undecided suspects of a label_errors.csv, and write a page with their pictures.
 
     Raises:
-        VitkitError: there is no run beside the list, its images are missing, or `out` cannot be written.
+        VitkitError: there is no run next to the list, its images are missing, or `out` cannot be written.
     """
     from vitkit.data.corrections import Followed
     from vitkit.data.labels import PathFinder, decisions_since, read_labels, read_suspects

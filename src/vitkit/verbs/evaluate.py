@@ -259,7 +259,7 @@ def _write(
     numbers: dict[str, Any],
     findings: list[str],
 ) -> Path:
-    """Write the report and the files beside it, and return the report's path."""
+    """Write the report and the files next to it, and return the report's path."""
     from vitkit.reporting.evaluation_report import write_evaluation
 
     write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))

@@ -205,7 +205,7 @@ def explain(
     paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
     for path in paths:
         if folder.resolve() == Path(path).resolve().parent:
-            raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
+            raise VitkitError(f"--out {folder} holds the image {path}: nothing is written next to the photographs")
     result: Explanations | Anatomy
     with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
         classifier = open_model(model, notes, device, preprocess)

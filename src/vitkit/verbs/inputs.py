@@ -1,7 +1,7 @@
 """The inputs and outputs that verbs have in common: models, images, label files, output files, and choices.
 
 Models are opened by path, by name or from memory, and images are found by files, folders and patterns. Outputs are
-never written beside the photographs, are locked while they are written, and replace existing files only with `force`.
+never written next to the photographs, are locked while they are written, and replace existing files only with `force`.
 The command line checks choices itself; `check_choice` and `split_choices` check them for callers from Python.
 """
 
@@ -291,11 +291,11 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
     """Refuse an output inside a source folder.
 
     Raises:
-        VitkitError: the output would lie beside the photographs.
+        VitkitError: the output would be next to the photographs.
     """
     for folder in folders:
         if path.resolve().is_relative_to(Path(folder).resolve()):
-            raise VitkitError(f"{flag} {path} lies in the source {folder}: nothing is written beside the photographs")
+            raise VitkitError(f"{flag} {path} lies in the source {folder}: nothing is written next to the photographs")
 
 
 def check_choice(flag: str, value: object, literal: Any) -> None:

@@ -87,10 +87,10 @@ def search(
     On the command line: `vitkit search siglip2-folder photos 'a dog on a beach'`.
 
     Args:
-        model: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer beside it, or a published
+        model: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer next to it, or a published
             name.
         sources: images, folders (including their sub-folders), or patterns.
-        text: the text to search for; it is used as it is, without a template.
+        text: the text to search for; it is used unchanged, without a template.
         top: the number of images to list.
         batch_size: the number of images in a batch.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.

@@ -89,7 +89,7 @@ def doubts_of(workspace: Workspace, table: ImageTable) -> Doubts:
 
 
 @lru_cache(maxsize=4)
-def _contents_of(split: Path, changed: str) -> Mapping[str, str]:  # noqa: ARG001  # it is read anew
+def _contents_of(split: Path, changed: str) -> Mapping[str, str]:  # noqa: ARG001  # a changed file is read again
     try:
         return read_contents(split)
     except VitkitError:
@@ -97,7 +97,7 @@ def _contents_of(split: Path, changed: str) -> Mapping[str, str]:  # noqa: ARG00
 
 
 @lru_cache(maxsize=4)
-def _suspects_in(file: Path, changed: str) -> Mapping[str, Suspect]:  # noqa: ARG001  # it is read anew
+def _suspects_in(file: Path, changed: str) -> Mapping[str, Suspect]:  # noqa: ARG001  # a changed file is read again
     try:
         return {item.path: item for item in read_suspects(file)}
     except (OSError, VitkitError):

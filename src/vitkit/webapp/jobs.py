@@ -103,7 +103,7 @@ class Jobs:
     def notes(self) -> list[str]:
         """Return what a user should know about the queue, one line each."""
         lines = [
-            f"{file} is no valid record of a training: it is ignored and can be deleted"
+            f"{file} is not a valid record of a training: it is ignored and can be deleted"
             for file, job in self._read().items()
             if job is None
         ]

@@ -289,7 +289,7 @@ class Photographs:
     def _current(self, version: str, numbers: Sequence[int]) -> State:
         state = self.read()
         if version != state.version:
-            raise ChangedError("the photographs in the folder have changed: look at them anew")
+            raise ChangedError("the photographs in the folder have changed: load them again")
         if not all(0 <= i < len(state.table) for i in numbers):
             raise VitkitError("there is no such photograph")
         return state
@@ -335,7 +335,7 @@ def check_there(files: Sequence[Place]) -> None:
     gone = [file for file in files if not is_there(file)]
     if gone:
         more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
-        raise GoneError(f"{gone[0]} is no longer there{more}: nothing was written; look for the photographs anew")
+        raise GoneError(f"{gone[0]} is no longer there{more}: nothing was written; search for the photographs again")
 
 
 def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:

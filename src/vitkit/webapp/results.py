@@ -29,7 +29,7 @@ from vitkit.webapp.workspace import Workspace
 
 What = Literal["keep", "relabel", "exclude"]
 MOST = 300  # maximum number of suspected label errors on a page
-_BESIDE = ("balanced_accuracy", "loss")  # figures beside the headline
+_BESIDE = ("balanced_accuracy", "loss")  # figures next to the headline
 
 
 def summaries(workspace: Workspace) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def data_of(folder: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _read(page: Path, changed: int) -> dict[str, Any]:  # noqa: ARG001  # a new report is read anew
+def _read(page: Path, changed: int) -> dict[str, Any]:  # noqa: ARG001  # a new report is read again
     return data_of_report(page)
 
 

@@ -81,7 +81,7 @@ def _has_screen() -> bool:
 
 def _called(host: str) -> str:
     """Return the host to use in a link; the machine's name if the host stands for all addresses."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104  # what the user has asked for
+    if host in ("0.0.0.0", "::"):  # noqa: S104  # the user has requested it
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
 
@@ -95,7 +95,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:
-        raise VitkitError(f"--host {host} is no address of this machine ({error.strerror})") from error
+        raise VitkitError(f"--host {host} is not an address of this machine ({error.strerror})") from error
     for number in (port,) if port is not None else (*range(PORT, PORT + _TRIED), 0):
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

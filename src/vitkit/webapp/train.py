@@ -223,7 +223,7 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
         arguments += ["--weights", offered(workspace, request.weights).source, "--method", request.method]
     if request.time:
         if not _DURATION.fullmatch(request.time):
-            raise VitkitError(f"{request.time!r} is no time: write it as 90s, 10m or 2h")
+            raise VitkitError(f"{request.time!r} is not a duration: write it as 90s, 10m or 2h")
         arguments += ["--time", request.time]
     if request.split_from:
         arguments += ["--split-from", str(workspace.run_folder(request.split_from))]

@@ -133,7 +133,7 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> dict[st
             stripped = stripped.removeprefix(prefix)
         if stripped in bare:
             raise VitkitError(
-                f"{path} holds {stripped} more than once, under several prefixes; it is not clear which counts"
+                f"{path} contains {stripped} more than once, under several prefixes; it is not clear which one to use"
             )
         bare[stripped] = tensor
     return bare
@@ -202,7 +202,7 @@ def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> St
         shape, fortran, dtype = _npy_header(stream)
         begin = stream.tell()
     if dtype.hasobject:
-        raise VitkitError(f"{path}: {member.filename} holds Python objects, which could run code; it is not read")
+        raise VitkitError(f"{path}: {member.filename} contains Python objects, which could run code; it is not read")
     if begin + math.prod(shape) * dtype.itemsize != member.file_size:
         raise VitkitError(f"{path} is damaged: {member.filename} is not as large as its shape {shape} says")
 
@@ -309,7 +309,7 @@ def read_torch(path: Path) -> Checkpoint:
         match = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
         what = f", such as {next(filter(None, match.groups()))}" if match else ""
         raise VitkitError(
-            f"{path} holds more than tensors{what}, which could run code; it is not read: save "
+            f"{path} contains more than tensors{what}, which could run code; it is not read: save "
             "the weights alone with torch.save(model.state_dict(), ...)"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -343,7 +343,9 @@ def _unwrap(
         passed_over |= {".".join([*wrappers, name]): f"{taken} was taken" for name in others}
         wrappers, content = (*wrappers, taken), content[taken]
     if not isinstance(content, Mapping):
-        raise VitkitError(f"{path} holds no weights by name, but a {type(content).__name__}: save model.state_dict()")
+        raise VitkitError(
+            f"{path} does not contain named weights, but a {type(content).__name__}: save model.state_dict()"
+        )
     return wrappers, (
         (name, tensor) for name, tensor in content.items() if isinstance(name, str) and isinstance(tensor, Tensor)
     )
@@ -389,7 +391,7 @@ def _read_folder(folder: Path) -> Checkpoint:
 def _read_description(path: Path) -> dict[str, Any] | None:
     described = _read_json(path)
     if described is not None and not isinstance(described.get("model_type", ""), str | None):
-        raise VitkitError(f"{path} is damaged: model_type is no text")
+        raise VitkitError(f"{path} is damaged: model_type is not text")
     return described
 
 
@@ -418,9 +420,11 @@ def _weight_files(folder: Path) -> list[Path]:
     if len(loose) == 1:
         return loose
     if loose:
-        raise VitkitError(f"{folder} holds several weight files: name one of {', '.join(file.name for file in loose)}")
+        raise VitkitError(
+            f"{folder} contains several weight files: use one of {', '.join(file.name for file in loose)}"
+        )
     raise VitkitError(
-        f"{folder} holds no weights: expected model.json (vitkit), model.safetensors or pytorch_model.bin"
+        f"{folder} contains no weights: expected model.json (vitkit), model.safetensors or pytorch_model.bin"
     )
 
 
@@ -450,7 +454,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
-        raise VitkitError(f"{path} is damaged: it holds no JSON object")
+        raise VitkitError(f"{path} is damaged: it is not a JSON object")
     return content
 
 
@@ -467,7 +471,7 @@ def _read_file(path: Path) -> Checkpoint:
     elif start[:1] == b"\x80" or start[:4] == b"PYTO":
         checkpoint = read_torch(path)
     else:
-        raise VitkitError(f"{path} is no checkpoint: neither safetensors, nor PyTorch's, nor .npz")
+        raise VitkitError(f"{path} is not a checkpoint in the format safetensors, PyTorch or .npz")
     if not checkpoint.tensors:
-        raise VitkitError(f"{path} holds no tensors")
+        raise VitkitError(f"{path} contains no tensors")
     return checkpoint

@@ -116,7 +116,7 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
                 _download(url, final, sha256)
     except OSError as error:
         raise VitkitError(
-            f"cannot write {final}: {error.strerror or error}; VITKIT_CACHE may name another folder"
+            f"cannot write {final}: {error.strerror or error}; set VITKIT_CACHE to use another folder"
         ) from error
     return final
 
@@ -351,7 +351,7 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
             f"the hub has no repository {repo_id}, or it is private: check the name, or log in with `hf auth login`"
         ) from error
     except errors.HFValidationError as error:
-        raise VitkitError(f"{repo_id!r} is no repository on the hub: expected owner/name") from error
+        raise VitkitError(f"{repo_id!r} is not a repository on the hub: expected owner/name") from error
     except Exception as error:  # the hub's HTTP library, and so its errors, change from release to release
         refuse_offline(repo_id, "download its files elsewhere and name their folder")
         reason = first_line(error)

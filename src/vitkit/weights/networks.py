@@ -141,7 +141,7 @@ def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor],
     """Return the configuration with the number of classes of the head in the file."""
     head = f"{anatomy_of(config).head}.weight"
     if head not in tensors:
-        raise VitkitError(f"{path} is no {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}")
+        raise VitkitError(f"{path} is not a {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}")
     return config.replace(num_classes=tensors[head].shape[0])
 
 

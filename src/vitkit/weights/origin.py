@@ -71,7 +71,7 @@ NAFLEX = "SigLIP 2 NaFlex, for images of any aspect"
 _BLOCK = r"blocks\.(?:\d+\.)?\d+\."
 # The first family that matches is chosen.
 _FAMILIES = (
-    # Text beside the images
+    # Text together with images
     TensorFamily("CLIP with a ResNet", (r"visual\.layer1\.",)),
     TensorFamily("CoCa", (r"visual\.attn_pool\.", r"text_decoder\.")),
     TensorFamily("CLIP's image encoder by OpenCLIP without its prefix", (r"transformer\.resblocks\.", r"ln_pre\.")),
@@ -337,7 +337,7 @@ def read_foreign(
     except VitkitError as error:
         raise _by_family(checkpoint, error) from error
     if layout is None:
-        raise VitkitError(f"{checkpoint.path} holds no Vision Transformer that vitkit knows; {_glance(checkpoint)}")
+        raise VitkitError(f"{checkpoint.path} contains no Vision Transformer that vitkit knows; {_glance(checkpoint)}")
     try:
         is_described = entry is not None or layout.is_preprocess_known
         size = image_size if patch_size is None else None

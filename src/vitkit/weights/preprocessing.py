@@ -97,9 +97,9 @@ def _in_words(text: str, channels: int) -> dict[str, Any]:
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if equals and name in pairs:
-            raise VitkitError(f"preprocess names {name} twice")
+            raise VitkitError(f"preprocess sets {name} twice")
         if not equals and not last:
-            raise VitkitError(f"preprocess: {part!r:.60} names no setting; expected text such as {_EXAMPLE}")
+            raise VitkitError(f"preprocess: {part!r:.60} is not a setting; expected text such as {_EXAMPLE}")
         last = name if equals else last
         pairs[last] = value if equals else f"{pairs[last]},{name}"  # mean=0.5,0.4,0.3 has commas of its own
     hints = hints_of(Preprocess)
@@ -129,16 +129,16 @@ def _in_file(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         file = next((path / name for name in _FILES if (path / name).is_file()), path)
         if file == path:
-            raise VitkitError(f"preprocess: {path} holds none of {', '.join(_FILES)}")
+            raise VitkitError(f"preprocess: {path} contains none of {', '.join(_FILES)}")
     try:
         written = from_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise VitkitError(f"preprocess: {file} cannot be read as JSON: {error}") from error
     if not isinstance(written, dict):
-        raise VitkitError(f"preprocess: {file} must hold a JSON object, not {type_of(written)}")
+        raise VitkitError(f"preprocess: {file} must contain a JSON object, not {type_of(written)}")
     settings = _in_description(written)
     if settings is None:
-        raise VitkitError(f"preprocess: {file} describes a model, but not how its images are prepared")
+        raise VitkitError(f"preprocess: {file} describes a model, but not the preprocessing of its images")
     return settings
 
 
@@ -175,7 +175,7 @@ def _fields(named: Mapping[str, Any], base: Preprocess) -> dict[str, Any]:
         if name in sides and sides[name] != base.size:
             wanted, reads = (_by(pair) for pair in (sides[name], base.size))
             raise VitkitError(
-                f"preprocess: {name} is {wanted}, and the model reads {reads} pixels: leave it out, or load the model "
+                f"preprocess: {name} is {wanted}, but the model has {reads} pixels: leave it out, or load the model "
                 "with that image_size"
             )
     if "resize" in sides:
@@ -188,9 +188,11 @@ def _fields(named: Mapping[str, Any], base: Preprocess) -> dict[str, Any]:
 def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both: bool) -> dict[str, Any]:
     """Return `fit` and `crop_pct` for torchvision's Resize to `resized` followed by CenterCrop to `size`."""
     if "crop_pct" in described:
-        raise VitkitError("preprocess: resize and crop_pct are two ways of saying the same: leave one out")
+        raise VitkitError("preprocess: resize and crop_pct both set the scale: leave one out")
     if not is_both and size[0] != size[1]:
-        raise VitkitError(f"preprocess: the model reads {_by(size)} pixels: say resize as HEIGHTxWIDTH, or crop_pct")
+        raise VitkitError(
+            f"preprocess: the model has images of {_by(size)} pixels: set resize to HEIGHTxWIDTH, or set crop_pct"
+        )
     shares = [kept / full for kept, full in zip(size, resized, strict=True)]
     if not all(0 < share <= 1 for share in shares) or abs(shares[0] - shares[1]) > 1e-9:
         raise VitkitError(f"preprocess: no centre of {_by(size)} pixels can be cut from a resize to {_by(resized)}")
@@ -219,7 +221,7 @@ def _of_channels(name: str, value: Any, channels: int) -> Any:
             f"not {value!r:.60}"
         )
     if len(values) not in (1, channels):
-        raise VitkitError(f"preprocess: {name} has {len(values)} numbers, and the model reads {channels} channels")
+        raise VitkitError(f"preprocess: {name} has {len(values)} numbers, but the model has {channels} channels")
     return values * channels if len(values) == 1 else values
 
 

@@ -28,7 +28,7 @@ from vitkit.weights.checkpoint import PICTURES
 from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, VITKIT
 from vitkit.weights.layout import Layout
 
-Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files beside them
+Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files next to them
 
 
 def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:

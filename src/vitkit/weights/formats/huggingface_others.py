@@ -85,7 +85,7 @@ def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str,
         raise VitkitError(f"{_TABLE} is missing: BEiT has one in every layer, or one for all")
     if is_relative and is_placed:
         raise VitkitError(
-            "use_absolute_position_embeddings beside relative positions is not supported: vitkit's model has one kind"
+            "use_absolute_position_embeddings with relative positions is not supported: vitkit supports one kind"
         )
     heads = or_usual(config, "num_attention_heads", tables[0][1] if tables else None)
     return {
