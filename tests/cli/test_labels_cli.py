@@ -126,7 +126,7 @@ def test_the_doctor_repeats_what_was_proposed_of_the_test_before(vitkit: Any, su
     }
     (suspected / "evaluation.json").write_text(json.dumps(numbers))
     outcome = vitkit("doctor", suspected / "label_errors.csv")
-    assert "note: 2 labels changed, 1 image left out among the test images because a model proposed it" in outcome.out
+    assert "note: 2 labels changed, 1 image left out among the test images, as a model proposed" in outcome.out
 
 
 def test_a_list_away_from_its_run_or_flags_without_sense_are_refused(

@@ -218,7 +218,7 @@ def test_a_run_trains_is_loaded_and_explained(tmp_path: Path, kind: str, more: d
     picture = photos / "red" / "img1.png"
     if "attention" in KINDS[kind]:
         with pytest.raises(
-            VitkitError, match=r"does not know attention='differential' of ViTConfig.*--method occlusion"
+            VitkitError, match=r"cannot be used with attention='differential' of ViTConfig.*--method occlusion"
         ):
             vitkit.explain(run, picture, out=tmp_path / "maps")
         vitkit.explain(run, picture, method="occlusion", out=tmp_path / "maps")
@@ -229,7 +229,7 @@ def test_a_run_trains_is_loaded_and_explained(tmp_path: Path, kind: str, more: d
 @kinds
 def test_token_merging_is_refused_by_name_and_value(kind: str) -> None:
     name, value = next(iter(KINDS[kind].items()))
-    with pytest.raises(VitkitError, match=f"token merging does not know {name}='{value}' of ViTConfig, in which"):
+    with pytest.raises(VitkitError, match=f"token merging cannot be used with {name}='{value}' of ViTConfig, which"):
         merge(build(**KINDS[kind]), 1)
 
 
@@ -240,7 +240,9 @@ def test_differential_attention_has_no_maps_and_occlusion_explains_it() -> None:
         lambda: rollout(model, images()),
         lambda: gradient_rollout(model, images()),
     ):
-        with pytest.raises(VitkitError, match=r"attention maps does not know attention='differential'.*occlusion"):
+        with pytest.raises(
+            VitkitError, match=r"attention maps cannot be used with attention='differential'.*occlusion"
+        ):
             method()
     assert not can_explain(model)
     assert choose_methods("all", None, model) == ["occlusion"]

@@ -339,7 +339,7 @@ def test_a_run_trains_and_is_loaded_explained_and_exported(
 def test_what_needs_other_tokens_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     name = fields["attention"]
     model = build(**fields, num_classes=5)
-    with pytest.raises(VitkitError, match=f"token merging does not know attention='{name}'.*leave --merge out"):
+    with pytest.raises(VitkitError, match=f"token merging cannot be used with attention='{name}'.*leave out --merge"):
         merge(model, 1)
     saved(model, tmp_path / "model")
     for to, end in (("timm", ".safetensors"), ("hf", ""), ("npz", ".npz")):

@@ -87,13 +87,10 @@ def test_the_figure_in_front_is_that_of_the_labels_of_before(
     assert note is not None and f"{len(proposals) - 2} labels changed, 2 images left out" in note
     assert f"note: {note}" in said
     assert said[-1].startswith(
-        f"accuracy {numbers['accuracy']:.4f} on {len(before)} test images (with the labels from before"
+        f"accuracy {numbers['accuracy']:.4f} on {len(before)} test images (with the original labels of"
     )
     page = (run / REPORT).read_text()
-    assert (
-        "with the labels from before models proposed others" in page
-        and "among the test images because a model proposed it (first)" in page
-    )
+    assert "with the original labels of" in page and "among the test images, as a model proposed (first)" in page
     assert "left out, as a model proposed" in page
 
 
@@ -104,7 +101,7 @@ def test_the_run_is_evaluated_again_to_the_same_figures(second: tuple[Path, dict
         name: value for name, value in numbers.items() if name != "label_errors"
     }
     assert describe_proposals(numbers) in found.notes
-    assert "with the labels from before models proposed others" in repr(found)
+    assert "with the original labels of" in repr(found)
 
 
 def test_moved_photographs_are_found_again(second: tuple[Path, dict[str, str], list[str]], tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def _of_proposals(proposed: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if not proposed["has_labels_before"]:
         return "models proposed every label, so the figure shows only how far models agree"
     figure = f"; with the current labels {now['accuracy']:.4f}" if "accuracy" in now else ""
-    return f"with the labels from before models proposed others for {len(proposed['paths'])} of them{figure}"
+    return f"with the original labels of {len(proposed['paths'])} of them, for which models proposed others{figure}"
 
 
 def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
@@ -211,7 +211,7 @@ def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
     if proposed["left_out"]:
         ways.append(f"{plural(proposed['left_out'], 'image', 'images')} left out")
     images = {"test": "the test images", "val": "the validation images"}.get(numbers.get("split", ""), "the images")
-    what = f"{', '.join(ways)} among {images} because a model proposed it ({listed(proposed['by'])})"
+    what = f"{', '.join(ways)} among {images}, as a model proposed ({listed(proposed['by'])})"
     if not proposed["has_labels_before"]:
         return f"{what}: no label is left that a model did not propose, so the figures show only how far models agree"
     now = numbers["with_proposals"]
@@ -221,7 +221,7 @@ def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
         if "accuracy" in now
         else ""
     )
-    return f"{what}: the figures use the labels from before that{figure}"
+    return f"{what}: the figures use the previous labels{figure}"
 
 
 def images_in_words(count: int, split: str) -> str:

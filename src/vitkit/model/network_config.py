@@ -1,4 +1,4 @@
-"""`NetworkConfig`: a network that is no ViT of vitkit, by names such as `torchvision:resnet18` and `timm:NAME`.
+"""`NetworkConfig`: a network of another library, named as in `torchvision:resnet18` and `timm:NAME`.
 
 `custom:NAME` is a network that the user registered (`registry.register_model`).
 

@@ -1,6 +1,6 @@
-"""The paper's layers with the arguments that timm and widespread scripts give them, to try one or to build with.
+"""The paper's layers with the arguments of timm and of widespread scripts, for experiments or other models.
 
-They are the layers of `vit`, with the same names of parameters: only how they are created differs.
+They are the layers of `vit` with the same parameter names. Only their constructors differ.
 
 Shapes: B images, N tokens, D features of a token.
 """

@@ -27,7 +27,7 @@ class TimmHabits:
 
     @property
     def embed_dim(self: Any) -> int:
-        """D, as `num_features`."""
+        """D, the same as `num_features`."""
         return int(self.config.hidden_size)
 
     @property
@@ -88,7 +88,7 @@ class TimmHabits:
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return the tokens after some layers, as timm's method of this name does.
+        """Return the tokens after some layers, like timm's method of this name.
 
         Args:
             x: images (B, C, height, width).

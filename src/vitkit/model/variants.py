@@ -1,13 +1,13 @@
-"""Who has an answer to which value of `ViTConfig`: the one registry of those who do not simply call the model.
+"""The registry of the code that computes or describes a model without calling it, and of the variants it supports.
 
 The optimised model, the graph builder, token merging, attention maps and the layouts of other libraries compute or
-describe a model in their own way. Each calls `check` first. A field at its default asks nothing of them, so a new field
-is fine everywhere until somebody sets it. At another value, the field is either among those that are computed or
-written at any value, or a `Variant` has a handler for it, or the model is refused by the field's name and value: what
-nobody computes would be left out of the answers silently.
+describe a model in their own way. Each of these consumers calls `check` first. A field at its default is always
+supported, so a new field has no effect on them until it is set. At another value, the field must either be one that is
+supported at any value, or a `Variant` must have a handler for the consumer. Otherwise the model is refused with the
+name and value of the field, because the field would silently be ignored.
 
-A new kind of attention or block is a field in `config`, a module, its place in `vit`, and a row here. Nothing here
-loads torch.
+A new kind of attention or block is a field in `config`, a module, its place in `vit`, and a row here. This module does
+not import torch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MERGING = "token merging"
 MAPS = "attention maps"
 TIMM = "the timm layout"
 
-NO_NAME = r"(?!)"  # a pattern that no name has
-# Fields that change how weights begin, are trained or are resized, and no answer of a model that has its weights.
+NO_NAME = r"(?!)"  # a pattern that matches no name
+# Fields of the initialisation, training or resizing of weights, which do not affect a model that has its weights.
 WITHOUT_EFFECT = frozenset({"init", "dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize"})
-# Fields that are computed at any value by whoever computes a model. What one of them cannot do at some value of these,
-# such as merging tokens whose positions act in every layer, it refuses by itself.
+# Fields that every consumer supports at any value. If a consumer does not support some value of these, such as token
+# merging with positions in every layer, it refuses that itself.
 COMPUTED = frozenset(
     {"image_size", "patch_size", "in_channels", "stem", "stem_kind", "patch_norm", "patch_bias"}  # eq. 1: patches
     | {"class_token", "distill_token", "registers", "position", "position_at", "prefix_positions", "embed_norm"}
@@ -53,16 +53,15 @@ WRITTEN = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Values of one field, and what there is for them.
+    """Some values of one field, and the code that supports them.
 
     Attributes:
         field: the field of `ViTConfig`.
-        signs: for each value the pattern that the name of a tensor in timm's layout begins with, which no model without
-            this value has; `NO_NAME` if there is none.
-        module: the module where the value is computed, and where the handlers are.
-        handlers: who computes or writes the value, and the name in `module` of what does it for them; empty
-            where their general way does.
-        refusals: why others refuse it, or what to do instead.
+        signs: for each value, a pattern of tensor names in timm's layout that only models with this value have;
+            `NO_NAME` if there is none.
+        module: the module that computes the value and contains the handlers.
+        handlers: the name of the handler in `module` by consumer; an empty name if the consumer needs no special code.
+        refusals: by consumer, why it refuses the value, or what to do instead.
     """
 
     field: str
@@ -72,25 +71,25 @@ class Variant:
     refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def handler(self, who: str) -> Any:
-        """What computes or writes the value for somebody; None where their general way does."""
+        """Return the handler for a consumer; None if it needs no special code."""
         name = self.handlers[who]
         return getattr(import_module(self.module), name) if name else None
 
 
 class TimmNames(Protocol):
-    """What a handler for timm's layout has."""
+    """The interface of a handler for timm's layout."""
 
     def read(self, names: Collection[str]) -> Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]]:
-        """By our name, those of the tensors that hold ours, and what joins them; of names that differ."""
+        """Return, by our name, the names of timm's tensors that contain our tensor, and a function that joins them."""
 
     def write(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Our tensors under timm's names."""
+        """Return our tensors under timm's names."""
 
     def describe(self, config: ViTConfig) -> tuple[str | None, dict[str, Any]]:
-        """A model of timm's of this kind, None for any, and the arguments that it takes in addition to the usual ones.
+        """Return the name of timm's model of this kind, or None for any, and its additional arguments.
 
         Raises:
-            VitkitError: timm has none.
+            VitkitError: timm has no such model.
         """
 
 
@@ -102,43 +101,41 @@ VARIANTS: tuple[Variant, ...] = (
         handlers={OPTIMIZED: "", GRAPH: "emit", TIMM: "DifferentialTimm"},
         refusals={
             MAPS: "whose rows are differences of two maps and do not sum to 1: use --method occlusion",
-            MERGING: "in which a merged patch would have to count twice: leave --merge out",
+            MERGING: "which would have to count a merged patch twice: leave out --merge",
         },
     ),
-    # What a user registers has any name and any tensors: everybody refuses it.
+    # Blocks that users register may have any tensors, so all consumers refuse them.
     Variant(field="block", signs={}, module="vitkit.model.registry", handlers={}),
     Variant(
         field="attention",
-        signs=dict.fromkeys(("axial", "window"), NO_NAME),  # their tensors are those of other attention
+        signs=dict.fromkeys(("axial", "window"), NO_NAME),  # their tensors are those of ordinary attention
         module="vitkit.model.windows",
         handlers={OPTIMIZED: "", GRAPH: "", MAPS: ""},
-        refusals={MERGING: "which needs each patch in its place: leave --merge out"},
+        refusals={MERGING: "which needs all patches of the grid: leave out --merge"},
     ),
     Variant(
         field="parallel",
         signs={"separate": r"blocks\.\d+\.attn_out_proj\.", "fused": r"blocks\.\d+\.out_proj\."},
         module="vitkit.model.parallel",
         handlers={OPTIMIZED: "", GRAPH: "", MAPS: "", TIMM: "ParallelTimm"},
-        refusals={
-            MERGING: "in which nothing comes between attention and MLP, where tokens are merged: leave --merge out"
-        },
+        refusals={MERGING: "which has no point between attention and MLP, where tokens are merged: leave out --merge"},
     ),
 )
 
 
 def variants_of(config: ViTConfig) -> list[Variant]:
-    """The rows whose values this configuration has."""
+    """Return the rows that apply to this configuration."""
     return [row for row in VARIANTS if getattr(config, row.field) in row.signs]
 
 
 def handlers_of(config: ViTConfig, who: str) -> list[Any]:
-    """What computes or writes the values of this configuration for somebody, where their general way does not."""
+    """Return the handlers of a consumer for this configuration."""
     handlers = [row.handler(who) for row in variants_of(config) if who in row.handlers]
     return [handler for handler in handlers if handler is not None]
 
 
 def fields_by_names(names: Iterable[str]) -> dict[str, Any]:
-    """The fields that tensors of these names, in timm's layout, tell the values of."""
+    """Return the fields whose values follow from the names of tensors in timm's layout."""
     names = list(names)
     return {
         row.field: value
@@ -149,7 +146,7 @@ def fields_by_names(names: Iterable[str]) -> dict[str, Any]:
 
 
 def settings(config: ViTConfig, among: Set[str]) -> dict[str, Any]:
-    """The fields that are not at their defaults, not among these, and change the answers."""
+    """Return the fields that affect predictions, are not in `among`, and are not at their defaults."""
     return {
         field.name: value
         for field in dataclasses.fields(config)
@@ -158,27 +155,27 @@ def settings(config: ViTConfig, among: Set[str]) -> dict[str, Any]:
 
 
 def reason_against(config: ViTConfig, who: str) -> str | None:
-    """Why somebody cannot compute a configuration: the field and its value; None where they can.
+    """Return why a consumer cannot compute a configuration: the field and its value; None if it can.
 
     Args:
-        config: the config of the model.
-        who: one of the names above, by whom models are computed.
+        config: the configuration of the model.
+        who: one of the consumers above.
     """
     for name, value in settings(config, COMPUTED).items():
         row = next((row for row in variants_of(config) if row.field == name), None)
         if row is None or who not in row.handlers:
-            why = "and would compute another model"
+            why = "which would be ignored"
             if row is not None and who in row.refusals:
                 why = row.refusals[who]
-            return f"{who} does not know {name}={value!r} of ViTConfig, {why}"
+            return f"{who} cannot be used with {name}={value!r} of ViTConfig, {why}"
     return None
 
 
 def check(config: ViTConfig, who: str) -> None:
-    """Refuse a configuration that somebody would compute otherwise.
+    """Refuse a configuration that a consumer does not support.
 
     Raises:
-        VitkitError: a field has a value that they do not compute; the message names both.
+        VitkitError: a field has an unsupported value; the message names both.
     """
     if reason := reason_against(config, who):
         raise VitkitError(reason)
