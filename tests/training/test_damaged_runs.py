@@ -70,7 +70,7 @@ def test_the_state_of_a_run_on_other_images_is_refused(folder: Path, tmp_path: P
         runs.quick(runs.photos(tmp_path / "more", images=15), epochs=1), tmp_path / "b", say=lambda _: None
     )
     shutil.copyfile(other / CKPT, folder / CKPT)
-    assert "is of another run" in refused(folder, CKPT)
+    assert "belongs to another run" in refused(folder, CKPT)
 
 
 def test_the_state_of_a_run_on_other_pictures_of_the_same_names_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_zero_shot_is_epoch_0(place: Path, tmp_path: Path, kind: str, method: st
     assert start["val_acc"] == pytest.approx(expected.accuracy)
     assert start["val_loss"] == pytest.approx(expected.loss, abs=1e-4)
     assert sum("zero-shot" in line and f"val_loss {start['val_loss']:.4f}" in line for line in said) == 1
-    assert "by the class names alone, before any training" in (tmp_path / "run" / "report.html").read_text()
+    assert "with the class names alone, before any training" in (tmp_path / "run" / "report.html").read_text()
     provenance = json.loads((tmp_path / "run" / "model.json").read_text())["provenance"]
     assert provenance["head"] == {"from": "names", "templates": [template]}
 
@@ -200,7 +200,7 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
     assert vitkit.load(tmp_path / "zero").provenance["recipe"]["head_from"] == "zero"
     assert -1 not in rows(tmp_path / "zero")
     said = told(place, tmp_path / "asked", **numbers, head_from="names")
-    assert any("'class_0' read as 'class 0'; zero-shot is epoch 0" in line for line in said)
+    assert any("'class_0' read as 'class 0'; the zero-shot model is epoch 0" in line for line in said)
     said = told(place, tmp_path / "fitted", lp_ft=True, epochs=1)
     assert "the head starts from zero: lp_ft fits the head to the photographs" in said
     assert any("fitted to frozen features" in line for line in said)
@@ -216,7 +216,7 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
     said = told(place, tmp_path / "half", method="probe", weights=str(bare))
     assert any("starts from zero" in line and "without its text encoder" in line for line in said)
     said = told(place, tmp_path / "own", method="probe", weights=str(tmp_path / "zero"), data=str(place / "photos"))
-    assert not any("head begins" in line for line in said), "of weights without words nothing is to be said"
+    assert not any("head starts" in line for line in said), "of weights without words nothing is to be said"
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def _renamed(line: str, words: dict[str, str]) -> str:
 
 def test_folds_and_a_choice_of_weights(place: Path, tmp_path: Path) -> None:
     said = told(place, tmp_path / "folds", method="probe", folds=2)
-    assert sum("zero-shot is epoch 0" in line for line in said) == 1
+    assert sum("the zero-shot model is epoch 0" in line for line in said) == 1
     assert all(-1 in rows(tmp_path / "folds" / f"fold-{number}") for number in (1, 2))
     said = told(place, tmp_path / "spoilt", folds=2, epochs=1, lr=5.0, monitor="val_loss")
     assert "note: in 2 of 2 folds the model is the zero-shot one: no epoch was better" in said

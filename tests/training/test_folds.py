@@ -367,7 +367,7 @@ def test_a_finished_cross_validation_may_be_resumed_without_harm(finished: Path,
 def test_a_fold_whose_folder_is_gone_is_named(finished: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     shutil.rmtree(folder / "fold-2")
-    with pytest.raises(VitkitError, match=r"fold-2 holds no run.*--force"):
+    with pytest.raises(VitkitError, match=r"fold-2 contains no run.*--force"):
         run.resume(folder, say=lambda line: None)
     assert load(folder / "fold-1").classes
 

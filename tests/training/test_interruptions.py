@@ -84,7 +84,7 @@ def test_a_signal_during_the_report_leaves_the_model_and_says_so(
         patch.setattr("vitkit.training.run.report", raising(Interrupted(signal.SIGTERM)))
         run.resume(folder, say=lines.append)
     assert lines[-2:] == [
-        f"stopped; the model is in {folder}, its report is not finished",
+        f"stopped; the model is in {folder}, but its report is not finished",
         f"to continue: vitkit train --resume {folder}",
     ]
     runs.assert_same_weights(folder, finished)

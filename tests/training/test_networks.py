@@ -336,7 +336,7 @@ def test_fields_of_a_vision_transformer_are_refused(data: Path, tmp_path: Path) 
 
 
 def test_images_that_a_network_cannot_take_are_told_of_before_any_is_read(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match=r"torchvision:alexnet cannot take 16x16 pixels"):
+    with pytest.raises(VitkitError, match=r"torchvision:alexnet does not support images of 16x16 pixels"):
         train(recipe_for(data, model="torchvision:alexnet", image_size=16), tmp_path / "run", **QUIET)
 
 

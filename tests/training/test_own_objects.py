@@ -223,7 +223,7 @@ def test_a_run_on_datasets_goes_on_to_the_weights_it_would_have_had(tmp_path: Pa
     given: dict[str, Any] = {"train_dataset": Coloured(), "val_dataset": Coloured(9, seed=1)}
     vitkit.train(resume=tmp_path / "run", **given, **QUIET)
     runs.assert_same_weights(tmp_path / "run", trained.folder)
-    with pytest.raises(VitkitError, match="is of another run, or the recipe was changed since"):
+    with pytest.raises(VitkitError, match="belongs to another run, or the recipe was changed since"):
         vitkit.train(resume=tmp_path / "run", **{**given, "train_dataset": Coloured(27)}, **QUIET)
 
 
@@ -302,7 +302,7 @@ def test_a_run_does_not_go_on_with_other_pictures(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(tmp_path / "run", callbacks=[Stop()])
     others: dict[str, Any] = {"train_dataset": Coloured(seed=77), "val_dataset": Coloured(9, seed=1)}
-    with pytest.raises(VitkitError, match="is of another run"):
+    with pytest.raises(VitkitError, match="belongs to another run"):
         vitkit.train(resume=tmp_path / "run", **others, **QUIET)
 
 

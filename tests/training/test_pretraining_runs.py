@@ -117,7 +117,9 @@ def test_a_run_does_not_go_on_with_another_objective(finished: PretrainingRun, t
     folder = runs.copy_of(finished.folder, tmp_path / "run")
     text = (folder / "pretraining.toml").read_text()
     (folder / "pretraining.toml").write_text(text.replace("mask = 0.", "mask = 0.1"))
-    with pytest.raises(VitkitError, match=r"of another run, or the recipe was changed since: it has mask 0\.\d+, not"):
+    with pytest.raises(
+        VitkitError, match=r"belongs to another run, or the recipe was changed since: it has mask 0\.\d+, not"
+    ):
         pretrain(resume=folder, say=lambda _: None)
 
 

@@ -256,7 +256,10 @@ def test_labels_that_a_run_proposed_keep_its_split_and_folds_are_warned_of(work:
     )
     assert any("labels that first proposed contain what it has learned" in str(line) for line in own.findings)
     folds = work.begin("folds", folds=3, split=(0.7, 0.3, 0.0))
-    assert any("taught first" in str(line) and line.severity == "problem" for line in folds.findings)
+    assert any(
+        "training images of first, which proposed" in str(line) and line.severity == "problem"
+        for line in folds.findings
+    )
 
 
 def test_test_photographs_that_were_deleted_on_a_doubt_are_said(work: Work) -> None:

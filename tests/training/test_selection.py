@@ -285,10 +285,10 @@ def test_what_is_not_told_apart_is_said() -> None:
     ("fields", "words"),
     [
         ({"weights": "a"}, "chooses among several"),
-        ({"weights": "a,a"}, "each once"),
+        ({"weights": "a,a"}, "list different names"),
         ({"weights": "a,,b"}, "chooses among several"),
         ({"weights": "auto"}, "chooses among several"),
-        ({"weights": "a,none"}, "none names none"),
+        ({"weights": "a,none"}, "cannot use none"),
         ({"weights": ["a", "b,c"]}, "contains a comma"),
         ({"weights": "a,b", "folds": 3}, "leave out select_time or folds"),
         ({"weights": "a,b", "select_time": "soon"}, "select_time must be a duration"),

@@ -187,7 +187,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("resnet18:{folder}/empty.pth", "is empty"),
         ("resnet18:{folder}/cut.pth", "is damaged"),
         ("resnet18:{folder}/whole.pth", "contains more than tensors"),
-        ("resnet18:{folder}/other.pth", "is no resnet18 of 3 classes: size mismatch for fc.weight"),
+        ("resnet18:{folder}/other.pth", "is not a resnet18 with 3 classes: size mismatch for fc.weight"),
         ("resnet18:{folder}/nan.pth", "its output is not finite"),
         ("squeezenet1_1:{folder}/squeeze.pth", "cannot process the student's 8x8 pictures"),
         ("resnet81", "did you mean"),
