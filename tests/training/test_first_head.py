@@ -203,7 +203,7 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
     assert any("'class_0' read as 'class 0'; the zero-shot model is epoch 0" in line for line in said)
     said = told(place, tmp_path / "fitted", lp_ft=True, epochs=1)
     assert "the head starts from zero: lp_ft fits the head to the photographs" in said
-    assert any("fitted to frozen features" in line for line in said)
+    assert any("a fit to frozen features" in line for line in said)
     state = load_file(place / "clip" / "model.safetensors")
     bare = tmp_path / "bare"
     bare.mkdir()
