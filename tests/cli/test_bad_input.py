@@ -66,7 +66,7 @@ TRAIN: dict[str, tuple[str, tuple[str, ...]]] = {
     "an unknown field": ("train photos --recipe typo.toml", ("typo.toml", "'epoch'", "did you mean epochs")),
     "text for a number": ("train photos --recipe text.toml", ("text.toml", "lr", "'1e-3'")),
     "an out that exists": (f"train photos {SCRATCH} --out precious", ("precious", "--force")),
-    "force over no run": (f"train photos {SCRATCH} --out precious --force", ("precious", "no run")),
+    "force over no run": (f"train photos {SCRATCH} --out precious --force", ("precious", "nor a run of vitkit")),
     "an out that is a file": (f"train photos {SCRATCH} --out old.csv", ("old.csv",)),
     "an out below a file": (f"train photos {SCRATCH} --out old.csv/run", ("old.csv",)),
     "a resume of nothing": ("train --resume nowhere", ("nowhere", "not a run folder")),

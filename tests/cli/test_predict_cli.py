@@ -392,8 +392,8 @@ def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> Non
     assert (process.returncode, err) == (130, b"stopped by SIGINT\n")
     assert (here / "a name.csv").read_text() == "old"
     told = out.decode().splitlines()
-    assert [line.partition(": ")[0] for line in told] == ["to go on"]
-    words = shlex.split(told[0].removeprefix("to go on: "))
+    assert [line.partition(": ")[0] for line in told] == ["to continue"]
+    words = shlex.split(told[0].removeprefix("to continue: "))
     assert words[:3] == ["vitkit", "predict", "--resume"]
     assert vitkit(*words[1:]).code == 0
     assert len(read(here / "a name.csv")) == 206
@@ -566,12 +566,12 @@ def precious(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
         ("-o csv.jsonl --resume", ("csv.jsonl", "do not fit")),
         ("-o thesis.csv --resume", ("thesis.csv", "do not fit")),
         ("-o photos/out.csv", ("photos/out.csv", "nothing is written next to the photographs")),
-        ("-o photos/red/out.csv --force", ("photos", "beside")),
-        ("-o odd/../photos/out.csv --resume", ("photos", "beside")),
-        ("-o link/out.csv", ("link/out.csv", "beside")),
+        ("-o photos/red/out.csv --force", ("photos", "next to")),
+        ("-o odd/../photos/out.csv --resume", ("photos", "next to")),
+        ("-o link/out.csv", ("link/out.csv", "next to")),
         ("-o folder.csv --force", ("folder.csv", "folder")),
-        ("--pictures photos/drawn", ("--pictures", "beside")),
-        ("--pictures photos --force", ("--pictures", "beside")),
+        ("--pictures photos/drawn", ("--pictures", "next to")),
+        ("--pictures photos --force", ("--pictures", "next to")),
         ("--pictures drawn", ("drawn", "not empty", "--resume", "--force")),
         ("--pictures thesis.csv --force", ("thesis.csv", "file")),
         ("--reject 1.5", ("--reject", "1.5")),

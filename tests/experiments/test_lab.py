@@ -119,7 +119,7 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
         ({"name": "position", "folds": 3}, "folds cannot be set for an experiment"),
         ({"name": "position", "seeds": 0}, "--seeds"),
         ({"name": "position", "preset": "huge"}, "--preset 'huge' is none of small, paper"),
-        ({"name": "few-shot"}, "few-shot measures a model: name a run"),
+        ({"name": "few-shot"}, "few-shot measures a model: set a run"),
         (
             {"name": "few-shot", "model": "m", "epochs": 3},
             "few-shot measures a model without training, so epochs has no effect",
@@ -128,7 +128,7 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
         ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "reduce images by a factor of 4"),
         ({"name": "resolution", "preset": "paper"}, "resolution has no published recipe"),
         ({"name": "norm", "model": "torchvision:resnet18"}, "an ablation requires a Vision Transformer"),
-        ({"resume": True}, "--resume continues the experiment in --out"),
+        ({"resume": True}, "--resume requires --out, the folder of the experiment"),
         ({"resume": True, "name": "position"}, "--resume uses the arguments of --out"),
     ],
 )

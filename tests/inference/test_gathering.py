@@ -231,7 +231,7 @@ def test_rows_of_other_columns_are_refused_and_kept(tmp_path: Path, form: str, o
 def test_rows_of_another_threshold_are_refused(tmp_path: Path, suffix: str, was: float, now: float) -> None:
     out = tmp_path / f"rows{suffix}"
     write(out, FORMATS[suffix](Columns(1, was)), predictions(NAMES))
-    with pytest.raises(VitkitError, match="another threshold"):
+    with pytest.raises(VitkitError, match="another rejection threshold"):
         take_stock(out, FORMATS[suffix](Columns(1, now)), NAMES)
 
 
@@ -271,5 +271,5 @@ def test_what_is_no_file_of_rows_is_refused_and_kept(tmp_path: Path, suffix: str
 def test_a_row_of_an_image_that_is_not_asked_about_is_refused(tmp_path: Path) -> None:
     out, form = tmp_path / "rows.csv", FORMATS[".csv"](Columns())
     write(out, form, predictions(NAMES))
-    with pytest.raises(VitkitError, match=r"row of z\.png, which is not among the sources"):
+    with pytest.raises(VitkitError, match=r"row for z\.png, which is not among the sources"):
         take_stock(out, form, NAMES[:-1])

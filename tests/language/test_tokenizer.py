@@ -96,7 +96,7 @@ def test_a_tokenizer_of_clip_that_has_lost_a_part_is_refused(tmp_path: Path, par
 def test_a_tokenizer_of_siglip_2_whose_texts_do_not_end_is_refused(tmp_path: Path) -> None:
     wordy.siglip2_tokenizer().save_pretrained(tmp_path)
     lose(tmp_path, "post_processor")
-    with pytest.raises(VitkitError, match="puts no <eos> around a text"):
+    with pytest.raises(VitkitError, match="adds no <eos> to a text"):
         read_tokenizer(tmp_path, wordy.CONTEXT, "lower")
 
 

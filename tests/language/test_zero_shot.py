@@ -181,7 +181,7 @@ def test_it_is_a_classifier_like_any_other(tmp_path: Path, folder: Path) -> None
 def test_what_cannot_be_asked_is_refused_in_a_line(folder: Path) -> None:
     for classes, templates, said in (
         (["", " "], (), "contains no class"),
-        (["a", "b", "a"], (), "names 'a' twice"),
+        (["a", "b", "a"], (), "contains 'a' twice"),
         (["a"], ("a photo",), "must contain {} exactly once"),
     ):
         with pytest.raises(VitkitError, match=said):
@@ -225,7 +225,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     wordy.siglip(tmp_path)
     (tmp_path / "spiece.model").unlink()
     wordy.siglip2_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(VitkitError, match="another model's"):
+    with pytest.raises(VitkitError, match="belongs to another model"):
         zero_shot(tmp_path, ["z🙂é"])
     wordy.clip(tmp_path / "clip", eos_token_id=5)
     with pytest.raises(VitkitError, match="texts do not end in 5"):

@@ -271,7 +271,7 @@ def test_a_run_trains_and_is_loaded_explained_and_exported(tmp_path: Path, more:
 def test_what_cannot_keep_the_statistics_is_refused(tmp_path: Path) -> None:
     photos = runs.photos(tmp_path / "photos")
     fields = runs.quick_fields(model_fields={**runs.SIZE, "norm_kind": "batch"})
-    with pytest.raises(VitkitError, match=r"norm_kind 'batch' has running statistics.*take ddp"):
+    with pytest.raises(VitkitError, match=r"norm_kind 'batch' has running statistics.*use ddp"):
         vitkit.train(photos, **fields, strategy="fsdp", out=tmp_path / "run")
     saved(model_of(num_classes=5), tmp_path / "model")
     for to, end in (("timm", ".safetensors"), ("hf", ""), ("npz", ".npz")):

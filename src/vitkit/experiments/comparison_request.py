@@ -115,7 +115,7 @@ class ExperimentFolder:
             VitkitError: no folder is named, it contains nothing to continue, or another process has locked it.
         """
         if out is None:
-            raise VitkitError(f"--resume continues the {self.what} in --out, which is missing")
+            raise VitkitError(f"--resume requires --out, the folder of the {self.what} to continue")
         if not (Path(out) / self.plan).is_file():
             raise VitkitError(f"--out {out} contains no {self.what} to continue: it has no {self.plan}")
         hold.enter_context(exclusive_in(Path(out)))

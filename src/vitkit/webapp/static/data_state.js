@@ -37,7 +37,7 @@ export class Photos {
 
   /** What the studio answers to every edit. */
   take(told) {
-    if (told.version !== this.version) throw new Error("The photographs in the folder have changed: look at them anew.");
+    if (told.version !== this.version) throw new Error("The photographs in the folder have changed: load them again.");
     const { classes, names, labels, can_undo, can_redo, unmatched, news, decided } = told;
     Object.assign(this, { classes, names, labels, can_undo, can_redo, unmatched, news, decided: new Set(decided) });
     for (const { paths, label } of this.pending) this.apply(paths.map((path) => this.numbers.get(path)).filter((id) => id !== undefined), label);
