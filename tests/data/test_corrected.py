@@ -169,7 +169,7 @@ def test_the_folder_unlabelled_is_no_class_where_there_is_a_label_file(data: Pat
 
 
 def test_several_classes_where_pictures_have_one_are_refused_with_the_line(data: Path) -> None:
-    with pytest.raises(VitkitError, match="line 3: 'cat;dog' names several classes"):
+    with pytest.raises(VitkitError, match="line 3: 'cat;dog' has several classes"):
         corrected(data, Edit("cat/cat_0.png", "dog"), Edit("cat/cat_1.png", "cat;dog"))
     folder(data, {"a;b": 2})  # which is one class, by its folder
     assert labelled(corrected(data, Edit("cat/cat_1.png", "a;b")))["cat/cat_1.png"] == "a;b"

@@ -122,10 +122,10 @@ def test_a_picture_that_cannot_be_read_is_a_row_with_its_reason(asked: Classifie
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "bytes": (lambda: b"\x89PNG", "bytes is neither a picture nor a list of pictures: expected a path, a PIL image"),
-    "file": (lambda: io.BytesIO(b"x"), "BytesIO is no picture"),
-    "number": (lambda: 5, "5 is no picture"),
-    "None": (lambda: None, "None is no picture"),
-    "dict": (lambda: {"a": 1}, "dict is no picture"),
+    "file": (lambda: io.BytesIO(b"x"), "BytesIO is neither a picture"),
+    "number": (lambda: 5, "5 is neither a picture"),
+    "None": (lambda: None, "None is neither a picture"),
+    "dict": (lambda: {"a": 1}, "dict is neither a picture"),
     "numbers": (lambda: [5], "source 0 is 5: expected a path"),
     "bytes in a list": (lambda: [b"x"], "source 0 is bytes"),
     "empty": (lambda: "", "a source is empty"),

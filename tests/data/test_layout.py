@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[dict[str, int], str]] = {
     ),
     "plant disease": (
         both(("New/New/train", "train"), ("New/New/valid", "val")) | {"test/test": 9},
-        "New/New/ holds train/ and valid/.*name the folder",
+        "New/New/ contains train/ and valid/.*pass the folder",
     ),
     "train of flat classes beside": ({"bus": 3, "car": 3, "train/steam": 3, "train/diesel": 3}, "--layout splits or"),
     "splits in a split": (

@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_settled_is_an_error(cache: Path, monkeypatch: p
 def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(VitkitError, match=r"^cannot write the data set digits to .*: Not a directory; make room"):
+    with pytest.raises(VitkitError, match=r"^cannot write the data set digits to .*: Not a directory; free some space"):
         materialise("digits")
 
 

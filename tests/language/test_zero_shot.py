@@ -228,7 +228,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VitkitError, match="belongs to another model"):
         zero_shot(tmp_path, ["z🙂é"])
     wordy.clip(tmp_path / "clip", eos_token_id=5)
-    with pytest.raises(VitkitError, match="texts do not end in 5"):
+    with pytest.raises(VitkitError, match="texts do not end in token 5"):
         zero_shot(tmp_path / "clip", CLASSES)
 
 

@@ -279,4 +279,4 @@ def test_other_kinds_of_evaluations_are_shown_too(browser: Any, tmp_path: Path) 
                 words = page.locator("[data-view=class_thresholds]").get_by_role("status").inner_text()
                 assert "100.0 % of the 3 images of the class are found (recall)" in words
             if name == "validation":
-                assert "every figure here is of validation images" in page.inner_text("body")
+                assert "every figure here is too optimistic" in page.inner_text("body")

@@ -518,7 +518,7 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
         ({"hidden_act": "relu"}, "'relu'"),
         ({"qkv_bias": False}, "qkv_bias"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
-        ({"id2label": {"0": "a", "1": "b"}}, "2 classes for a head of 7"),
+        ({"id2label": {"0": "a", "1": "b"}}, "2 class names for a head of 7"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(folder: Path, changed: dict[str, Any], complaint: str) -> None:

@@ -21,7 +21,7 @@ from vitkit.weights import inspect
 TIMM = {
     "vit_base_patch16_sapiens2": "Sapiens",
     "vit_base_patch16_xp_224": "normalises queries and keys",
-    "vit_small_patch16_18x2_224": "side by side",
+    "vit_small_patch16_18x2_224": "parallel attention layers",
     "vit_base_mci_224": "MobileCLIP",
     "samvit_base_patch16": "SAM",
     "swin_tiny_patch4_window7_224": "Swin",

@@ -107,7 +107,10 @@ def without(name: str) -> Callable[[State], State]:
         (without("conv1.1.running_mean"), r"missing: conv1.1.running_mean"),
         (lambda state: {**state, "more.weight": torch.zeros(1)}, "left over: more.weight"),
         (lambda state: {**state, "conv1.0.weight": torch.zeros(8, 3, 3, 3)}, r"of another shape: conv1.0.weight"),
-        (lambda state: {**state, "conv1.1.running_var": torch.full((24,), torch.nan)}, "conv1.1.running_var holds 24"),
+        (
+            lambda state: {**state, "conv1.1.running_var": torch.full((24,), torch.nan)},
+            "conv1.1.running_var has 24 NaN",
+        ),
         (without("fc.weight"), "it has no fc.weight"),
     ],
 )
