@@ -299,7 +299,7 @@ def test_a_description_that_does_not_fit_is_refused_in_a_line(saved: Path, field
 
 def test_a_classifier_whose_images_have_another_size_is_not_saved(saved: Path, tmp_path: Path) -> None:
     other = dataclasses.replace(load(saved), preprocess=Preprocess(size=(24, 24)))
-    with pytest.raises(VitkitError, match=r"preprocess has size \(24, 24\), and the model reads \(12, 16\)"):
+    with pytest.raises(VitkitError, match=r"preprocess has size \(24, 24\), but the model expects \(12, 16\)"):
         other.save(tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

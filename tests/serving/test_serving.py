@@ -308,7 +308,7 @@ def test_others_need_a_token_which_is_made(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"host": "nowhere.invalid"}, "no address"),
+        ({"host": "nowhere.invalid"}, "not an address"),
         ({"host": "192.0.2.1", "token": "x" * 20}, "cannot listen at 192.0.2.1"),
         ({"port": 70000}, "--port 70000 must be from 0 to 65535"),
         ({"token": "short"}, "--token must be 16"),
