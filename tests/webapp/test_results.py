@@ -260,14 +260,14 @@ def test_the_figure_of_the_labels_of_before_stands_in_front(
     told = {own["name"]: own for own in client.get("/api/results/runs").json()["runs"]}
     assert told["fixed"]["figures"]["accuracy"] == kept["accuracy"]
     assert kept["with_proposals"]["accuracy"] > kept["accuracy"]
-    (caveat,) = [text for text in told["fixed"]["caveats"] if "before models proposed others" in text]
+    (caveat,) = [text for text in told["fixed"]["caveats"] if "for which models proposed others" in text]
     assert f"with the current labels {kept['with_proposals']['accuracy']:.4f}" in caveat
     assert not any("proposed" in text for text in told["first"]["caveats"])
     assert caveat in client.get("/api/train/runs/fixed").json()["caveats"]
     both = client.get("/api/results/runs/first/beside/fixed").json()
     assert both["shared"] == both["listed"][0] == both["listed"][1], "those that are left out are in both tests"
     card = model_card(place, "fixed")
-    assert "before models proposed others" in card and f"{100 * kept['accuracy']:.1f} %" in card
+    assert "for which models proposed others" in card and f"{100 * kept['accuracy']:.1f} %" in card
     with served(create_app(place)) as address, watched(browser, size, scheme) as page:
         page.goto(f"{address}/#results/fixed")
         page.wait_for_selector("[data-view=embedding] canvas, [data-view=threshold] input")
