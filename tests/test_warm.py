@@ -113,6 +113,9 @@ def test_signals_to_a_group_reach_the_childs_group() -> None:
     _, err = process.communicate(timeout=30)
     assert "interrupted\n" in err, "the child answers"
     assert "KeyboardInterrupt" in err, "so does its parent"
+    deadline = time.monotonic() + 10  # the server collects it after it has passed the answer on
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not Path(f"/proc/{child}").exists()
 
 
