@@ -119,7 +119,7 @@ def test_small_photographs_are_trained_on_as_they_are(table: ImageTable) -> None
     images = TrainingImages(table, PREPROCESS, augment, 0)
     for index in range(len(table)):
         picture = decode(table.file(index), PREPROCESS.short_side)
-        reduced = augment.reduce(picture, PREPROCESS)
+        reduced = PREPROCESS.reduce(picture, augment.short_side(PREPROCESS))
         assert (reduced is picture) == (min(picture.size) <= augment.short_side(PREPROCESS))
     assert len(images) == len(table)
 

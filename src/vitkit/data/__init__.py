@@ -13,7 +13,7 @@ from vitkit.system.lazy import public
 __all__, __getattr__ = public(
     __name__,
     {
-        "augment": "Augment Mixing apply_seeded mix_seeds",
+        "augment": "Augment Mixing",
         "corrections": "correct labels_of read_corrected",
         "decode": "LEAST_BUDGET MAX_PIXELS MemoryBudget Samples decoders read_picture warn_of_doubt",
         "doctor.altered": "Described find_altered",
@@ -27,7 +27,8 @@ __all__, __getattr__ = public(
         "labels": "EXCLUDED Edit add_edits labels_so_far read_labels read_suspects renaming undo_edits",
         "layout": "LayoutName split_of_folder split_of_word",
         "loading": (
-            "BatchSampler BatchedImages EpochSampler EvaluationImages ImageData TrainingImages tell_lost_workers_once"
+            "BatchSampler BatchedImages EpochSampler EvaluationImages ImageData TrainingImages apply_seeded mix_seeds "
+            "tell_lost_workers_once"
         ),
         "named": "DATASETS DataSet Torchvision folder_names materialise write_digits",
         "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess",

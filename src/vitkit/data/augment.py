@@ -1,6 +1,7 @@
 """Random augmentations of training pictures: crops, flips, colours, erased rectangles, and mixed images.
 
-All random numbers come from torch's generator, so a sample is a function of its seed.
+All random numbers come from torch's generator, so a sample is a function of its seed
+(`loading.apply_seeded`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from torchvision.transforms import InterpolationMode, v2
 
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-
-S = TypeVar("S")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +52,8 @@ class Augment:
 
     def build(self, preprocess: Preprocess) -> v2.Transform:
         """Return the transform from a decoded picture to a picture of the model's size."""
-        return v2.Compose([v2.Lambda(partial(self.reduce, preprocess=preprocess)), self.build_random(preprocess)])
-
-    def reduce(self, image: Image.Image, preprocess: Preprocess) -> Image.Image:
-        """Reduce a decoded picture to the size that its random crops need.
-
-        The result does not depend on random numbers, so it can be cached.
-        """
-        short_side = self.short_side(preprocess)
-        if short_side is None:
-            return preprocess.resize(image)
-        scale = short_side / min(image.size)
-        if scale >= 1:
-            return image
-        return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+        reduce = partial(preprocess.reduce, short_side=self.short_side(preprocess))
+        return v2.Compose([v2.Lambda(reduce), self.build_random(preprocess)])
 
     def short_side(self, preprocess: Preprocess) -> int | None:
         """Return the short side in pixels to which pictures are reduced before random crops; None without random crops.
@@ -88,7 +73,7 @@ class Augment:
         return max(preprocess.short_side, math.ceil((self.short_side(preprocess) or 0) / 2))
 
     def build_random(self, preprocess: Preprocess) -> v2.Transform:
-        """Return the transform from a reduced picture (`reduce`) to an augmented picture of the model's size."""
+        """Return the transform from a picture of `Preprocess.reduce` to an augmented picture of the model's size."""
         interpolation = InterpolationMode[preprocess.interpolation.upper()]
         steps: list[torch.nn.Module] = []
         if self.crop_scale is not None:
@@ -201,25 +186,3 @@ class CustomAugment(Augment):
         if not isinstance(changed, Image.Image):
             raise VitkitError(f"augment must return a PIL image, not {type(changed).__name__}")
         return changed
-
-
-def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
-    """Apply a transform with torch's generator seeded by `seeds`, and restore the generator afterwards."""
-    generator = torch.default_generator  # `torch.manual_seed` would format a traceback for CUDA: 1 ms an image
-    state = generator.get_state()
-    generator.manual_seed(mix_seeds(*seeds))
-    try:
-        return transform(sample)
-    finally:
-        generator.set_state(state)
-
-
-def mix_seeds(*seeds: int) -> int:
-    """Combine several integers into one 63-bit seed that depends on each of them (SplitMix64's finaliser)."""
-    mixed = 0
-    for seed in seeds:
-        mixed = (mixed ^ seed) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        mixed ^= mixed >> 31
-    return mixed >> 1

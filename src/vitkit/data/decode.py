@@ -16,7 +16,7 @@ import os
 import struct
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from PIL import (  # plugins register themselves; importing all 42 of Pillow's t
     features,
 )
 
-from vitkit.data.storage import Place, stored_at
+from vitkit.data.storage import Place, Stored, stored_at
 from vitkit.data.storage import UnreadableImageError as UnreadableImageError
 from vitkit.errors import ShortageError, are_files_short, is_memory_short
 from vitkit.text.cells import visible
@@ -133,8 +133,7 @@ def picture_of(path: str | Place, short_side: int | None = None, content: bytes 
 def _read(path: str | Place, short_side: int | None, content: bytes | None, take: Callable[[int], None]) -> Picture:
     size = 0
     try:
-        if content is None and (stored := stored_at(path)) is not None:
-            content = stored.storage.open(stored.key).read()
+        content = _stored_bytes(path) if content is None else content
         source = str(path) if content is None else io.BytesIO(content)
         with QUIET, open_picture(source) as image:
             _check_pixels(image.size)
@@ -155,6 +154,25 @@ def _read(path: str | Place, short_side: int | None, content: bytes | None, take
     except Exception as error:  # a reader may raise anything: the file is unreadable, or the machine is short
         raise_if_short(path, error, size)
         raise UnreadableImageError(reason(path, error, content)) from error
+
+
+def _stored_bytes(path: str | Place) -> bytes | None:
+    """Return the bytes of an image in a storage; None for a file, which Pillow reads as far as it needs to."""
+    if not isinstance(path, Stored) and os.path.isfile(path):  # noqa: PTH113  # a Path takes three times as long
+        return None
+    stored = stored_at(path)
+    return None if stored is None else stored.storage.open(stored.key).read()
+
+
+def sizes_of(files: Iterable[str | Place]) -> list[tuple[int, int]]:
+    """Return the (width, height) that each file states, without decoding it; unreadable files are left out."""
+    sizes = []
+    for path in files:
+        with contextlib.suppress(Exception):  # a reader may raise anything
+            content = _stored_bytes(path)
+            with open_picture(str(path) if content is None else io.BytesIO(content)) as image:
+                sizes.append(image.size)
+    return sizes
 
 
 def warn_of_doubt(path: str | Place, picture: Picture) -> None:

@@ -23,9 +23,9 @@ from typing import Literal, Protocol
 import numpy as np
 from PIL import Image
 
-from vitkit.data.decode import available_memory, decoders, open_picture
+from vitkit.data.decode import available_memory, decoders, sizes_of
 from vitkit.data.file_facts import stamp_of
-from vitkit.data.storage import Place, UnreadableImageError, open_place, read_place, version_of
+from vitkit.data.storage import Place, UnreadableImageError, read_place, version_of
 from vitkit.system.environment import cache_folder
 
 Cache = Literal["auto", "ram", "disk", "none"]
@@ -217,16 +217,10 @@ def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, i
     """
     if fixed is not None:
         return len(files) * 3 * fixed[0] * fixed[1]
-    sizes = []
-    for file in files[:: math.ceil(len(files) / _MEASURED) or 1]:
-        with (
-            contextlib.suppress(Exception),
-            open_place(file) as opened,
-            open_picture(opened) as image,
-        ):  # unreadable files are reported elsewhere
-            scale = min(1.0, (short_side or math.inf) / min(image.size))
-            sizes.append(3 * image.width * image.height * scale**2)
-    return math.ceil(len(files) * sum(sizes) / max(len(sizes), 1))
+    sizes = sizes_of(files[:: math.ceil(len(files) / _MEASURED) or 1])  # unreadable files are reported elsewhere
+    scales = [min(1.0, (short_side or math.inf) / min(size)) for size in sizes]
+    needs = [3 * width * height * scale**2 for (width, height), scale in zip(sizes, scales, strict=True)]
+    return math.ceil(len(files) * sum(needs) / max(len(needs), 1))
 
 
 def _free_disk() -> int:

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import islice
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from vitkit.data.augment import Augment, apply_seeded, mix_seeds
+from vitkit.data.augment import Augment
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.image_cache import PictureCache, bytes_of, choose_cache, open_cache
 from vitkit.data.preprocess import Preprocess
@@ -33,7 +33,31 @@ from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.errors import ShortageError, VitkitError
 
+S = TypeVar("S")
+T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]  # images (B, C, height, width), labels (B,)
+
+
+def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
+    """Apply a transform with torch's generator seeded by `seeds`, and restore the generator afterwards."""
+    generator = torch.default_generator  # `torch.manual_seed` would format a traceback for CUDA: 1 ms an image
+    state = generator.get_state()
+    generator.manual_seed(mix_seeds(*seeds))
+    try:
+        return transform(sample)
+    finally:
+        generator.set_state(state)
+
+
+def mix_seeds(*seeds: int) -> int:
+    """Combine several integers into one 63-bit seed that depends on each of them (SplitMix64's finaliser)."""
+    mixed = 0
+    for seed in seeds:
+        mixed = (mixed ^ seed) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        mixed ^= mixed >> 31
+    return mixed >> 1
 
 
 class EpochSampler(Sampler[tuple[int, ...]]):
@@ -384,18 +408,21 @@ class TrainingImages(_TableImages):
         seed: int,
         cache: PictureCache | None = None,
     ) -> None:
-        decoded_side, reduce = augment.decoded_side(preprocess), partial(augment.reduce, preprocess=preprocess)
+        decoded_side, reduce = (
+            augment.decoded_side(preprocess),
+            partial(preprocess.reduce, short_side=augment.short_side(preprocess)),
+        )
         super().__init__(table, preprocess, decoded_side, reduce, cache)
         self.augment, self.seed = augment, seed
         self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
-        picture = self._picture(key[1])
-        return apply_seeded(self._augment, picture, self.seed, *key), self.table.labels[key[1]]
+        return apply_seeded(self._prepared, key[1], self.seed, *key), self.table.labels[key[1]]
 
-    def _augment(self, image: Image.Image) -> Tensor:
-        pixels = torch.from_numpy(self.preprocess.normalise(self.transform(image)))
-        return self.transform_pixels(pixels)
+    def _prepared(self, index: int) -> Tensor:
+        """Return the augmented image of a row, (C, height, width) float32: from the file in one go."""
+        pixels = self.preprocess.normalise(self.transform(self._picture(index)))
+        return self.transform_pixels(torch.from_numpy(pixels))
 
 
 def _files(table: ImageTable) -> list[Place]:

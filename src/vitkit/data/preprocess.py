@@ -92,6 +92,22 @@ class Preprocess:
             return self._resample(image, (h, w), self.box(image.width, image.height))
         return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
 
+    def reduce(self, image: Image.Image, short_side: int | None) -> Image.Image:
+        """Reduce a decoded picture to the size that random crops need, or to the model's size if there are none.
+
+        The result does not depend on random numbers, so it can be cached.
+
+        Args:
+            image: the decoded picture; a smaller one is returned unchanged.
+            short_side: pixels of the short side (`Augment.short_side`); None to resize and crop as in evaluation.
+        """
+        if short_side is None:
+            return self.resize(image)
+        scale = short_side / min(image.size)
+        if scale >= 1:
+            return image
+        return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """Return (left, top, right, bottom): the part of a picture of this size that becomes the model's input.
 

@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitkit.data.augment import Augment, apply_seeded
+from vitkit.data.augment import Augment
 from vitkit.data.decode import decode, flattened
 from vitkit.data.doctor.keypoints import find_keypoints, working_copy
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.doctor.scan import LEAST_SIDE
 from vitkit.data.file_facts import Facts
-from vitkit.data.loading import Images
+from vitkit.data.loading import Images, apply_seeded
 from vitkit.data.preprocess import Interpolation, Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError, first_line
@@ -369,17 +369,18 @@ class TrainingOf(_DatasetImages):
         self, images: Labelled, labels: Sequence[int], name: str, preprocess: Preprocess, augment: Augment, seed: int
     ) -> None:
         super().__init__(images, labels, name, preprocess)
-        self.augment, self.seed = augment, seed
+        self.augment, self.seed, self._short_side = augment, seed, augment.short_side(preprocess)
         self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
         image, label = self.item(key[1])
         if isinstance(image, Tensor):
             return image, label
-        return apply_seeded(self._augment, self.augment.reduce(image, self.preprocess), self.seed, *key), label
+        return apply_seeded(self._prepared, image, self.seed, *key), label
 
-    def _augment(self, image: Image.Image) -> Tensor:
-        return self.transform_pixels(torch.from_numpy(self.preprocess.normalise(self.transform(image))))
+    def _prepared(self, image: Image.Image) -> Tensor:
+        reduced = self.preprocess.reduce(image, self._short_side)
+        return self.transform_pixels(torch.from_numpy(self.preprocess.normalise(self.transform(reduced))))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Convert values from files, flags and callers to the types of a dataclass's fields, by one rule for all settings.
 
-`settle_types` and `check_ranges` are for the `__post_init__` of a frozen dataclass; `as_typed` and `from_text` convert
-single values.
+`settle_types` is for the `__post_init__` of a frozen dataclass; `as_typed` and `from_text` convert single values.
 """
 
 from __future__ import annotations
@@ -118,26 +117,20 @@ def _expected(kind: Any) -> str:
 
 
 def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
-    """Convert each field of a frozen dataclass to its annotated type; for use in `__post_init__`.
+    """Convert each field of a frozen dataclass to its annotated type, and check that it lies within its `Between`.
+
+    `__post_init__` calls it.
 
     Args:
         instance: the dataclass instance.
         exclude: names of fields that are not converted.
 
     Raises:
-        VitkitError: a value has another type; the message names the field.
+        VitkitError: a value has another type, or lies outside; the message names the field.
     """
     for name, hint in hints_of(instance.__class__).items():
         if name not in exclude:
             object.__setattr__(instance, name, as_typed(name, hint, getattr(instance, name)))
-
-
-def check_ranges(instance: Any) -> None:
-    """Check that each field of a dataclass instance lies within its `Between`.
-
-    Raises:
-        VitkitError: a value lies outside; the message names the field.
-    """
     for name, within in _ranges(instance.__class__).items():
         value = getattr(instance, name)
         if value is not None and not within.low <= value <= within.high:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
-from vitkit.data.augment import Augment, mix_seeds
-from vitkit.data.loading import BatchedImages, ImageData, is_worker_lost, quiet_workers, worker_lost
+from vitkit.data.augment import Augment
+from vitkit.data.loading import BatchedImages, ImageData, is_worker_lost, mix_seeds, quiet_workers, worker_lost
 from vitkit.data.split_file import read_contents
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError

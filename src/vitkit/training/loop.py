@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vitkit.data.augment import Mixing, mix_seeds
-from vitkit.data.loading import Batch, BatchedImages
+from vitkit.data.augment import Mixing
+from vitkit.data.loading import Batch, BatchedImages, mix_seeds
 from vitkit.errors import Interrupted
 from vitkit.system.progress import progress
 from vitkit.system.stopping import Deferral

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.text.fields import Between, check_ranges, hints_of, settle_types
+from vitkit.text.fields import Between, hints_of, settle_types
 from vitkit.training.recipe import SharedFields
 
 Target = Literal["auto", "normalised", "pixels", "colour", "colour-4x4"]
@@ -74,7 +74,6 @@ class Pretraining:
 
     def __post_init__(self) -> None:
         settle_types(self)
-        check_ranges(self)
         defaults = OBJECTIVES[self.objective]
         if self.target not in ("auto", *defaults.targets):
             raise VitkitError(f"--objective {self.objective} predicts {', '.join(defaults.targets)}, not {self.target}")

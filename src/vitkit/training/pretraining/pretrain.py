@@ -26,9 +26,8 @@ from torch import Tensor
 
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.data.augment import mix_seeds
 from vitkit.data.doctor.examine import examine
-from vitkit.data.loading import BatchedImages, EvaluationImages, Images
+from vitkit.data.loading import BatchedImages, EvaluationImages, Images, mix_seeds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import has_no_folders, read_source, read_unlabelled
 from vitkit.data.split_file import images_of_run, read_contents
