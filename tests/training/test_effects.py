@@ -12,7 +12,18 @@ import pytest
 import runs
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.training import ACTS, Recipe, bundled, check_effects, choose, load_fields, load_of_run, run, without_effect
+from vitkit.training import (
+    ACTS,
+    Recipe,
+    Request,
+    bundled,
+    check_effects,
+    choose,
+    load_fields,
+    load_of_run,
+    run,
+    without_effect,
+)
 
 BASE: dict[str, Any] = {
     "batch_size": 8,
@@ -168,7 +179,7 @@ def test_a_divided_folder_is_not_divided_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_nothing_in_a_bundled_recipe_is_idle(name: str) -> None:
     fields = load_fields(name)
-    recipe, _ = choose(fields, 100)
+    recipe, _ = choose(Request.of(fields), 100)
     assert without_effect(recipe, fields) == {}
 
 

@@ -19,7 +19,16 @@ import runs
 from vitkit.data import read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import MultiEvaluation, best_thresholds, evaluate, regress
-from vitkit.training import append_metrics, binary_loss, complete, read_metrics, resume, train, truncate_metrics
+from vitkit.training import (
+    Request,
+    append_metrics,
+    binary_loss,
+    complete,
+    read_metrics,
+    resume,
+    train,
+    truncate_metrics,
+)
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "red")
@@ -231,7 +240,7 @@ def test_what_knows_one_class_only_is_refused_in_a_line(data: Path, tmp_path: Pa
 
 def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -> None:
     table = read_source(data)
-    recipe, _ = complete(quick(data), table)
+    recipe, _ = complete(Request.of(quick(data)), table)
     assert (recipe.monitor, recipe.label_smoothing) == ("val_loss", 0.0)
     recipe, _ = complete(quick(data, monitor="val_acc", label_smoothing=0.1), table)
     assert (recipe.monitor, recipe.label_smoothing) == ("val_acc", 0.1)

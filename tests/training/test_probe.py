@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 import runs
 from vitkit.data import split_from_file
 from vitkit.evaluation import regress
-from vitkit.training import PENALTIES, choose_head, complete, probe, resume, train
+from vitkit.training import PENALTIES, Request, choose_head, complete, probe, resume, train
 from vitkit.training import report as suspects
 from vitkit.weights import load
 
@@ -122,17 +122,17 @@ def test_a_run_that_was_stopped_before_its_head_goes_on(data: Path, pretrained: 
 
 def test_few_images_get_a_head_and_many_the_whole_model(data: Path, pretrained: Path) -> None:
     table = split_from_file(pretrained / "split.json")
-    few, reasons = complete({"data": str(data), "weights": str(pretrained)}, table)
+    few, reasons = complete(Request.of({"data": str(data), "weights": str(pretrained)}), table)
     assert few.method == "probe"
     assert "training images per class are too few" in reasons[0]
     many = table.take([i % len(table) for i in range(40 * len(table))])
-    assert complete({"data": str(data), "weights": str(pretrained)}, many)[0].method == "full"
-    limited, reasons = complete({"data": str(data), "weights": str(pretrained), "max_images": 30}, many)
+    assert complete(Request.of({"data": str(data), "weights": str(pretrained)}), many)[0].method == "full"
+    limited, reasons = complete(Request.of({"data": str(data), "weights": str(pretrained), "max_images": 30}), many)
     assert limited.method == "probe"
     assert "about 10 training images per class" in reasons[0], "a limit is of training images"
-    assert complete({"data": str(data), "weights": "none"}, many)[0].method == "scratch"
-    assert complete({"data": str(data), "method": "scratch"}, many)[0].weights == "none"
-    assert complete({"data": str(data), "weights": "x", "lr": 0.5, "method": "full"}, many)[0].lr == 0.5
+    assert complete(Request.of({"data": str(data), "weights": "none"}), many)[0].method == "scratch"
+    assert complete(Request.of({"data": str(data), "method": "scratch"}), many)[0].weights == "none"
+    assert complete(Request.of({"data": str(data), "weights": "x", "lr": 0.5, "method": "full"}), many)[0].lr == 0.5
 
 
 def test_the_features_of_a_head_serve_the_search_for_label_errors_too(

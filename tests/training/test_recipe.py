@@ -19,6 +19,7 @@ from vitkit.training import (
     PRESETS,
     RENAMED,
     Recipe,
+    Request,
     build,
     bundled,
     complete,
@@ -249,7 +250,7 @@ def test_data_and_model_change_nothing_of_a_published_recipe(name: str) -> None:
     labels = (0,) * 900 + (1,) * 30  # so uneven and so many that whatever can be chosen is
     paths = tuple(f"{i}.png" for i in range(len(labels)))
     table = ImageTable("t", Path(), ("a", "b"), paths, labels, (None,) * len(labels))
-    settled, reasons = complete(fields, table)
+    settled, reasons = complete(Request.of(fields), table)
     settled = spare_patches(settled, fields, config_for(fields["model"], 2))
     assert reasons == []
     assert settled == build({"method": "scratch", **fields})

@@ -375,7 +375,7 @@ class _TableImages(Images):
         return self.table.paths
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self.table.paths)
 
     def _picture(self, index: int) -> Image.Image:
         """Return the reduced picture of a row."""
@@ -423,10 +423,6 @@ class TrainingImages(_TableImages):
         """Return the augmented image of a row, (C, height, width) float32: from the file in one go."""
         pixels = self.preprocess.normalise(self.transform(self._picture(index)))
         return self.transform_pixels(torch.from_numpy(pixels))
-
-
-def _files(table: ImageTable) -> list[Place]:
-    return [table.file(index) for index in range(len(table))]
 
 
 def _decode(path: Place, short_side: int) -> Image.Image:
@@ -480,8 +476,8 @@ class ImageData(BatchedImages):
         train, val, preprocess = self.train, self.val, self.train.preprocess
         short_side = train.augment.short_side(preprocess)
         needs = [
-            bytes_of(_files(train.table), short_side, preprocess.size if short_side is None else None),
-            bytes_of(_files(val.table), None, preprocess.size),
+            bytes_of(train.table.files(), short_side, preprocess.size if short_side is None else None),
+            bytes_of(val.table.files(), None, preprocess.size),
         ]
         cache = choose_cache(cache, sum(needs), workers=workers, processes=processes)
         evaluated = f"evaluation {preprocess.to_dict()}"

@@ -58,7 +58,7 @@ class PictureRecord:
         is_whole: whether the record covers everything that the weights were trained on. It does not if training started
             from weights without a record.
         counts: the number of keypoints of each picture, (n,); (0,) if thumbnails were left out.
-        words, places: the keypoints of all pictures, one picture after the other, as `keypoints.unpack` returns them.
+        words, places: the keypoints of all pictures, one picture after the other, as in `altered.Described`.
         aspects: width / height, (n,); 0 in records without keypoints, which earlier versions of vitkit wrote.
     """
 
@@ -434,7 +434,7 @@ def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overl
         table: the images; files that vitkit has not examined before are read.
     """
     with Memory() as memory:
-        facts = scan([table.file(i) for i in range(len(table))], memory, partial(progress, "reading images"))
+        facts = scan(table.files(), memory, partial(progress, "reading images"))
     readable = [i for i, fact in enumerate(facts) if fact.error is None]
     rows = table.take(readable)
     return rows, find_overlap(record, rows, [facts[i] for i in readable], partial(progress, "comparing images"))

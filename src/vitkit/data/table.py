@@ -68,6 +68,11 @@ class ImageTable:
         """Return the place of an image: the path of its file, or its key in the storage."""
         return self.at(self.paths[index])
 
+    def files(self) -> list[Place]:
+        """Return the places of all images."""
+        place = self.place
+        return [place / path for path in self.paths]
+
     def at(self, key: str) -> Place:
         """Return the place of the image with this key, whether or not it exists."""
         return self.place / key

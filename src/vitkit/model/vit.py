@@ -76,7 +76,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: ViTConfig, patches_read: bool = True, layer: int = 0) -> None:
         super().__init__()
-        self.windows = windows_of(config, layer)
+        is_local = config.attention == "axial" or config.window_size is not None
+        self.windows = windows_of(config, layer) if is_local else None
         self.heads = config.heads
         self.scale = config.head_size**-0.5 if config.qk_scale is None else config.qk_scale
         self.fused = True  # compute eqs. 6-7 by one kernel; False: step by step, with the same result

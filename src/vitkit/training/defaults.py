@@ -53,17 +53,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def complete(fields: Request | dict[str, Any], table: ImageTable) -> tuple[Recipe, list[str]]:
+def complete(request: Request, table: ImageTable) -> tuple[Recipe, list[str]]:
     """Return the recipe with every unset field chosen, and the reasons, one line each.
 
     Args:
-        fields: the requested fields.
+        request: the requested fields.
         table: the images to train on.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
-    request = Request.of(fields)
     recipe = request.recipe
     table.task.check_recipe(vars(recipe))
     trained = sum(split in (None, "train") for split in table.splits)
@@ -72,19 +71,18 @@ def complete(fields: Request | dict[str, Any], table: ImageTable) -> tuple[Recip
     return choose(request, each, table.task)
 
 
-def choose(fields: Request | dict[str, Any], each: float, task: Task = SINGLE_LABEL) -> tuple[Recipe, list[str]]:
+def choose(request: Request, each: float, task: Task = SINGLE_LABEL) -> tuple[Recipe, list[str]]:
     """Complete a recipe as `complete` does, if only the number of training images per class is known.
 
     Args:
-        fields: the requested fields.
+        request: the requested fields.
         each: the number of training images per class.
         task: the task of the images.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
-    request, reasons = Request.of(fields), []
-    requested = request.recipe
+    requested, reasons = request.recipe, list[str]()
     if requested.select_time is not None:
         raise VitkitError(
             "select_time requires `vitkit train` on a folder of photographs: name only one of the weights here"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -123,7 +124,7 @@ class ProcessGroup:
     machines: int = 1
     group: Any = None
 
-    @property
+    @cached_property
     def is_main(self) -> bool:
         """Return whether this is the process that writes and reports."""
         return self.rank == 0

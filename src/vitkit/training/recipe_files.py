@@ -92,7 +92,7 @@ def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | 
     if recipe is not None:
         return None if Path(recipe).is_file() or str(recipe) not in bundled() else str(recipe)
     data = flags.get("data")
-    if data is None or data not in DATASETS or Path(data).exists():
+    if data is None or Path(data).exists() or data not in DATASETS:
         return None
     return DATASETS[data].name if DATASETS[data].name in bundled() else None
 

@@ -123,6 +123,7 @@ from vitkit.training.start import (
     choose_device,
     choose_workers,
     new_classifier,
+    resolve,
     resolve_model,
 )
 from vitkit.training.teacher import Teacher, teacher_of_run
@@ -480,7 +481,11 @@ def _prepare(
             reserve_folder(out, hold, force=force)
 
     beside = dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])])
-    start, selection = choose_and_resolve(request, reserve, list(beside))
+    selection = None
+    if request.recipe.select_time is None:
+        start = resolve(request, lambda table, recipe: reserve(table, [recipe]), list(beside))
+    else:
+        start, selection = choose_and_resolve(request, reserve, list(beside))
     recipe, table = start.recipe, start.table
     run = observers.run(Path(out) if out is not None else new_run_folder(table.root.name, hold))
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))

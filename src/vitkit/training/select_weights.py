@@ -478,11 +478,10 @@ def choose_and_resolve(
     fields: Request | dict[str, Any],
     reserve: Callable[[ImageTable, Sequence[Recipe]], None],
     runs: Sequence[Path] = (Path("runs"),),
-) -> tuple[Start, Selection | None]:
+) -> tuple[Start, Selection]:
     """Resolve the best of the weights that the request names, and return how the candidates compared.
 
-    Every candidate is resolved as if it alone had been named, and must lead to the same split. If only one set of
-    weights is named, it is resolved without a comparison, and the selection is None.
+    Every candidate is resolved as if it alone had been named, and must lead to the same split.
 
     Args:
         fields: the requested fields; `data` must be set.
@@ -493,8 +492,7 @@ def choose_and_resolve(
         VitkitError: the data or the recipe cannot be trained on, or a candidate has seen some of the images.
     """
     request = Request.of(fields)
-    if request.recipe.select_time is None:
-        return resolve(request, lambda table, recipe: reserve(table, [recipe]), runs), None
+    assert request.recipe.select_time is not None
     requests = [
         Request.of({**request.fields, "weights": name, "select_time": None}) for name in candidates(request.recipe)
     ]

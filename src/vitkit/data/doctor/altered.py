@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
-from vitkit.data.doctor.keypoints import BYTES, COEFFICIENTS, MOST, PLACES, frequencies, unpack
+from vitkit.data.doctor.keypoints import BYTES, COEFFICIENTS, MOST, PLACES, frequencies
 from vitkit.data.doctor.likeness import THUMBNAIL, Pairs, Pixels, as_pixels
 from vitkit.data.file_facts import Facts
 
@@ -82,7 +82,7 @@ class Described:
         """Collect the keypoints and thumbnails of some pictures from their facts."""
         counts = [len(fact.keypoints) // BYTES for fact in facts]
         aspects = np.array([fact.width / fact.height for fact in facts], np.float64)
-        words, places = unpack([fact.keypoints for fact in facts])
+        words, places = _unpack([fact.keypoints for fact in facts])
         return cls(words, places, ends_of(counts), aspects, as_pixels([fact.thumbnail for fact in facts]))
 
     def __len__(self) -> int:
@@ -140,6 +140,20 @@ class Described:
         """
         sums = np.concatenate([[np.uint64(0)], np.cumsum(self.words)])
         return sums[self.ends[1:]] - sums[self.ends[:-1]]
+
+
+def _unpack(packed: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
+    """Return the descriptors (keypoints,) and the positions (keypoints, 2) of the keypoints of several pictures.
+
+    Positions are x and y in 4095ths of the picture's width and height.
+    """
+    counts = [len(blob) // BYTES for blob in packed]
+    words = [np.frombuffer(blob, "<u8", count) for blob, count in zip(packed, counts, strict=True)]
+    places = [
+        np.frombuffer(blob, "<u2", 2 * count, 8 * count).reshape(2, -1).T
+        for blob, count in zip(packed, counts, strict=True)
+    ]
+    return np.concatenate([np.zeros(0, np.uint64), *words]), np.concatenate([np.zeros((0, 2), np.uint16), *places])
 
 
 _MIRROR = np.where(frequencies()[1] % 2, -1, 1).astype(np.int8)

@@ -311,7 +311,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosi
     """
 
     with Memory() as memory:
-        everything = scan([table.file(i) for i in range(len(table))], memory, partial(progress, "reading images"))
+        everything = scan(table.files(), memory, partial(progress, "reading images"))
         unreadable = {table.paths[i]: fact.error for i, fact in enumerate(everything) if fact.error is not None}
         readable = _readable(table, unreadable)
         facts = [fact for fact in everything if fact.error is None]

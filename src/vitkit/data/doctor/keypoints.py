@@ -57,7 +57,7 @@ def working_copy(picture: Image.Image) -> Grey:
 
 
 def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
-    """Find the keypoints of each picture: at most 96, packed into 12 bytes each, which `unpack` reads.
+    """Find the keypoints of each picture: at most 96, packed into 12 bytes each, which `altered.Described` reads.
 
     Args:
         pictures: results of `working_copy`. Those of similar shape are processed together, which only saves time.
@@ -72,20 +72,6 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
         for i, packed in zip(members, _find(canvas, sizes), strict=True):
             descriptors[i] = packed
     return descriptors
-
-
-def unpack(packed: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
-    """Return the descriptors (keypoints,) and the positions (keypoints, 2) of the keypoints of several pictures.
-
-    Positions are x and y in 4095ths of the picture's width and height.
-    """
-    counts = [len(blob) // BYTES for blob in packed]
-    words = [np.frombuffer(blob, "<u8", count) for blob, count in zip(packed, counts, strict=True)]
-    places = [
-        np.frombuffer(blob, "<u2", 2 * count, 8 * count).reshape(2, -1).T
-        for blob, count in zip(packed, counts, strict=True)
-    ]
-    return np.concatenate([np.zeros(0, np.uint64), *words]), np.concatenate([np.zeros((0, 2), np.uint16), *places])
 
 
 @dataclass(frozen=True)

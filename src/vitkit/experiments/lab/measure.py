@@ -63,7 +63,7 @@ class Subject:
             VitkitError: an image can no longer be read.
         """
         parts = []
-        paths = [images.file(i) for i in range(len(images))]
+        paths = images.files()
         for path, outcome in self.classifier.embed(paths, "head"):
             if isinstance(outcome, str):
                 raise VitkitError(f"{path}: {outcome}")
