@@ -14,9 +14,9 @@ from PIL import Image
 
 from photos import folder, noise, save
 from vitkit.data import Facts, Memory, scan
-from vitkit.data.doctor import scan as contents
-from vitkit.data.doctor import scan as module
-from vitkit.data.doctor import scan as readers
+from vitkit.data import file_facts as contents
+from vitkit.data import file_facts as module
+from vitkit.data import file_facts as readers
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +133,8 @@ def test_a_script_that_asks_is_not_run_twice(files: list[Path], tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\nprint('once')\n"
-        "from vitkit.data.doctor import scan\nscan._MANY = 1\nfrom vitkit.data.file_facts import Memory\n"
-        "with Memory() as memory:\n    print(len(scan.scan(sorted(Path(sys.argv[1]).glob('cat/*.png')), memory)))\n"
+        "from vitkit.data import file_facts\nfile_facts._MANY = 1\nfrom vitkit.data.file_facts import Memory, scan\n"
+        "with Memory() as memory:\n    print(len(scan(sorted(Path(sys.argv[1]).glob('cat/*.png')), memory)))\n"
     )
     done = subprocess.run([sys.executable, script, files[0].parent], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["once", "70"]

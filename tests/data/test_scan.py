@@ -21,9 +21,9 @@ import runs
 import warm
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.data import THUMBNAIL, Facts, Memory, examine, read_source, scan
+from vitkit.data import file_facts as contents
 from vitkit.data import file_facts as memory_module
-from vitkit.data.doctor import scan as contents
-from vitkit.data.doctor import scan as module
+from vitkit.data import file_facts as module
 from vitkit.errors import ShortageError
 from vitkit.system import cache_folder
 
@@ -387,7 +387,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from vitkit.data.file_facts import Memory
-from vitkit.data.doctor.scan import scan
+from vitkit.data.file_facts import scan
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 files = sorted(Path(sys.argv[1]).rglob("*.png"))
 with Memory() as memory:
@@ -409,7 +409,7 @@ SCAN = """
 import sys
 from pathlib import Path
 from vitkit.data.file_facts import Memory
-from vitkit.data.doctor.scan import scan
+from vitkit.data.file_facts import scan
 files = sorted(Path(sys.argv[1]).rglob("*.png"))
 for _ in range(10):
     with Memory() as memory:

@@ -93,7 +93,7 @@ def test_one_function_starts_python() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr == "executable" and ast.unparse(node) == "sys.executable"
     ]
-    assert set(users) == {"system/stopping.py", "data/doctor/scan.py"}, "the second asks whether there is one"
+    assert set(users) == {"system/stopping.py", "data/file_facts.py"}, "the second asks whether there is one"
 
 
 # --- Each kind of process -----------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_one_function_starts_python() -> None:
     [
         ("vitkit", "models"),
         ("vitkit.webapp.jobs", "queue"),
-        ("vitkit.data.doctor.scan",),
+        ("vitkit.data.file_facts",),
         ("vitkit.experiments.comparison_runs",),
     ],
     ids=lambda program: program[0],

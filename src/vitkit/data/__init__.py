@@ -14,15 +14,14 @@ __all__, __getattr__ = public(
     __name__,
     {
         "augment": "Augment Mixing",
-        "corrections": "correct labels_of read_corrected",
+        "corrections": "correct labels_of",
         "decode": "LEAST_BUDGET MAX_PIXELS MemoryBudget Samples decoders read_picture warn_of_doubt",
         "doctor.altered": "Described find_altered",
         "doctor.duplicates": "Link compare connect find_duplicates find_known",
         "doctor.examine": "Copies Diagnosis MOST_CROPPED MOST_LOST examine find_twins",
         "doctor.keypoints": "BYTES MOST find_keypoints working_copy",
         "doctor.likeness": "LEAST_CORRELATION MOST_DIFFERENCE THUMBNAIL find_pairs",
-        "doctor.scan": "scan",
-        "file_facts": "Facts Memory",
+        "file_facts": "Facts Memory scan",
         "image_cache": "DiskCache MemoryCache PictureCache bytes_of choose_cache open_cache",
         "labels": "EXCLUDED Edit add_edits labels_so_far read_labels read_suspects renaming undo_edits",
         "layout": "LayoutName split_of_folder split_of_word",
@@ -34,7 +33,7 @@ __all__, __getattr__ = public(
         "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess",
         "proposals": "proposals_of_run read_proposals",
         "seen": "PictureRecord find_overlap from_text make_record read_digests to_text",
-        "sources": "SourceKind find_source read_source read_table",
+        "sources": "SourceKind find_source read_corrected read_source read_table",
         "split_file": (
             "groups_from_file groups_to_list images_of_run locate look_over move_run read_contents refuse_changed "
             "split_from_file split_to_dict"

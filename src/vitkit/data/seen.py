@@ -26,8 +26,7 @@ from vitkit.data.doctor.altered import Described, ends_of
 from vitkit.data.doctor.duplicates import Kind, LookedFor, find_known
 from vitkit.data.doctor.keypoints import MOST
 from vitkit.data.doctor.likeness import THUMBNAIL, cosines
-from vitkit.data.doctor.scan import scan
-from vitkit.data.file_facts import Facts, Memory
+from vitkit.data.file_facts import Facts, Memory, scan
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, to_json

@@ -98,6 +98,34 @@ def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
     return table
 
 
+def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutName = "auto") -> ImageTable:
+    """Read a source as `read_source` does, and apply a label file if there is one.
+
+    Pictures in a folder without class folders, or in a class folder called `unlabelled`, get their class from the label
+    file; those that it does not name are left out.
+
+    Args:
+        data: a folder, a file or the name of a data set.
+        labels: the label file; None to change nothing.
+        layout: whether the folders in the data's folder are `classes` or `splits`; `auto` decides by their names and
+            contents.
+
+    Raises:
+        VitkitError: the data or the label file cannot be understood, or fewer than two classes remain.
+    """
+    if labels is None:
+        table = read_table(data, layout)
+    else:
+        from vitkit.data.corrections import correct  # imported late, with what only label files need
+        from vitkit.data.labels import read_labels
+
+        labels_in_file = read_labels(labels)
+        is_heap = layout == "auto" and has_no_folders(data)
+        table = correct(read_unlabelled(data) if is_heap else read_table(data, layout), labels_in_file)
+    check_classes(table)
+    return table
+
+
 def check_classes(table: ImageTable) -> None:
     """Refuse a table with a single class, since there is nothing to distinguish it from.
 

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_iter
 
 from vitkit.data.loading import Batch, BatchedImages
 from vitkit.model.build import Model, build
+from vitkit.model.names import Config
 from vitkit.model.network import Network
-from vitkit.model.network_config import Config
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.progress import ignore
 from vitkit.training.adapters import Draws, add_low_rank, drop_patches, freeze_backbone

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Unpack
 from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.model.names import config_for, is_model_name
-from vitkit.model.network_config import Config, NetworkConfig, is_network_name
+from vitkit.model.names import Config, NetworkConfig, config_for, is_model_name, is_network_name
 from vitkit.profiling.accelerators import Accelerator, accelerator_names, find_accelerator
 from vitkit.system.progress import Progress, progress, reporting_to, silent
 from vitkit.text.arguments import check_arguments

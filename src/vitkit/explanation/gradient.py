@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.explanation.attention import attending, exact_matrix, find_layer, plain, prepare, readers, to_grid, twin
+from vitkit.model.names import Config
 from vitkit.model.network import Network
-from vitkit.model.network_config import Config
 from vitkit.model.vit import Attention, VisionTransformer
 
 Target = Tensor | int | None  # a class for each image, or one for all; None is the class that the model predicts

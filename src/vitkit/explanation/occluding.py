@@ -15,8 +15,8 @@ from vitkit.errors import VitkitError
 from vitkit.explanation.attention import plain, twin
 from vitkit.explanation.gradient import Target, check_head, find_targets
 from vitkit.model.build import Model
+from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import Network
-from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import Attention
 
 _PARTS = 14  # of an image's side, as many as a ViT of 16-pixel patches has at 224 pixels

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.model.names import config_for
+from vitkit.model.names import Config, NetworkConfig, config_for, split_network
 from vitkit.model.network import Network, anatomy_of, check_rates, native_size
-from vitkit.model.network_config import Config, NetworkConfig, split_network
 from vitkit.model.vit import VisionTransformer
 from vitkit.text.cells import listed
 

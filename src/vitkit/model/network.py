@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.model.network_config import NetworkConfig
+from vitkit.model.names import NetworkConfig
 from vitkit.model.registry import NETWORKS, build_registered
 
 

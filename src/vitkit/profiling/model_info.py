@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from vitkit.model.build import Model, build
 from vitkit.model.config import ViTConfig
+from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import Network
-from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.model.windows import windows_of
 

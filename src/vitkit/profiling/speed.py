@@ -28,8 +28,8 @@ from torch.overrides import TorchFunctionMode
 
 from vitkit.errors import VitkitError
 from vitkit.model.build import Model, build
+from vitkit.model.names import Config
 from vitkit.model.network import Network
-from vitkit.model.network_config import Config
 from vitkit.system.progress import progress
 
 Work = Callable[[], object]

@@ -13,9 +13,8 @@ from vitkit.errors import VitkitError
 from vitkit.language.zero_shot import look_for_words
 from vitkit.model import build
 from vitkit.model.config import ViTConfig
-from vitkit.model.names import config_for, is_model_name
+from vitkit.model.names import Config, NetworkConfig, config_for, is_model_name, is_network_name, split_network
 from vitkit.model.network import check_rates, native_rates
-from vitkit.model.network_config import Config, NetworkConfig, is_network_name, split_network
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.training.recipe import Recipe, in_words
 from vitkit.weights.loading import LoadPlan, WeightsSource, look

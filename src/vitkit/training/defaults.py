@@ -15,7 +15,7 @@ from typing import Any
 from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
-from vitkit.model.network_config import Config, NetworkConfig
+from vitkit.model.names import Config, NetworkConfig
 from vitkit.training.adapters import check_patch_dropout
 from vitkit.training.architecture import check_network, network_of, presets_of
 from vitkit.training.recipe import ON_BACKBONE, ON_PICTURES, ON_STEPS, Recipe, Request, with_fields

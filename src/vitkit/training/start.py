@@ -30,15 +30,14 @@ from torch import Tensor
 import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, CustomAugment
-from vitkit.data.corrections import read_corrected
 from vitkit.data.doctor.examine import Finding, examine, of_scenes, of_splits
-from vitkit.data.doctor.scan import scan
-from vitkit.data.file_facts import Facts, Memory
+from vitkit.data.file_facts import Facts, Memory, scan
 from vitkit.data.labels import Proposal
 from vitkit.data.loading import mix_seeds
 from vitkit.data.preprocess import HALF, Preprocess
 from vitkit.data.proposals import Earlier, earlier_runs, find_proposals
 from vitkit.data.seen import DIGEST, PictureRecord, find_overlap, make_record
+from vitkit.data.sources import read_corrected
 from vitkit.data.splits import check_trainable, fold, held_out_split, limit_training, scenes, split
 from vitkit.data.table import ImageTable, table_of
 from vitkit.errors import VitkitError
@@ -53,8 +52,8 @@ from vitkit.language.zero_shot import (
     why_no_words,
 )
 from vitkit.model.build import Model, build, check_buildable
+from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import anatomy_of
-from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.model_folder import RECORD
 from vitkit.system import environment as devices

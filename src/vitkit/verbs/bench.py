@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.registry import BACKENDS, PRECISIONS
-from vitkit.model.names import is_model_name
-from vitkit.model.network_config import is_network_name
+from vitkit.model.names import is_model_name, is_network_name
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import exclusive_in
 from vitkit.system.progress import Progress, Say, ignore, silent

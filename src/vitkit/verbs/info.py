@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
-from vitkit.model.names import config_for, is_model_name
-from vitkit.model.network_config import NetworkConfig, is_network_name
+from vitkit.model.names import NetworkConfig, config_for, is_model_name, is_network_name
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between

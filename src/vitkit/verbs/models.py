@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.model.names import config_for, is_model_name, list_models
-from vitkit.model.network_config import LIBRARIES
+from vitkit.model.names import LIBRARIES, config_for, is_model_name, list_models
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned
 from vitkit.verbs.result import Result

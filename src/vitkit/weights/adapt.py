@@ -18,8 +18,8 @@ from torch import Tensor
 from vitkit.errors import VitkitError
 from vitkit.model.build import Resized
 from vitkit.model.config import Pair, PositionResize, ViTConfig
+from vitkit.model.names import NetworkConfig
 from vitkit.model.network import anatomy_of
-from vitkit.model.network_config import NetworkConfig
 from vitkit.weights.origin import shapes_of
 
 _DINOV2_OFFSET = 0.1  # keeps the authors' scale factor from rounding down to a smaller grid

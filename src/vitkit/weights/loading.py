@@ -21,8 +21,8 @@ from vitkit.data.preprocess import Preprocess, describe
 from vitkit.errors import VitkitError
 from vitkit.model.build import UNTRAINED_HEAD, LoadReport, Model, build, config_of, filled
 from vitkit.model.config import Pair, ViTConfig, as_pair, canonical
+from vitkit.model.names import Config, NetworkConfig, is_network_name, split_network
 from vitkit.model.network import anatomy_of
-from vitkit.model.network_config import Config, NetworkConfig, is_network_name, split_network
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import listed

@@ -13,8 +13,8 @@ from torch import Tensor
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, describe
 from vitkit.errors import VitkitError
 from vitkit.model.config import Pair
+from vitkit.model.names import NetworkConfig
 from vitkit.model.network import anatomy_of, published_by_timm
-from vitkit.model.network_config import NetworkConfig
 from vitkit.system.files import without_place
 from vitkit.text.cells import listed
 from vitkit.weights import download

@@ -21,7 +21,7 @@ from vitkit.data.preprocess import HALF, Preprocess, describe
 from vitkit.errors import VitkitError
 from vitkit.model import network
 from vitkit.model.config import Pair, ViTConfig
-from vitkit.model.network_config import Config, NetworkConfig, config_from_dict
+from vitkit.model.names import Config, NetworkConfig, config_from_dict
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
 from vitkit.system.run_files import CLASS_INDICES

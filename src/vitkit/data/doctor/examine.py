@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
-from vitkit.data.doctor.scan import scan
-from vitkit.data.file_facts import Facts, Memory
+from vitkit.data.file_facts import Facts, Memory, scan
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS
 from vitkit.data.table import ImageTable

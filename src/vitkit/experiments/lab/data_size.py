@@ -30,8 +30,7 @@ from vitkit.experiments.judging import after_training, hash_of_images
 from vitkit.experiments.lab.ablations import draw, fit_on
 from vitkit.experiments.lab.experiment import TUNING, AblationVariant, LabResult, PretrainingSizes
 from vitkit.experiments.statistics import LEVEL, Family
-from vitkit.model.names import config_for
-from vitkit.model.network_config import is_network_name
+from vitkit.model.names import config_for, is_network_name
 from vitkit.system.files import without_place
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT

@@ -32,8 +32,7 @@ from vitkit.experiments.lab.experiment import (
     table_of,
 )
 from vitkit.model.config import ViTConfig, suggest
-from vitkit.model.names import config_for
-from vitkit.model.network_config import is_network_name
+from vitkit.model.names import config_for, is_network_name
 from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Progress, Say, progress, silent
 from vitkit.text.arguments import check_arguments

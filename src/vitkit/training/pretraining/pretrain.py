@@ -36,7 +36,7 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.build import vit_of
 from vitkit.model.config import ViTConfig
-from vitkit.model.network_config import Config
+from vitkit.model.names import Config
 from vitkit.model.vit import Attention, VisionTransformer
 from vitkit.model_folder import RECORD
 from vitkit.reporting.pretraining_report import Strip, write_pretraining_report
