@@ -14,7 +14,7 @@ __all__, __getattr__ = public(
     __name__,
     {
         "augment": "Augment Mixing",
-        "corrections": "correct labels_of",
+        "corrections": "correct labels_of read_corrected",
         "decode": "LEAST_BUDGET MAX_PIXELS MemoryBudget Samples decoders read_picture warn_of_doubt",
         "doctor.altered": "Described find_altered",
         "doctor.duplicates": "Link compare connect find_duplicates find_known",
@@ -33,7 +33,7 @@ __all__, __getattr__ = public(
         "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess",
         "proposals": "proposals_of_run read_proposals",
         "seen": "PictureRecord find_overlap from_text make_record read_digests to_text",
-        "sources": "SourceKind find_source read_corrected read_source read_table",
+        "sources": "SourceKind find_source read_source read_table",
         "split_file": (
             "groups_from_file groups_to_list images_of_run locate look_over move_run read_contents refuse_changed "
             "split_from_file split_to_dict"

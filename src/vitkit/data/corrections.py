@@ -9,15 +9,43 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, Proposal
+from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, Proposal, read_labels
+from vitkit.data.layout import LayoutName
 from vitkit.data.proposals import Renaming
+from vitkit.data.sources import check_classes, has_no_folders, read_table, read_unlabelled
 from vitkit.data.table import UNLABELLED, ImageTable, Row
 from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
 from vitkit.text.cells import listed, plural
 from vitkit.text.names import bare, look
+
+
+def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutName = "auto") -> ImageTable:
+    """Read a source as `read_source` does, and apply a label file if there is one.
+
+    Pictures in a folder without class folders, or in a class folder called `unlabelled`, get their class from the label
+    file; those that it does not name are left out.
+
+    Args:
+        data: a folder, a file or the name of a data set.
+        labels: the label file; None to change nothing.
+        layout: whether the folders in the data's folder are `classes` or `splits`; `auto` decides by their names and
+            contents.
+
+    Raises:
+        VitkitError: the data or the label file cannot be understood, or fewer than two classes remain.
+    """
+    if labels is None:
+        table = read_table(data, layout)
+    else:
+        labels_in_file = read_labels(labels)
+        is_heap = layout == "auto" and has_no_folders(data)
+        table = correct(read_unlabelled(data) if is_heap else read_table(data, layout), labels_in_file)
+    check_classes(table)
+    return table
 
 
 def labels_of(table: ImageTable) -> list[tuple[str, str]]:

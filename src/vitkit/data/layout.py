@@ -8,7 +8,6 @@ score well.
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitkit.data.table import ImageTable, Row, table_of
-from vitkit.data.walk import Overlooked, is_passed_over, why_ignored
+from vitkit.data.walk import Branch, Overlooked, look_through, why_ignored
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed
 from vitkit.text.names import look
@@ -92,40 +91,14 @@ class Folder:
         return not self.has_images and bool(self.full)
 
 
-def survey(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Folder:
-    """Return the tree of folders below `path`, following links except those that lead back up.
-
-    `above` has the real paths of the folders above; what is ignored is noted in `overlooked`.
-    """
-    real = os.path.realpath(path)
-    has_images, folders = False, []
-    if real not in above:
-        for entry in _entries(path, overlooked):
-            if not _is_folder(entry):
-                has_images = has_images or why_ignored(entry.name) is None
-            elif is_passed_over(entry.name):
-                overlooked.hide(entry.path)
-            else:
-                folders.append(entry.name)
-    return Folder(
-        path, has_images, tuple(survey(path / child, overlooked, (*above, real)) for child in sorted(folders))
-    )
+def survey(path: Path, overlooked: Overlooked) -> Folder:
+    """Return the tree of folders below `path`; what is ignored is noted in `overlooked`."""
+    return _as_folder(look_through(path, overlooked))
 
 
-def _entries(path: Path, overlooked: Overlooked) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as entries:
-            return list(entries)
-    except OSError as error:
-        overlooked.close(error)
-        return []
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+def _as_folder(branch: Branch) -> Folder:
+    path, has_images, folders = branch
+    return Folder(path, has_images, tuple(map(_as_folder, folders)))
 
 
 def inside(folder: Folder) -> Iterator[Folder]:
@@ -476,12 +449,13 @@ def table_of_layout(
     """
     ignored = overlooked.ignored
     rows: list[Row] = []
-    for folder in layout.classes:
+    files = [images_below(folder.path) for folder in layout.classes]
+    for folder, below_folder in zip(layout.classes, files, strict=True):
         where = folder.path.relative_to(root).as_posix()
-        rows += [(f"{where}/{file}", folder.name, folder.split) for file in images_below(folder.path)]
-    for parent in layout.between:
-        ignored["outside the class folders"] += sum(is_file for _, is_file in entries(parent))
-        ignored["folder __MACOSX"] += sum(child == "__MACOSX" for child, _ in entries(parent))
+        rows += [(f"{where}/{file}", folder.name, folder.split) for file in below_folder]
+    for children in [entries(parent) for parent in layout.between]:
+        ignored["outside the class folders"] += sum(is_file for _, is_file in children)
+        ignored["folder __MACOSX"] += sum(child == "__MACOSX" for child, _ in children)
     ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
     if not rows:
         loose = sum(is_file and why_ignored(child) is None for child, is_file in entries(root))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from vitkit.data import archive
@@ -19,7 +20,7 @@ from vitkit.data.named import DATASETS
 from vitkit.data.storage import STORAGES, Storage
 from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_of
 from vitkit.data.task import MULTI_LABEL
-from vitkit.data.walk import Overlooked, images_below, is_passed_over
+from vitkit.data.walk import Overlooked, entries_in, images_below, is_passed_over
 from vitkit.errors import VitkitError
 from vitkit.text.cells import restored
 
@@ -94,34 +95,6 @@ def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
         VitkitError: there are no images, or they have only one class.
     """
     table = read_table(data, layout)
-    check_classes(table)
-    return table
-
-
-def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutName = "auto") -> ImageTable:
-    """Read a source as `read_source` does, and apply a label file if there is one.
-
-    Pictures in a folder without class folders, or in a class folder called `unlabelled`, get their class from the label
-    file; those that it does not name are left out.
-
-    Args:
-        data: a folder, a file or the name of a data set.
-        labels: the label file; None to change nothing.
-        layout: whether the folders in the data's folder are `classes` or `splits`; `auto` decides by their names and
-            contents.
-
-    Raises:
-        VitkitError: the data or the label file cannot be understood, or fewer than two classes remain.
-    """
-    if labels is None:
-        table = read_table(data, layout)
-    else:
-        from vitkit.data.corrections import correct  # imported late, with what only label files need
-        from vitkit.data.labels import read_labels
-
-        labels_in_file = read_labels(labels)
-        is_heap = layout == "auto" and has_no_folders(data)
-        table = correct(read_unlabelled(data) if is_heap else read_table(data, layout), labels_in_file)
     check_classes(table)
     return table
 
@@ -207,8 +180,8 @@ def read_folders(name: str, root: Path, layout_name: LayoutName) -> ImageTable:
         root,
         layout,
         overlooked,
-        lambda folder: images_below(folder, overlooked),
-        lambda folder: [(child.name, child.is_file()) for child in folder.iterdir()],
+        partial(images_below, overlooked=overlooked),
+        entries_in,
     )
 
 

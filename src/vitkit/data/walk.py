@@ -102,6 +102,49 @@ def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
     return keys
 
 
+def entries_in(folder: Path) -> list[tuple[str, bool]]:
+    """List the entries of a folder as pairs of a name and whether it is a file."""
+    return [(child.name, child.is_file()) for child in folder.iterdir()]
+
+
+Branch = tuple[Path, bool, list["Branch"]]  # a folder, whether it contains images directly, and the folders in it
+
+
+def look_through(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Branch:
+    """Return the folders below `path`, following links except those that lead back up.
+
+    Args:
+        path: the folder.
+        overlooked: receives what is ignored.
+        above: the real paths of the folders above.
+    """
+    real = os.path.realpath(path)
+    if real in above:
+        return path, False, []
+    try:
+        with os.scandir(path) as listed_entries:
+            entries = list(listed_entries)
+    except OSError as error:
+        overlooked.close(error)
+        entries = []
+    has_images, folders = False, []
+    for entry in entries:
+        if not _is_folder(entry):
+            has_images = has_images or why_ignored(entry.name) is None
+        elif is_passed_over(entry.name):
+            overlooked.hide(entry.path)
+        else:
+            folders.append(entry.name)
+    return path, has_images, [look_through(path / child, overlooked, (*above, real)) for child in sorted(folders)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
 def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
     """Yield every file below a folder, sorted. Links are followed, and no folder is entered twice.
 

@@ -303,7 +303,7 @@ def _begun(
         if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
     check_data(arguments["data"])
-    from vitkit.data.sources import read_corrected
+    from vitkit.data.corrections import read_corrected
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.training.run_folder import check_place, new_run_folder
 

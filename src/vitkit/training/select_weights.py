@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
+from vitkit.data.corrections import read_corrected
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.seen import find_overlap
-from vitkit.data.sources import read_corrected
 from vitkit.data.splits import check_trainable, fold, in_proportion
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError

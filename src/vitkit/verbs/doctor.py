@@ -117,10 +117,10 @@ def doctor(
     """
     check_choice("--fit", fit, Fit)
     check_choice("--layout", layout, LayoutName)
+    from vitkit.data.corrections import read_corrected
     from vitkit.data.doctor.examine import examine
     from vitkit.data.labels import is_list_of_suspects
     from vitkit.data.preprocess import Preprocess
-    from vitkit.data.sources import read_corrected
 
     out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)
     if is_list_of_suspects(data):

@@ -406,9 +406,8 @@ def _table(
     note: Say,
 ) -> ImageTable:
     """Return the images to evaluate, of the run or of `data`, with the labels of the label file."""
-    from vitkit.data.corrections import correct
+    from vitkit.data.corrections import correct, read_corrected
     from vitkit.data.labels import read_labels
-    from vitkit.data.sources import read_corrected
 
     if run_table is None:
         assert data is not None
