@@ -70,7 +70,8 @@ class Augment:
 
         For large JPEGs, `decode` returns at least twice as many pixels per side.
         """
-        return max(preprocess.short_side, math.ceil((self.short_side(preprocess) or 0) / 2))
+        of_crops = math.ceil((self.short_side(preprocess) or 0) / 2)
+        return max(preprocess.short_side, of_crops)
 
     def build_random(self, preprocess: Preprocess) -> v2.Transform:
         """Return the transform from a picture of `Preprocess.reduce` to an augmented picture of the model's size."""

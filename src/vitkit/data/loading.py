@@ -408,13 +408,11 @@ class TrainingImages(_TableImages):
         seed: int,
         cache: PictureCache | None = None,
     ) -> None:
-        decoded_side, reduce = (
-            augment.decoded_side(preprocess),
-            partial(preprocess.reduce, short_side=augment.short_side(preprocess)),
-        )
-        super().__init__(table, preprocess, decoded_side, reduce, cache)
+        reduce = partial(preprocess.reduce, short_side=augment.short_side(preprocess))
+        transforms = augment.build_random(preprocess), augment.build_pixels()
+        super().__init__(table, preprocess, augment.decoded_side(preprocess), reduce, cache)
         self.augment, self.seed = augment, seed
-        self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
+        self.transform, self.transform_pixels = transforms
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
         return apply_seeded(self._prepared, key[1], self.seed, *key), self.table.labels[key[1]]
@@ -475,15 +473,16 @@ class ImageData(BatchedImages):
         """Open a cache for decoded pictures if they fit; return its kind and the estimated bytes."""
         train, val, preprocess = self.train, self.val, self.train.preprocess
         short_side = train.augment.short_side(preprocess)
+        files = train.table.files(), val.table.files()
         needs = [
-            bytes_of(train.table.files(), short_side, preprocess.size if short_side is None else None),
-            bytes_of(val.table.files(), None, preprocess.size),
+            bytes_of(files[0], short_side, preprocess.size if short_side is None else None),
+            bytes_of(files[1], None, preprocess.size),
         ]
         cache = choose_cache(cache, sum(needs), workers=workers, processes=processes)
         evaluated = f"evaluation {preprocess.to_dict()}"
         rule = evaluated if short_side is None else f"short side {short_side}, decoded for {train.decoded_side}"
-        train.cache = open_cache(cache, len(train), needs[0], rule)
-        val.cache = open_cache(cache, len(val), needs[1], evaluated)
+        train.cache = open_cache(cache, len(files[0]), needs[0], rule)
+        val.cache = open_cache(cache, len(files[1]), needs[1], evaluated)
         return cache, sum(needs)
 
     def sample(self, images: int) -> ImageData:

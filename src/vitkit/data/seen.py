@@ -277,10 +277,9 @@ def make_record(
         digest = fact.digest[:DIGEST]
         highest[digest] = max(highest.get(digest, 0), ROLES.index(role))
     order = sorted(first.values())
-    pixels = np.frombuffer(b"".join(facts[i].thumbnail for i in order), np.uint8)
-    scales, codes = _encode(pixels.reshape(-1, THUMBNAIL, THUMBNAIL, 3))
     digests = [facts[i].digest[:DIGEST] for i in order]
     described = Described.of([facts[i] for i in order])
+    scales, codes = _encode(described.pixels)
     return PictureRecord(
         digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST),
         roles=np.array([highest[digest] for digest in digests], np.uint8),

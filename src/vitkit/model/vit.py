@@ -79,7 +79,7 @@ class Attention(nn.Module):
         is_local = config.attention == "axial" or config.window_size is not None
         self.windows = windows_of(config, layer) if is_local else None
         self.heads = config.heads
-        self.scale = config.head_size**-0.5 if config.qk_scale is None else config.qk_scale
+        self.scale = (config.hidden_size // config.heads) ** -0.5 if config.qk_scale is None else config.qk_scale
         self.fused = True  # compute eqs. 6-7 by one kernel; False: step by step, with the same result
         self.convolve = ConvProjection(config, patches_read) if config.projection == "conv" else None
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)

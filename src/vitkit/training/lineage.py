@@ -219,11 +219,9 @@ def _source(recipe: Recipe) -> str:
 def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding]:
     """Describe which of the images the weights had seen, and whether that invalidates the test."""
     table, overlap = split_images.images.table, split_images.overlap
-    source, findings = _source(recipe), []
+    source, all_seen, findings = _source(recipe), overlap.seen(), list[Finding]()
     for name in ("test", "val"):
-        seen = [
-            i for i in overlap.seen() if table.splits[i] == name and (name == "test" or overlap.roles[i] == "train")
-        ]
+        seen = [i for i in all_seen if table.splits[i] == name and (name == "test" or overlap.roles[i] == "train")]
         if seen:
             images = sum(split == name for split in table.splits)
             findings.append(
@@ -233,13 +231,13 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
                     f"{listed([table.paths[i] for i in seen])}",
                 )
             )
-    if overlap.seen() and "test" not in table.splits:
+    if all_seen and "test" not in table.splits:
         findings.append(Finding("problem", f"{source} had seen so many images that none is left for the test"))
-    elif overlap.seen() and not findings:
+    elif all_seen and not findings:
         findings.append(
             Finding(
                 "note",
-                f"{source} had seen {len(overlap.seen())} of these {len(table)} images, none of them held out here",
+                f"{source} had seen {len(all_seen)} of these {len(table)} images, none of them held out here",
             )
         )
     if overlap.looked_for == "exact":

@@ -14,7 +14,7 @@ from vitkit.system.progress import Say
 from vitkit.system.run_files import BOARD, LOGGER_RUNS
 from vitkit.training.checkpoint import TrainingState
 from vitkit.training.loop import HOOKS
-from vitkit.training.recipe import Recipe, without_places
+from vitkit.training.recipe import Recipe, fields_without_places
 
 
 class Logger(Protocol):
@@ -41,7 +41,7 @@ class LogEpochs:
 
     def on_fit_start(self, state: TrainingState) -> None:
         """Log the recipe without the paths on this machine, as logs are read elsewhere."""
-        fields = {name: value for name, value in vars(without_places(self._recipe)).items() if value is not None}
+        fields = {name: value for name, value in fields_without_places(self._recipe).items() if value is not None}
         self._call("log_hyperparams", fields)
 
     def on_epoch_end(self, state: TrainingState) -> None:

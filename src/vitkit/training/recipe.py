@@ -637,13 +637,18 @@ class Request:
 
 def without_places(recipe: Recipe) -> Recipe:
     """Return the recipe for publication: without the paths of files and folders."""
+    return Recipe(**fields_without_places(recipe))
+
+
+def fields_without_places(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of `without_places` by name."""
     teacher = recipe.teacher
     if teacher is not None:
         model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
         teacher = f"{model}:{without_place(file)}" if colon and Path(file).is_absolute() else without_place(teacher)
     places = {name: getattr(recipe, name) for name in ("data", "labels", "split_from", "weights")}
     named: dict[str, Any] = {name: None if place is None else without_place(place) for name, place in places.items()}
-    return dataclasses.replace(recipe, **named, teacher=teacher)
+    return {**vars(recipe), **named, "teacher": teacher}
 
 
 def name_of(recipe: Recipe) -> str:

@@ -143,10 +143,11 @@ def draw_data(folder: Path, table: ImageTable, images: TrainingImages | Training
         images: the augmented images of the training split.
         seed: determines which of them are drawn.
     """
-    counts = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
+    splits = {name: table.of_split(name) for name in SPLITS if name in table.splits}
+    counts = {name: images_of_split.counts() for name, images_of_split in splits.items()}
     plots.save_figure(plots.class_counts(counts, table.classes), folder / PICTURES["Images per class"])
-    train = table.of_split("train")
-    chosen = np.random.default_rng(seed).permutation(len(train))[:32].tolist()
+    train = splits["train"]
+    chosen = np.random.default_rng(seed).permutation(len(train.paths))[:32].tolist()
     pictures = [images.preprocess.picture_of(images[0, i][0].numpy()) for i in chosen]
     titles = [train.name_of(i) or "none" for i in chosen]
     sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")

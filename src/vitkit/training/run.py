@@ -153,7 +153,7 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
         augment = augment_of(recipe, run.extensions.augment)
         images = TrainingImages(table.of_split("train"), classifier.preprocess, augment, recipe.seed)
         draw_data(run.folder, table, images, recipe.seed)
-    counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
+    counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     known: Features | None = None
     if recipe.method == "probe":

@@ -19,7 +19,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ from vitkit.training.lineage import (
     divide,
     refuse_folds,
 )
-from vitkit.training.recipe import Recipe, Request, without_places
+from vitkit.training.recipe import Recipe, Request, fields_without_places
 from vitkit.training.teacher import load_teacher
 from vitkit.weights.loading import LoadPlan, WeightsSource
 
@@ -229,7 +230,9 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
     provenance: dict[str, Any] = {
         "data": without_place(table.name),
         "data_hash": data_hash,
-        "recipe": {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(without_places(recipe)).items()},
+        "recipe": {
+            name: list(v) if isinstance(v, tuple) else deepcopy(v) for name, v in fields_without_places(recipe).items()
+        },
         "versions": versions(config),
     }
     report = None

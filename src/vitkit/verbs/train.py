@@ -237,11 +237,11 @@ def train(
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
     chosen = chosen if data is None else {**chosen, "data": str(data)}
-    request, notes = request_of(chosen, recipe), departures(chosen, recipe)
+    request, notes = request_of(chosen, recipe), list[str]()
     check_data(request.fields["data"])
     if published(chosen, recipe) is not None:
         kept, left_out = _without_vit_fields(request.fields, chosen)
-        request, notes = Request.of(kept), [*notes, *left_out]
+        request, notes = Request.of(kept), [*departures(chosen, recipe), *left_out]
     from vitkit.training import run
 
     resolution: dict[str, Any] = {"notes": notes, "named": tuple(chosen)}
