@@ -258,8 +258,8 @@ def _folder_of(place: int, label: str) -> str:
 # --- The table --------------------------------------------------------------------------------------------
 
 
-def _conclude(begun: Mapping[str, Any], found: Sequence[Mapping[str, Any]], folder: Path) -> ComparisonSuite:
-    figures = figures_of(begun["labels"], found)
+def _conclude(begun: Mapping[str, Any], contents: Sequence[Mapping[str, Any]], folder: Path) -> ComparisonSuite:
+    figures = figures_of(begun["labels"], contents)
     folders = {label: _folder_of(place, label) for place, label in enumerate(begun["labels"])}
     figures = {"vitkit": vitkit.__version__, **figures, "folders": folders}
     result = ComparisonSuite(folder, figures)
@@ -269,19 +269,19 @@ def _conclude(begun: Mapping[str, Any], found: Sequence[Mapping[str, Any]], fold
     return result
 
 
-def figures_of(labels: Sequence[str], found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the table of models by data sets.
 
     Args:
         labels: the names of the data sets.
-        found: the content of each comparison.json.
+        contents: the content of each comparison.json.
     """
     from scipy.stats import rankdata
 
-    names = list(dict.fromkeys(model["name"] for figures in found for model in figures["models"]))
+    names = list(dict.fromkeys(model["name"] for figures in contents for model in figures["models"]))
     by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
     flops: dict[str, list[float | None]] = {name: [] for name in names}
-    for label, figures in zip(labels, found, strict=True):
+    for label, figures in zip(labels, contents, strict=True):
         models = figures["models"]
         ranks = rankdata([-model["accuracy"] for model in models])
         for model, rank in zip(models, ranks.tolist(), strict=True):
@@ -309,7 +309,7 @@ def figures_of(labels: Sequence[str], found: Sequence[Mapping[str, Any]]) -> dic
                 "core_days": _core_days(sum(known)) if is_known else None,
             }
         )
-    seeds = found[0]["seeds"]
+    seeds = contents[0]["seeds"]
     return {"data": list(labels), "seeds": seeds, "models": rows, "sentences": _sentences(labels, rows, len(seeds))}
 
 

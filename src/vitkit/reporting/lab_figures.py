@@ -75,8 +75,8 @@ def _dots(figures: Figures) -> Figure:
 
 def _number(text: str | None) -> float | None:
     """Return the number that a figure of the paper begins with."""
-    found = None if text is None else re.match(r"\d+(\.\d+)?", text)
-    return None if found is None else float(found[0])
+    match = None if text is None else re.match(r"\d+(\.\d+)?", text)
+    return None if match is None else float(match[0])
 
 
 def _tidy(axis: Axes) -> None:

@@ -108,8 +108,8 @@ def plan_sizes(
     for place, name in enumerate(names):
         progress("checking the models", place, len(names))
         sized = {"image_size": side} if is_network_name(name) and side and not base.get("image_size") else {}
-        own = {**base, **sized, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
-        shared, left_out = without_fields_of_vits(own)
+        requested = {**base, **sized, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
+        shared, left_out = without_fields_of_vits(requested)
         notes += [f"{name}: {reason}" for reason in left_out]
         try:
             starts = [resolve({**shared, "data": data}) for data in (transfer.upstream, transfer.downstream)]

@@ -315,7 +315,7 @@ def _transfer(
         try:
             transfer = halve(source, folder) if upstream is None else Transfer(str(upstream), source)
             plan, variants, images = plan_sizes(
-                transfer, names, base, lambda own, variant: variant_fields(own, shared, variant), seeds, HERE
+                transfer, names, base, lambda fields, variant: variant_fields(fields, shared, variant), seeds, HERE
             )
         except VitkitError:
             for file in folder.glob("*.csv"):
