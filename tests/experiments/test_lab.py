@@ -37,7 +37,7 @@ from vitkit.experiments import (
 from vitkit.experiments.lab import ablations as few_shot
 from vitkit.experiments.lab import lab as verb
 from vitkit.model import config_for
-from vitkit.training import build, bundled, complete, config_of, without_fields_of_vits
+from vitkit.training import Request, build, bundled, complete, config_of, without_fields_of_vits
 
 ABLATIONS = {name: own for name, own in EXPERIMENTS.items() if isinstance(own, Ablation)}
 MEASUREMENTS = [name for name, own in EXPERIMENTS.items() if isinstance(own, Measurement)]
@@ -463,7 +463,7 @@ def test_a_training_after_pretraining_has_the_recipe_of_one_from_scratch(photos:
     recipes = []
     for variant in ablation.variants(base_config(base)):
         weights = {} if not variant.pretraining else {"weights": "somewhere"}
-        recipes.append(vars(complete({**variant_fields(base, {}, variant), **weights}, table)[0]))
+        recipes.append(vars(complete(Request.of({**variant_fields(base, {}, variant), **weights}), table)[0]))
     fresh, longer, *tuned = recipes
     assert {name for name in fresh if longer[name] != fresh[name]} == {"epochs"}
     for own in tuned:

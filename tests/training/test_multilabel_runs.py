@@ -242,7 +242,7 @@ def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -
     table = read_source(data)
     recipe, _ = complete(Request.of(quick(data)), table)
     assert (recipe.monitor, recipe.label_smoothing) == ("val_loss", 0.0)
-    recipe, _ = complete(quick(data, monitor="val_acc", label_smoothing=0.1), table)
+    recipe, _ = complete(Request.of(quick(data, monitor="val_acc", label_smoothing=0.1)), table)
     assert (recipe.monitor, recipe.label_smoothing) == ("val_acc", 0.1)
 
 
