@@ -27,7 +27,7 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, harmless
 from vitkit.text.fields import Between, is_number
 from vitkit.training.recipe import ComparedFields
-from vitkit.verbs.fields import add_recipe_fields
+from vitkit.training.recipe_files import add_recipe_fields
 from vitkit.verbs.inputs import check_data
 from vitkit.verbs.result import Result
 

@@ -23,8 +23,7 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned
 from vitkit.text.fields import Between
 from vitkit.training.recipe import PlannedFields, Recipe, Request, build, overlay, unfold
-from vitkit.training.recipe_files import bundled, load_fields
-from vitkit.verbs.fields import add_recipe_fields
+from vitkit.training.recipe_files import add_recipe_fields, bundled, load_fields
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:

@@ -1,10 +1,17 @@
-"""Read recipe files, including those that vitkit contains, and combine them with the flags of a command."""
+"""Recipes as people write them: in files, including those that vitkit contains, and as the flags of a command.
+
+`add_recipe_fields` gives a function the fields of a recipe as keywords; type checkers and editors read the same fields
+from the `TypedDict`s next to the dataclasses, and a test compares the two. `request_of` combines flags with a file.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import tomllib
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
@@ -113,3 +120,34 @@ def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[
         ]
     )
     return [f"recipe {name}, changed: {listed_fields}"] if listed_fields else []
+
+
+def add_recipe_fields(
+    function: Callable[..., Any],
+    exclude: Collection[str] = ("data",),
+    owners: Sequence[type[Any]] = (Recipe,),
+    heading: str = "Fields of the recipe",
+) -> None:
+    """Replace the `**fields` in the signature and docstring of a function by the fields of dataclasses.
+
+    Args:
+        function: the function; it is changed in place.
+        exclude: the fields that it does not accept.
+        owners: the dataclasses. If several have a field of the same name, the first one counts.
+        heading: the heading of the fields in the docstring.
+    """
+    entries, seen = "", set(exclude)
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for owner in owners:
+        hints = get_type_hints(owner, include_extras=True)
+        for field in dataclasses.fields(owner):
+            if field.name in seen:
+                continue
+            seen.add(field.name)
+            kind, text, *_ = get_args(hints[field.name])
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=kind))
+            entries += f"\n        {field.name}: {text}"
+    function.recipe_fields = (tuple(owners), tuple(exclude))  # type: ignore[attr-defined]  # for the flags (cli.flags)
+    function.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    {heading}:{entries}\n    "

@@ -19,8 +19,7 @@ from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_fold
 from vitkit.text.arguments import check_arguments
 from vitkit.training.extensions import Extensions
 from vitkit.training.recipe import Recipe, RecipeFields, Request, build, overlay, unfold
-from vitkit.training.recipe_files import departures, load_fields, published, request_of
-from vitkit.verbs.fields import add_recipe_fields
+from vitkit.training.recipe_files import add_recipe_fields, departures, load_fields, published, request_of
 from vitkit.verbs.inputs import callbacks_and_loggers, check_data, path_of
 from vitkit.verbs.result import Result
 

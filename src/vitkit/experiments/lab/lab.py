@@ -38,8 +38,7 @@ from vitkit.system.progress import Progress, Say, progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
 from vitkit.training.recipe import ComparedFields, Recipe, build, unfold
-from vitkit.training.recipe_files import published, request_of
-from vitkit.verbs.fields import add_recipe_fields
+from vitkit.training.recipe_files import add_recipe_fields, published, request_of
 from vitkit.verbs.inputs import check_choice
 from vitkit.verbs.result import Result
 
