@@ -35,8 +35,9 @@ _NAMED = 30  # maximum number of class names among points
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG completely or not at all."""
+    content = to_png(figure)
     with replacing(path) as temporary:
-        temporary.write_bytes(to_png(figure))
+        temporary.write_bytes(content)
 
 
 def curves(rows: Sequence[Mapping[str, float]], best_epoch: int, *, is_mixed: bool = False) -> Figure:

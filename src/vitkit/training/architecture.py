@@ -123,9 +123,9 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
     """
     if recipe.model is None:
         raise VitkitError("the recipe names neither a model nor weights")
+    fields = {"init": recipe.init, **_rates(recipe), **_size(recipe), **(recipe.model_fields or {})}
     if is_network_name(recipe.model):
         return build.config_of(recipe.model, num_classes, **_network_fields(recipe), **_size(recipe))
-    fields = {"init": recipe.init, **_rates(recipe), **_size(recipe), **(recipe.model_fields or {})}
     config = config_for(recipe.model, num_classes, **fields)
     if config.in_channels not in (1, 3):
         raise VitkitError(f"model.in_channels must be 3, or 1 for grey pictures, not {config.in_channels}")

@@ -228,6 +228,9 @@ ACTS = _table()
 """The conditions under which a field has an effect; other fields always have one."""
 
 
+_UNCHANGED = Recipe()
+
+
 def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, str]:
     """Find the requested fields that have no effect, with the reasons.
 
@@ -241,11 +244,10 @@ def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[
     Returns:
         The reason for each such field, such as "needs a teacher (--teacher)".
     """
-    default = Recipe()
     reasons = {}
     for name in ACTS.keys() & fields.keys():
         value = getattr(recipe, name)
-        is_default = name not in named and value == getattr(default, name)
+        is_default = name not in named and value == getattr(_UNCHANGED, name)
         if value not in ("auto", _OFF.get(name, "auto")) and not is_default:
             failed = next((condition for condition in ACTS[name] if not condition.holds(recipe)), None)
             if failed is not None:

@@ -136,7 +136,7 @@ def divide(
         VitkitError: `split_from` is not a run, or no training image is left.
     """
     overlap = _compare(images, before, "weights")
-    kept_of, source = None, _source(recipe)
+    kept_of, source = None, ""
     if recipe.split_from is not None:
         record, source = record_of_run(recipe.split_from), without_place(recipe.split_from)
         kept_of = _compare(images, record, "run")
@@ -144,10 +144,10 @@ def divide(
         known, named = before.merge(proposers[0]), proposers[1]
         kept_of, source = (
             _compare(images, known, "runs"),
-            listed([*named, *([source] if len(before) else [])]),
+            listed([*named, *([_source(recipe)] if len(before) else [])]),
         )
     elif overlap.seen():
-        kept_of = overlap
+        kept_of, source = overlap, _source(recipe)
     if kept_of is None:
         table = split(images.table, recipe.split, recipe.seed_of_split, images.groups)
         return SplitImages(replace(images, table=table), overlap)
@@ -198,7 +198,7 @@ def _compare(images: RunImages, record: PictureRecord, whose: str) -> Overlap:
 def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
     """Return the record of the weights after a run; `has_labels` says whether the labels were learned."""
     images = split_images.images
-    labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
+    labels = [images.table.name_of(i) if has_labels else UNLABELLED for i, _ in enumerate(images.facts)]
     roles = exposures(images.table, images.twins, split_images.overlap)
     return before.merge(make_record(images.facts, labels, roles, is_whole=True))
 

@@ -277,7 +277,8 @@ def _plain_pixels(config: Config) -> Preprocess:
 def _preprocess(recipe: Recipe, base: Preprocess) -> Preprocess:
     """Return the preprocessing of the weights with the changes that the recipe makes."""
     named_fields = {name: getattr(recipe, name) for name in ("fit", "crop_pct", "interpolation")}
-    return replace(base, **{name: value for name, value in named_fields.items() if value is not None})
+    changes = {name: value for name, value in named_fields.items() if value is not None}
+    return replace(base, **changes) if changes else base
 
 
 def augment_of(recipe: Recipe, change: ChangePicture | None = None) -> Augment:
@@ -575,8 +576,9 @@ def resolve(
     if recipe.group_by is not None:
         groups = scenes(diagnosis.table, recipe.group_by, groups)
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
+    seen = blueprint.pictures
     images = RunImages.of(diagnosis, groups)
-    before = ancestry_of(recipe, blueprint.pictures, taught)
+    before = ancestry_of(recipe, seen, taught)
     proposed = find_proposed(images, table, recipe, runs)
     parts = place_proposals(proposed, _parts(images, recipe, before, proposed), recipe)
     if recipe.max_images is not None:

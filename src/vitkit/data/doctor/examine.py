@@ -309,8 +309,9 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosi
         VitkitError: fewer than two classes have a readable image, or a table of one class has no readable image.
     """
 
+    files = table.files()
     with Memory() as memory:
-        everything = scan(table.files(), memory, partial(progress, "reading images"))
+        everything = scan(files, memory, partial(progress, "reading images"))
         unreadable = {table.paths[i]: fact.error for i, fact in enumerate(everything) if fact.error is not None}
         readable = _readable(table, unreadable)
         facts = [fact for fact in everything if fact.error is None]
