@@ -13,12 +13,12 @@ import timm
 import torch
 import transformers
 
-from tiny import build, images, kinds, largest_difference
+from tiny import VARIETY, build, images, kinds, largest_difference, tiny
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model import MIXTURES
-from vitkit.weights import inspect, load, write
+from vitkit.weights import inspect, load, shapes_between, shapes_of, write
 
 SQUARE = {"image_size": (16, 16)}
 DINO = {"layer_scale": 0.1, "pool": "token+gap", "mlp_size": 64}
@@ -302,3 +302,12 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(OSError, match="No space"):
             write(classifier(), path_for(tmp_path, to), to)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_shapes_without_a_head_are_those_of_a_model_without_one() -> None:
+    for name, fields in VARIETY.items():
+        source = tiny(**fields)
+        target = source.replace(num_classes=0)
+        assert list(shapes_between(source, target).items()) == list(shapes_of(target).items()), name
+        other = source.replace(num_classes=5)
+        assert shapes_between(source, other) == shapes_of(other), name

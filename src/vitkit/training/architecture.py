@@ -157,10 +157,11 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     changes = recipe.model_fields or {}
     fitted = {"image_size", *_BY_LOAD}
     options: dict[str, Any] = {"image_size": recipe.image_size}
-    if network_of_file(recipe) is None:
+    is_vit = network_of_file(recipe) is None
+    if is_vit:
         options |= {name: value for name, value in changes.items() if name in fitted}
     plan = weights.plan(0, **options)
-    is_changed = network_of_file(recipe) is None and changes.keys() - fitted - {*_AFTER}
+    is_changed = is_vit and changes.keys() - fitted - {*_AFTER}
     assumed = {name: value for name, value in changes.items() if is_changed and name in plan.report.assumed}
     if assumed:  # the recipe may set what the tensors do not determine
         plan = weights.plan(0, **{**options, **assumed})

@@ -30,7 +30,7 @@ _, __getattr__ = public(
         "formats.export": "refuse write",
         "formats.torchvision": "recognise",
         "loading": "create_model fetch inspect load locate",
-        "origin": "SourceWeights read_foreign",
+        "origin": "SourceWeights read_foreign shapes_between shapes_of",
         "preprocessing": "preprocess_of",
     },
 )

@@ -42,7 +42,7 @@ from vitkit.weights.catalog import (
 )
 from vitkit.weights.checkpoint import Checkpoint, read_all, read_checkpoint
 from vitkit.weights.networks import published_size, read_network
-from vitkit.weights.origin import SourceWeights, read_foreign, read_model_folder, shapes_of
+from vitkit.weights.origin import SourceWeights, read_foreign, read_model_folder, shapes_between
 from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of
 
 
@@ -186,7 +186,7 @@ def make_plan(
     name: str, origin: SourceWeights, target: Config, classes: Sequence[str] | None, preprocess: PreprocessLike | None
 ) -> LoadPlan:
     """Adapt the weights of a source to the requested configuration, and report what happens to every tensor."""
-    shapes = shapes_of(target)
+    shapes = shapes_between(origin.config, target)
     adapted = _adapt(origin, target, shapes)
     if classes is None:
         classes = tuple(map(str, range(target.num_classes)))

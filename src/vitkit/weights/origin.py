@@ -45,6 +45,17 @@ def shapes_of(config: Config) -> Mapping[str, torch.Size]:
     return shapes
 
 
+def shapes_between(source: Config, target: Config) -> Mapping[str, torch.Size]:
+    """Return the shapes of a model that starts from a source; without a head they are the source's, less those of its.
+
+    Training asks for a model without a head, so that no model is built only to learn its shapes.
+    """
+    if isinstance(source, ViTConfig) and vars(target) == {**vars(source), "num_classes": 0}:
+        heads = ("head.", "head_dist.")
+        return {name: shape for name, shape in shapes_of(source).items() if not name.startswith(heads)}
+    return shapes_of(target)
+
+
 @functools.lru_cache(maxsize=4)  # a load needs the source's shapes and the target's
 def _shapes_of(config: Config) -> Mapping[str, torch.Size]:
     if isinstance(config, NetworkConfig):
