@@ -51,8 +51,8 @@ class Suggestions:
             run: the run whose model suggests; empty if there is none.
         """
         known = self.work.result((state.version, run))
-        found = {str(i): item for i, item in (known or {}).items() if state.labels[i] == UNLABELLED}
-        shown = None if known is None else found
+        open_items = {str(i): item for i, item in (known or {}).items() if state.labels[i] == UNLABELLED}
+        shown = None if known is None else open_items
         return {**self.work.to_dict(), "run": run, "version": state.version, "found": shown}
 
     def _predict(self, state: State, run: str, numbers: list[int]) -> _Found:
