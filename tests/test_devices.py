@@ -103,7 +103,7 @@ def test_the_processor_is_taken_on_a_machine_with_a_gpu(monkeypatch: pytest.Monk
 def test_a_backend_of_processors_refuses_a_gpu_by_name(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino" if backend == "openvino" else "onnxruntime")
     have(monkeypatch, cuda=True)
-    with pytest.raises(VitkitError, match=f"backend {backend} computes on cpu alone, not on cuda"):
+    with pytest.raises(VitkitError, match=f"backend {backend} supports only cpu, not cuda"):
         open_runner(build(), backend, "float32", device="cuda")
     assert open_runner(build(), backend, "float32").backend == backend  # which it takes where it has the choice
 

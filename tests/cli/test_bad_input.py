@@ -85,7 +85,7 @@ REST: dict[str, tuple[str, tuple[str, ...]]] = {
     "predict of a pattern without a match": ("predict model photos/*.gif", ("photos/*.gif",)),
     "predict of an empty folder": ("predict model empty", ("empty", "no images")),
     "predict onto a file that exists": ("predict model photos -o old.csv", ("old.csv", "--force")),
-    "predict into another format": ("predict model photos -o out.xlsx", ("out.xlsx", ".csv")),
+    "predict into another format": ("predict model photos -o out.json", ("out.json", ".csv")),
     "predict into no folder": ("predict model photos -o nowhere/out.csv", ("nowhere",)),
     "info of nothing": ("info nowhere", ("nowhere",)),
     "info of a folder that is no model": ("info photos", ("photos", "contains no weights")),

@@ -103,7 +103,7 @@ def test_tensors_are_taken_as_they_are_and_others_refused(tmp_path: Path) -> Non
     run = train(tmp_path / "run", Coloured(tensors=True), Coloured(9, seed=1, tensors=True))
     assert run.evaluation["images"] == 9
     with pytest.raises(
-        VitkitError, match=r"train_dataset\[0\] is a tensor of shape \(3, 16, 16\), and the model reads \(3, 32, 32\)"
+        VitkitError, match=r"train_dataset\[0\] is a tensor of shape \(3, 16, 16\), but the model expects \(3, 32, 32\)"
     ):
         train(tmp_path / "other", Coloured(tensors=True), Coloured(9, tensors=True), image_size=32)
     assert not (tmp_path / "other" / "model.safetensors").exists()

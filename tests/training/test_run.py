@@ -195,7 +195,7 @@ def test_the_layout_of_the_folders_is_said_and_recorded(data: Path, tmp_path: Pa
 
 def test_a_layout_that_is_named_is_taken_and_recorded(data: Path, tmp_path: Path) -> None:
     source = planted(data, tmp_path / "photos", "fold1", "fold2")
-    with pytest.raises(VitkitError, match="fold1/, fold2/ hold folders of the same names"):
+    with pytest.raises(VitkitError, match="fold1/, fold2/ have folders of the same names"):
         train(runs.quick(source, epochs=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     folder, said = train(runs.quick(source, epochs=1, layout="classes"), tmp_path / "run")

@@ -207,7 +207,7 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
     run = vitkit.train(**hidden(photos, *steps), out=tmp_path / "run", **SMALL, say=lines.append)
     assert any("the model cannot read files: val_dataset gave tensors" in line for line in lines)
     file = photos / "val" / "red" / "val0.png"
-    reason = "is not known: val_dataset gave tensors, and it has no attribute `transform`"
+    reason = "is unknown: val_dataset gave tensors, and it has no attribute `transform`"
     with pytest.raises(VitkitError, match=reason):
         vitkit.predict(run.folder, file, writer=lambda form, images: pytest.fail("the header was written"))
     with pytest.raises(VitkitError, match=reason):

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field
 from vitkit.data.storage import STORAGES
 from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
+from vitkit.system.run_files import RECIPE
 from vitkit.text.names import bare
 from vitkit.webapp.workspace import Workspace
 
@@ -85,7 +86,7 @@ def _below(top: Path, named_from: Path) -> Iterator[Folder]:
     searched = itertools.count()
     for place, names, files in os.walk(top):
         folder = Path(place)
-        if next(searched) > _SEARCHED or "recipe.toml" in files:
+        if next(searched) > _SEARCHED or RECIPE in files:
             names.clear()
             continue
         names[:] = sorted(name for name in names if not name.startswith(".") and name != "__pycache__")
