@@ -56,11 +56,45 @@ def looked(client: TestClient) -> dict[str, Any]:
 def test_without_a_model_the_page_is_told_what_to_do(place: Workspace) -> None:
     client = TestClient(create_app(place), raise_server_exceptions=False)
     told = client.get("/api/data/look").json()
-    assert told["ready"] is False
-    assert "--weights" in told["needs"]
+    assert (told["ready"], told["eyes"], told["download"]) == (False, "", None), "downloads are forbidden"
+    assert "--weights" in client.post("/api/data/look", json={"way": "download"}).json()["error"]
     for answer in (client.post("/api/data/look"), client.get("/api/data/alike/0")):
         assert answer.status_code == 400
         assert "\n" not in answer.json()["error"]
+
+
+def test_the_smallest_download_is_offered_with_its_size_where_downloads_are_allowed(
+    place: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("VITKIT_OFFLINE")
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    calls: list[list[str]] = []
+
+    def embed(arguments: list[str]) -> None:
+        calls.append(arguments)
+        raise VitkitError("there is no network")
+
+    monkeypatch.setattr(likeness, "run_vitkit", embed)
+    client = TestClient(create_app(place), raise_server_exceptions=False)
+    download = client.get("/api/data/look").json()["download"]
+    assert (download["megabytes"], download["here"]) == (22, False)
+    told = client.post("/api/data/look", json={"way": "download"}).json()
+    while told["running"]:
+        told = client.get("/api/data/look").json()
+    assert calls[0][:2] == ["embed", download["source"]] and told["error"] == "there is no network"
+
+
+def test_without_a_model_photographs_are_compared_by_their_colours(place: Workspace) -> None:
+    client = TestClient(create_app(place), raise_server_exceptions=False)
+    paths = client.get("/api/data/all").json()["paths"]
+    assert client.post("/api/data/look", json={"way": "colours"}).status_code == 200
+    while not (told := client.get("/api/data/look").json())["ready"]:
+        assert not told["error"]
+        time.sleep(0.01)
+    first = client.post("/api/data/next", json={"count": 3}).json()["images"]
+    assert {paths[i].split("-")[0] for i in first} == {"red", "green", "blue"}
+    order = client.get(f"/api/data/alike/{paths.index('red-img1.png')}").json()["images"]
+    assert {paths[i].split("-")[0] for i in order[:4]} == {"red"}
 
 
 def test_alike_and_next_are_by_what_the_model_sees(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

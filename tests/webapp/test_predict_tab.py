@@ -140,7 +140,9 @@ def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClie
     assert found == {"day/one.png", "two.png", "etc/x.png"}
     assert (uploads / "trip-1" / "two.png").read_bytes() == (uploads / "trip-1" / "day" / "one.png").read_bytes()
     assert client.post("/api/folders/0123/files", params={"name": "a.png"}, content=picture).status_code == 400
-    assert {"uploads/trip-1", "uploads/trip-1/day"} <= {own.title for own in offers.offered(place)}
+    assert {"uploads/trip-1", "uploads/trip-1/day"} <= {
+        own.title for own in offers.offered(place.runs, place.photographs)
+    }
 
 
 def test_no_prediction_leads_to_a_file_that_was_not_predicted(client: TestClient, place: Workspace) -> None:

@@ -181,6 +181,28 @@ def test_keys_quicker_than_the_studio_label_the_photographs_that_were_shown(plac
     assert len(labels_so_far(place.labels).edits) == 30, "each is a step of its own"
 
 
+def test_a_click_means_the_photograph_on_which_the_button_was_pressed(place: Workspace, browser: Browser) -> None:
+    """The one before it is labelled, and disappears from the page, before the button is released."""
+    Photographs(place).add_class("a")
+    with studio(place, browser) as page:
+        page.get_by_role("button", name="Without a class 36").click()
+        page.locator("#cell-0").click()
+        box, title = page.locator("#cell-5").bounding_box(), page.locator("#cell-5").get_attribute("title")
+        assert box is not None
+        page.mouse.move(box["x"] + 20, box["y"] + 20)
+        page.mouse.down()
+        page.keyboard.press("1")
+        page.get_by_text("35 without a class").wait_for()
+        assert page.locator("#cell-4").get_attribute("title") == title, "it has moved"
+        page.mouse.up()
+        assert page.locator(".cell[aria-selected=true]").get_attribute("title") == title
+        saved(page)
+        page.get_by_role("button", name="Undo").click()
+        page.get_by_text("36 without a class").wait_for()
+        places = page.evaluate(f"{NUMBERED}.map((own) => Number(own.id.slice(5)))")
+        assert places == sorted(places), "as a screen reader reads them"
+
+
 def test_a_class_is_given_by_tapping(place: Workspace, browser: Browser) -> None:
     for name in ("blue", "red"):
         Photographs(place).add_class(name)

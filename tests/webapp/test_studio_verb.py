@@ -13,6 +13,7 @@ import pytest
 
 import vitkit
 from vitkit.errors import VitkitError
+from vitkit.webapp import open_workspace
 from vitkit.webapp import studio as module
 
 
@@ -37,7 +38,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_it_says_where_it_is_and_where_it_keeps_what(photos: Path, started: list[Any]) -> None:
     lines: list[str] = []
     vitkit.studio(photos, say=lines.append)
-    ((workspace, (host, port), _, token, link),) = started
+    ((_, (host, port), _, token, link),) = started
+    workspace = open_workspace(photos)
     assert (host, token, link) == ("127.0.0.1", None, f"http://127.0.0.1:{port}/")
     assert link in lines[0]
     assert all(str(own) in "\n".join(lines) for own in (photos, workspace.labels, workspace.runs))

@@ -59,7 +59,7 @@ def test_the_photographs_as_the_current_folder(photos: Path, monkeypatch: pytest
 
 def test_what_is_no_folder(photos: Path) -> None:
     (photos / "a.txt").write_text("")
-    for source, told in ((photos / "a.txt", "is a file"), (photos / "none", "no such folder"), (None, "vitkit studio")):
+    for source, told in ((photos / "a.txt", "is a file"), (photos / "none", "no such folder")):
         with pytest.raises(VitkitError, match=told):
             open_workspace(source)
 
@@ -68,8 +68,6 @@ def test_a_damaged_run_is_refused(photos: Path) -> None:
     run = make_run(Path("runs") / "one", photos)
     with pytest.raises(VitkitError, match="damaged"):
         open_workspace(run)
-    with pytest.raises(VitkitError, match="damaged"):  # the newest
-        open_workspace()
     (run / "split.json").write_text("[1]")
     with pytest.raises(VitkitError, match=r"split\.json is damaged"):
         open_workspace(run)

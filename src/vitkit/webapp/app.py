@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -88,8 +88,28 @@ class _Files(StaticFiles):
         return response
 
 
-def create_app(workspace: Workspace) -> FastAPI:
-    """Create the application of one workspace."""
+def create_app(workspace: Workspace, *, can_choose: bool = False) -> FastAPI:
+    """Create the application of one workspace.
+
+    Args:
+        workspace: the workspace.
+        can_choose: whether the page offers to open another folder (`webapp.chooser`).
+    """
+    app = create_page(TABS, {**workspace.to_dict(), "can_choose": can_choose})
+    app.include_router(folders.router(workspace.runs, workspace.photographs))
+    for tab in TABS:
+        app.include_router(tab.router(workspace))
+    return app
+
+
+def create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: bool = False) -> FastAPI:
+    """Create an application with the page and its files, and without the routes of tabs.
+
+    Args:
+        tabs: the tabs of the page.
+        about: what `/api/studio` answers beside them.
+        is_chooser: no folder is open, so the page asks for no photographs.
+    """
     app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Json)
     app.add_exception_handler(VitkitError, _refuse)
     app.add_exception_handler(GoneError, _refuse_gone)
@@ -100,17 +120,15 @@ def create_app(workspace: Workspace) -> FastAPI:
     app.add_exception_handler(Exception, _fail)
 
     @app.get("/")
-    def page() -> FileResponse:
+    def page() -> Response:
         headers = {"Cache-Control": "no-cache", "Content-Security-Policy": _CONTENT}
-        return FileResponse(STATIC / "index.html", headers=headers)
+        text = (STATIC / "index.html").read_text(encoding="utf-8")
+        return HTMLResponse(text.replace("<html", "<html data-chooser", 1) if is_chooser else text, headers=headers)
 
     @app.get("/api/studio")
     def studio() -> dict[str, Any]:
-        return {**workspace.to_dict(), "tabs": [tab.to_dict(STATIC) for tab in TABS]}
+        return {**about, "tabs": [tab.to_dict(STATIC) for tab in tabs]}
 
-    app.include_router(folders.router(workspace))
-    for tab in TABS:
-        app.include_router(tab.router(workspace))
     app.mount("/static/views", _Files(directory=views.FOLDER), name="views")  # as in reports
     app.mount("/static", _Files(directory=STATIC), name="static")
     return app

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
@@ -184,6 +184,12 @@ class Named(BaseModel):
     name: str = Field(max_length=1000)
 
 
+class LookQuery(BaseModel):
+    """A request for features; see `Likeness.start`."""
+
+    way: Literal["", "download", "colours"] = ""
+
+
 class NextQuery(BaseModel):
     """A request for photographs to label next."""
 
@@ -271,9 +277,9 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
         return {**doctor.to_dict(), "found": doctor.result(photographs.read().version)}
 
     @routes.post("/look")
-    def look() -> dict[str, Any]:
+    def look(query: LookQuery | None = None) -> dict[str, Any]:
         table = photographs.read().table
-        likeness.start(table)
+        likeness.start(table, query.way if query is not None else "")
         return likeness.to_dict(table)
 
     @routes.get("/look")

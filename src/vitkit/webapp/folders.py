@@ -24,7 +24,6 @@ from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import RECIPE
 from vitkit.text.names import bare
-from vitkit.webapp.workspace import Workspace
 
 UPLOADS = "uploads"  # beside the folder of runs
 _DEEPEST = 3  # levels of folders below the start that are offered
@@ -68,18 +67,6 @@ def folders(start: Path, *others: Path) -> list[Folder]:
     return sorted(offered.values(), key=lambda folder: folder.title)[:_OFFERED]
 
 
-def folder_of(identifier: str, start: Path, *others: Path) -> Folder:
-    """Return the folder with this identifier.
-
-    Raises:
-        VitkitError: there is none any more.
-    """
-    for folder in folders(start, *others):
-        if folder.identifier == identifier:
-            return folder
-    raise VitkitError("this folder is no longer there: choose another one")
-
-
 def _below(top: Path, named_from: Path) -> Iterator[Folder]:
     counts: dict[Path, int] = {}
     archives: list[Path] = []
@@ -111,14 +98,19 @@ def _title(path: Path, start: Path) -> str:
 # --- Photographs that are sent ------------------------------------------------------------------------------
 
 
-def new_folder(workspace: Workspace, name: str) -> Path:
+def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
     """Create an empty folder for photographs that are sent, with a name that no other has.
+
+    Args:
+        runs: the folder of runs, beside which it lies.
+        name: the name that is wished for.
+        photographs: the folder of photographs of the studio, if there is one.
 
     Raises:
         VitkitError: it would lie among the photographs of the studio.
     """
-    uploads = workspace.runs.parent / UPLOADS
-    if uploads.resolve().is_relative_to(workspace.photographs):
+    uploads = runs.parent / UPLOADS
+    if photographs is not None and uploads.resolve().is_relative_to(photographs):
         raise VitkitError(
             f"{uploads} lies among the photographs, where nothing is written: start the studio in another folder"
         )
@@ -200,18 +192,23 @@ class NewFolder(BaseModel):
     name: str = Field(max_length=300)
 
 
-def router(workspace: Workspace) -> APIRouter:
-    """Return the routes that list folders and receive photographs."""
+def router(runs: Path, photographs: Path | None = None) -> APIRouter:
+    """Return the routes that list folders and receive photographs.
+
+    Args:
+        runs: the folder of runs, beside which photographs that are sent are stored.
+        photographs: the folder of photographs of the studio, if one is open.
+    """
     routes = APIRouter(prefix="/api/folders")
     sent: dict[str, Path] = {}  # the folders that this studio made
 
     @routes.get("")
     def show_folders() -> dict[str, Any]:
-        return {"folders": [folder.to_dict() for folder in offered(workspace)]}
+        return {"folders": [folder.to_dict() for folder in offered(runs, photographs)]}
 
     @routes.post("/new")
     def make(new: NewFolder) -> dict[str, Any]:
-        path = new_folder(workspace, new.name)
+        path = new_folder(runs, new.name, photographs)
         folder = Folder(path, path.name, 0)
         sent[folder.identifier] = path
         return folder.to_dict()
@@ -226,19 +223,19 @@ def router(workspace: Workspace) -> APIRouter:
     return routes
 
 
-def offered(workspace: Workspace) -> list[Folder]:
-    """Return the folders that the page of a workspace offers."""
-    return folders(Path.cwd(), *_others(workspace))
+def offered(runs: Path, photographs: Path | None = None) -> list[Folder]:
+    """Return the folders and archives that the page offers; see `router`."""
+    others = [runs.parent / UPLOADS, *([photographs] if photographs is not None else [])]
+    return folders(Path.cwd(), *others)
 
 
-def chosen(workspace: Workspace, identifier: str) -> Folder:
+def chosen(identifier: str, runs: Path, photographs: Path | None = None) -> Folder:
     """Return an offered folder by its identifier.
 
     Raises:
         VitkitError: there is none any more.
     """
-    return folder_of(identifier, Path.cwd(), *_others(workspace))
-
-
-def _others(workspace: Workspace) -> tuple[Path, ...]:
-    return workspace.photographs, workspace.runs.parent / UPLOADS
+    for folder in offered(runs, photographs):
+        if folder.identifier == identifier:
+            return folder
+    raise VitkitError("this folder is no longer there: choose another one")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import re
 import signal
 import subprocess
@@ -17,15 +18,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from PIL import Image
+
+from vitkit.data.decode import UnreadableImageError
 from vitkit.data.labels import EXCLUDED
 from vitkit.data.storage import Place, read_place
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.environment import cache_folder
+from vitkit.system.files import replacing
 from vitkit.system.progress import progress, reporting_to
 from vitkit.system.stopping import python
-from vitkit.webapp.photographs import State, stamp_of
-from vitkit.webapp.train import Offer, best_eyes
+from vitkit.webapp.photographs import State, stamp_of, thumbnail
+from vitkit.webapp.train import Offer, best_eyes, smallest_download
 from vitkit.webapp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -101,10 +106,7 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float32]
 
-NOTHING_TO_SEE_WITH = (
-    "there is no model to compute features, and downloads are switched off: start the studio with --weights FILE, or "
-    "train one first"
-)
+COLOURS = Offer("colours", "their colours and shapes", "colours")  # needs no weights
 _PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")
 
 
@@ -115,23 +117,32 @@ class Likeness:
         self.workspace = workspace
         self.work: Background[Path] = Background()
         self._kept: tuple[Path, tuple[int, ...], Floats] | None = None
+        self._chosen: Offer | None = None  # where no model is on this machine
 
     def eyes(self) -> Offer | None:
-        """Return the model that computes features: the best one that needs no download; None if there is none."""
-        return best_eyes(self.workspace)
+        """Return the model that computes features: the best one that is here, else the one chosen; None without any."""
+        return best_eyes(self.workspace) or self._chosen
 
-    def start(self, table: ImageTable) -> None:
+    def start(self, table: ImageTable, way: str = "") -> None:
         """Start to compute the features, unless they exist or are being computed.
 
+        Args:
+            table: the photographs.
+            way: what to do if no model is here: `download` the smallest one, or use `colours`.
+
         Raises:
-            VitkitError: no model is available.
+            VitkitError: no model is here and no way was chosen, or downloads are forbidden.
         """
+        if best_eyes(self.workspace) is None and way:
+            self._chosen = COLOURS if way == COLOURS.source else smallest_download()
+            if self._chosen is None:
+                raise VitkitError("downloads are forbidden here: start the studio with --weights FILE")
         eyes = self.eyes()
         if eyes is None:
-            raise VitkitError(NOTHING_TO_SEE_WITH)
+            raise VitkitError("no model that computes features is on this machine: choose how to compare photographs")
         out = self._place(table, eyes)
         if not out.is_file():
-            self.work.start(out, lambda: self._embed(eyes, out))
+            self.work.start(out, lambda: self._embed(eyes, out, table))
 
     def features(self, table: ImageTable) -> tuple[tuple[int, ...], Floats] | None:
         """Return the indices of the readable photographs and their unit vectors (n, D); None if not computed yet."""
@@ -176,12 +187,13 @@ class Likeness:
         return [numbers[i] for i in np.argsort(-similarity, kind="stable")]
 
     def to_dict(self, table: ImageTable) -> dict[str, Any]:
-        """Return the model in use, whether its features are complete, and the progress."""
-        eyes = self.eyes()
-        status = self.work.to_dict()
+        """Return the model in use, whether its features are complete, the progress, and what could be downloaded."""
+        eyes, status = self.eyes(), self.work.to_dict()
+        download = smallest_download() if best_eyes(self.workspace) is None else None
+        more = {"download": None if download is None else download.to_dict()}
         if eyes is None:
-            return {**status, "ready": False, "eyes": "", "needs": NOTHING_TO_SEE_WITH}
-        return {**status, "ready": self._place(table, eyes).is_file(), "eyes": eyes.title, "needs": ""}
+            return {**status, **more, "ready": False, "eyes": ""}
+        return {**status, **more, "ready": self._place(table, eyes).is_file(), "eyes": eyes.title}
 
     def _place(self, table: ImageTable, eyes: Offer) -> Path:
         """Return the path of the cached features.
@@ -193,12 +205,56 @@ class Likeness:
             digest.update(f"{path}\0{stamp_of(table.file(i))}\n".encode("utf-8", "surrogateescape"))
         return cache_folder() / "features" / f"{digest.hexdigest()[:40]}.npz"
 
-    def _embed(self, eyes: Offer, out: Path) -> Path:
+    def _embed(self, eyes: Offer, out: Path, table: ImageTable) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
+        if eyes == COLOURS:
+            _write_colours(table, out)
+            return out
         folder = str(self.workspace.photographs)
         arguments = ["embed", eyes.source, folder, "--out", str(out), "--force"]
         run_vitkit(arguments)
         return out
+
+
+_GRID = 8  # cells of a side, whose mean colours are features
+_COMPONENTS = 32
+
+
+def _write_colours(table: ImageTable, out: Path) -> None:
+    """Write features that need no weights: principal components of colours by place, and of the directions of edges."""
+    import numpy as np
+
+    paths, rows = [], []
+    for i in range(len(table)):
+        with contextlib.suppress(UnreadableImageError, OSError):
+            with Image.open(io.BytesIO(thumbnail(table.file(i)))) as picture:
+                rows.append(_colours_of(picture))
+            paths.append(str(table.file(i)))
+        progress("comparing colours", i + 1, len(table))
+    if not rows:
+        raise VitkitError("none of the photographs can be read")
+    features = np.stack(rows)
+    features -= features.mean(0)
+    features /= np.maximum(features.std(0), 1e-6)
+    left, sizes, _ = np.linalg.svd(features, full_matrices=False)
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        np.savez(file, paths=np.array(paths), features=(left * sizes)[:, :_COMPONENTS].astype(np.float32))
+
+
+def _colours_of(picture: Image.Image) -> Floats:
+    import numpy as np
+
+    small = picture.convert("RGB").resize((_GRID, _GRID), Image.Resampling.BOX)
+    grey = np.asarray(picture.convert("L").resize((64, 64), Image.Resampling.BOX), np.float32) / 255
+    down, right = np.gradient(grey)
+    angle, strength = np.arctan2(down, right) % np.pi, np.hypot(down, right)
+    edges = [
+        np.histogram(angle[y : y + 16, x : x + 16], 8, (0, np.pi), weights=strength[y : y + 16, x : x + 16])[0]
+        for y in range(0, 64, 16)
+        for x in range(0, 64, 16)
+    ]
+    colours = np.asarray(small, np.float32).ravel() / 255
+    return np.concatenate([colours, np.concatenate(edges)]).astype(np.float32)
 
 
 def run_vitkit(arguments: list[str]) -> None:

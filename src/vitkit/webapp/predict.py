@@ -298,7 +298,7 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.post("")
     def start(request: PredictionRequest) -> dict[str, Any]:
         run = workspace.run_folder(request.run).name
-        folder = chosen(workspace, request.folder)
+        folder = chosen(request.folder, workspace.runs, workspace.photographs)
         if not work.is_running:
             last[0] = folder.title
             work.start("", lambda: shelf.compute(run, folder.path, folder.title))

@@ -1,4 +1,4 @@
-"""`vitkit studio`: open a workspace, serve its web application (`webapp.app`) on this machine, and open the browser."""
+"""`vitkit studio`: serve the studio of a workspace, or the page that chooses one, and open the browser."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
 
 if TYPE_CHECKING:
+    from vitkit.webapp.chooser import Studio
     from vitkit.webapp.workspace import Workspace
 
 PORT = 8420  # the default; if it is taken, the next free one is used
@@ -46,7 +47,8 @@ def studio(
     On the command line: `vitkit studio PHOTOS`.
 
     Args:
-        source: a folder or archive of photographs, labelled or not, or a run; by default the newest run in `runs`.
+        source: a folder or archive of photographs, labelled or not, the name of a data set, or a run; by default, the
+            page lets you choose.
         runs: the folder that contains run folders; by default the parent of the run, or the folder runs.
         labels: the label file; by default labels/NAME.csv, named after the folder of photographs.
         weights: a further model or file of weights to start trainings from; there may be several.
@@ -62,15 +64,24 @@ def studio(
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise VitkitError("the studio needs a web server: pip install 'vitkit[studio]'")
     from vitkit.serving.guard import is_loopback, new_token
+    from vitkit.webapp.chooser import Studio
     from vitkit.webapp.workspace import open_workspace
 
-    workspace = open_workspace(source, runs, labels, tuple(weights or ()))
+    def opened(chosen: str | Path) -> Workspace:
+        return open_workspace(chosen, runs, labels, tuple(weights or ()))
+
+    workspace = None if source is None else opened(source)
+    place = workspace.runs if workspace is not None else Path("runs" if runs is None else runs).absolute()
     token = None if is_loopback(host) else new_token()
     with _listen(host, port) as listener:
         link = f"http://{_called(host)}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}"
-        say(f"studio of {workspace.photographs}: {link}")
-        say(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
-        _serve(workspace, listener, host, token, link if show else None)
+        if workspace is None:
+            say(f"studio: {link}")
+            say(f"choose a folder in the page; runs: {place}; Ctrl-C ends the studio, but not trainings")
+        else:
+            say(f"studio of {workspace.photographs}: {link}")
+            say(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
+        _serve(Studio(workspace, place, opened), listener, host, token, link if show else None)
 
 
 def _has_screen() -> bool:
@@ -110,11 +121,10 @@ def _listen(host: str, port: int | None) -> socket.socket:
     raise VitkitError(f"cannot listen at {host}, port {port}: {(last.strerror or str(last)).lower()}") from last
 
 
-def _serve(workspace: Workspace, listener: socket.socket, host: str, token: str | None, link: str | None) -> None:
+def _serve(application: Studio, listener: socket.socket, host: str, token: str | None, link: str | None) -> None:
     import uvicorn
 
     from vitkit.serving.guard import MOST_HEAD, Connection, Guard, rules_of
-    from vitkit.webapp.app import create_app
 
     class StudioServer(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -122,7 +132,7 @@ def _serve(workspace: Workspace, listener: socket.socket, host: str, token: str 
             if link is not None and _has_screen():
                 threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
 
-    guarded = Guard(create_app(workspace), rules_of(host, token))
+    guarded = Guard(application, rules_of(host, token))
     config = uvicorn.Config(
         guarded,
         http=Connection,

@@ -31,10 +31,10 @@ from vitkit.webapp.workspace import Workspace
 
 _SUFFIXES = (".pth", ".safetensors", ".npz", ".pt", ".bin", ".ckpt")
 _PUBLISHED = (  # one of each size that people ask for, the smallest first; the command line knows them all
-    ("deit_tiny_patch16_224.fb_in1k", "small and quick"),
-    ("deit_small_patch16_224.fb_in1k", "middling"),
-    ("vit_small_patch16_224.augreg_in21k_ft_in1k", "middling, of more photographs"),
-    ("vit_base_patch16_224.augreg_in21k_ft_in1k", "large and slow"),
+    ("deit_tiny_patch16_224.fb_in1k", "small and quick", 5_717_416),
+    ("deit_small_patch16_224.fb_in1k", "medium", 22_050_664),
+    ("vit_small_patch16_224.augreg_in21k_ft_in1k", "medium, trained on more images", 22_050_664),
+    ("vit_base_patch16_224.augreg_in21k_ft_in1k", "large and slow", 86_567_656),
 )
 
 
@@ -47,16 +47,19 @@ class Offer:
         title: the name shown to users.
         kind: `run`, `file`, `published` or `none`.
         is_here: whether it needs no download.
+        megabytes: the size of the download.
     """
 
     source: str
     title: str
     kind: str
     is_here: bool = True
+    megabytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        return {"source": self.source, "title": self.title, "kind": self.kind, "here": self.is_here}
+        known = {"source": self.source, "title": self.title, "kind": self.kind}
+        return {**known, "here": self.is_here, "megabytes": self.megabytes}
 
 
 def offers(workspace: Workspace) -> list[Offer]:
@@ -88,6 +91,11 @@ def best_eyes(workspace: Workspace) -> Offer | None:
     return next((offer for kind in ("file", "published", "run") for offer in here if offer.kind == kind), None)
 
 
+def smallest_download() -> Offer | None:
+    """Return the smallest published model that would be downloaded; None if downloads are forbidden."""
+    return next((offer for offer in _published() if not offer.is_here), None)
+
+
 def _files(workspace: Workspace) -> list[Offer]:
     """Return the files of weights that the user named, and those in the current folder."""
     named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
@@ -106,13 +114,14 @@ def _published() -> list[Offer]:
     from vitkit.weights.download import cache_path
 
     offers_there = []
-    for name, about in _PUBLISHED:
+    for name, about, parameters in _PUBLISHED:
         entry = find(name)
         if entry is None:
             continue
         is_here = entry.url is not None and cache_path(entry.url).is_file()
         if is_here or offline() is None:
-            offers_there.append(Offer(name, f"{name.partition('.')[0]}: {about}", "published", is_here))
+            size = round(4 * parameters / 2**20)
+            offers_there.append(Offer(name, f"{name.partition('.')[0]}: {about}", "published", is_here, size))
     return sorted(offers_there, key=lambda offer: not offer.is_here)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.labels import Edit, LabelFile, add_edits, labels_so_far, undo_edits
+from vitkit.data.named import DATASETS, materialise
 from vitkit.data.sources import storage_at
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
@@ -293,16 +294,16 @@ def state_of_runs(runs: Path) -> Path:
 
 
 def open_workspace(
-    source: str | Path | None = None,
+    source: str | Path,
     runs: str | Path | None = None,
     labels: str | Path | None = None,
     weights: tuple[str, ...] = (),
 ) -> Workspace:
-    """Open the workspace of a folder of photographs, or of a run.
+    """Open the workspace of a folder of photographs, a named data set, or a run.
 
     Args:
-        source: a folder or archive of photographs, or a run folder, which stands for the photographs of the run. The
-            default is the newest run in `runs`.
+        source: a folder or archive of photographs, the name of a data set, which is downloaded on first use, or a run
+            folder, which stands for the photographs of the run.
         runs: the folder of existing and new run folders. The default is the parent of the run, or else `runs`.
         labels: the label file. The default is `labels/NAME.csv`.
         weights: local files or models to start from, in addition to those of the runs.
@@ -311,11 +312,13 @@ def open_workspace(
         VitkitError: the folder does not exist, or runs or labels would lie among the photographs.
     """
     folder = Path("runs" if runs is None else runs)
-    if source is None:
-        source = _newest_run(folder)
+    if not Path(source).exists() and str(source) in DATASETS:
+        source = materialise(str(source))
     folder_or_run, first_run = Path(source), ""
     if not folder_or_run.exists():
-        raise VitkitError(f"no such folder: {source}; name a folder of photographs, or a run")
+        raise VitkitError(
+            f"no such folder: {source}; name a folder of photographs, a data set such as digits, or a run"
+        )
     if not folder_or_run.is_dir() and storage_at(folder_or_run) is None:
         raise VitkitError(f"{source} is a file; name a folder of photographs, a .zip or .tar of one, or a run")
     if (folder_or_run / RECIPE).is_file():
@@ -328,13 +331,6 @@ def open_workspace(
     file = Path(labels) if labels is not None else Path("labels", f"{photographs.name or 'photographs'}.csv")
     _check(photographs, folder, file)
     return Workspace(photographs, _absolute(folder), _absolute(file), weights, first_run)
-
-
-def _newest_run(runs: Path) -> Path:
-    names = Workspace(Path(), runs, Path()).run_names()
-    if not names:
-        raise VitkitError(f"name a folder of photographs, as in: vitkit studio PHOTOS (there is no run in {runs} yet)")
-    return runs / names[0]
 
 
 def _photographs_of(run: Path) -> Path:

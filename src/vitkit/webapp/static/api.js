@@ -2,6 +2,8 @@
 
 import { el } from "./dom.js";
 
+const UNREACHABLE = "The studio does not answer: is it still running? What was saved before is safe.";
+
 let gone = false;
 
 /** JSON of an address. Throws an Error whose message is for people. */
@@ -22,10 +24,11 @@ async function answer(ask) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     gone = true;
-    throw Object.assign(new Error("The studio does not answer: is it still running? What was saved before is safe."), { unreachable: true });
+    throw Object.assign(new Error(UNREACHABLE), { unreachable: true });
   }
   if (gone) {
     gone = false;
+    for (const line of [...document.getElementById("fails").children]) if (line.dataset.text === UNREACHABLE) line.remove();
     say("The studio answers again.");
   }
   const told = await response.json().catch(() => ({}));

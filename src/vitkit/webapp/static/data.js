@@ -9,6 +9,7 @@ import { NONE, OUT, percent, Photos } from "./data_state.js";
 import { Suggestions } from "./data_suggest.js";
 import { count, dialog, el, fill } from "./dom.js";
 import { Grid } from "./grid.js";
+import { stage } from "./progress.js";
 
 export { ahead } from "./data_state.js";
 
@@ -253,18 +254,35 @@ class DataPage {
   /** Waits until a model has seen the photographs; false where it cannot. */
   async seen() {
     let told = await get("/api/data/look");
-    if (told.needs) throw new Error(`Not yet: ${told.needs}.`);
-    if (!told.ready) told = await post("/api/data/look");
+    let way = "";
+    if (!told.eyes) {
+      way = await this.wayToSee(told.download);
+      if (!way) return false;
+    }
+    if (!told.ready) told = await post("/api/data/look", { way });
     while (!told.ready && !this.stopped) {
-      if (told.error) throw new Error(`The photographs could not be looked at: ${told.error}`);
-      const part = told.total ? ` ${told.done} of ${told.total}` : "";
-      this.panel.busy(`Looking at the photographs with ${told.eyes}, once …${part}`);
+      if (told.error) throw new Error(`The photographs could not be compared: ${told.error}`);
+      this.panel.busy(`Once, with ${told.eyes}. ${stage(told)}`);
       await new Promise((done) => { setTimeout(done, 700); });
       told = await get("/api/data/look");
       if (!told.ready && !told.running && !told.error) told = await post("/api/data/look"); // others were looked at
     }
     this.panel.busy("");
     return !this.stopped;
+  }
+
+  /** Asks how to compare photographs where no model is on this machine; empty if neither way. */
+  wayToSee(download) {
+    return new Promise((resolve) => {
+      let way = "";
+      const choose = (chosen) => () => { way = chosen; made.close(); };
+      const made = dialog("How are the photographs compared?",
+        el("p", {}, "No model that recognises what photographs show is on this machine yet."),
+        download && el("p", {}, el("button", { type: "button", class: "primary", onclick: choose("download") }, `Download a small model (${download.megabytes} MB download)`), el("br"), el("span", { class: "small soft" }, `${download.source}; it is kept for later trainings.`)),
+        el("p", {}, el("button", { type: "button", onclick: choose("colours") }, "Compare colours and shapes"), el("br"), el("span", { class: "small soft" }, "Computed on the spot from your photographs, without a download. It finds pictures that look alike, and does not know what they show.")),
+        !download && el("p", { class: "small soft" }, "Downloads are switched off (VITKIT_OFFLINE). A file of weights can be passed with --weights FILE when the studio is started."));
+      made.addEventListener("close", () => resolve(way));
+    });
   }
 
   async inOrder(work) {
@@ -289,7 +307,7 @@ class DataPage {
   }
 
   next() {
-    return this.inOrder(async () => ({ ...await post("/api/data/next", { count: BATCH }), isNext: true, title: "These teach the most when they are labelled: they are unlike one another, or hard to tell" }));
+    return this.inOrder(async () => ({ ...await post("/api/data/next", { count: BATCH }), isNext: true, title: "Label these next: they are unlike one another, or hard to tell apart" }));
   }
 
   // --- The doctor -------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 import { FINDINGS, NONE, OUT } from "./data_state.js";
 import { dialog, el, fill } from "./dom.js";
+import { stage } from "./progress.js";
 
-const SPLITS = { train: "For learning", val: "To watch by", test: "For the test" };
+const SPLITS = { train: "For training", val: "For checking during training", test: "For the test" };
 
 export class Panel {
   /** tell: { filtered(how), edit(path, body), check(), again() } */
@@ -86,7 +87,7 @@ export class Panel {
       el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(name.value); } },
         el("label", { for: "new-name" }, "Call it"), el("div", { class: "row" }, name, el("button", {}, "Rename"))),
       others.length > 0 && el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(into.value); } },
-        el("label", { for: "merge-into" }, "Make it one with"), el("div", { class: "row" }, into, el("button", {}, "Merge"))),
+        el("label", { for: "merge-into" }, "Merge with"), el("div", { class: "row" }, into, el("button", {}, "Merge"))),
       named.count === 0 && el("button", { type: "button", onclick: () => done("classes/remove", { name: named.name }) }, "Remove this class"),
       el("p", { class: "small soft" }, "Undo takes it back. Only the label file changes: no photograph is moved or renamed."));
     name.select();
@@ -96,10 +97,9 @@ export class Panel {
   checking(told, asked) {
     const found = this.photos.check;
     const button = el("button", { type: "button", disabled: told.running, onclick: () => this.tell.check() }, found ? "Check again" : "Check the photographs");
-    const part = told.total ? `: ${told.done} of ${told.total}` : "";
     fill(this.found, el("h2", {}, "Findings"),
       !found && el("p", { class: "small soft" }, "Looks for files that cannot be read, and for pictures that are there twice."),
-      button, told.running && el("p", { class: "small", role: "status" }, `Checking${part} …`),
+      button, told.running && el("p", { class: "small", role: "status" }, stage(told, "Checking")),
       told.error && el("p", { class: "small bad" }, told.error),
       found && (found.findings.length ? el("ul", { class: "small findings" }, found.findings.map((own) => el("li", { class: `wrap ${own.severity}` }, own.text)))
         : el("p", { class: "small good" }, "Nothing wrong was found.")));

@@ -3,6 +3,7 @@
 import { fail, get, post, say } from "./api.js";
 import { percent } from "./data_state.js";
 import { count, el, fill } from "./dom.js";
+import { stage } from "./progress.js";
 
 const SURE = 0.95;
 
@@ -56,11 +57,10 @@ export class Suggestions {
     const { photos, told } = this;
     const none = photos.counts().none;
     const sure = this.sure().length;
-    const part = told.total ? `: ${told.done} of ${told.total}` : "";
     fill(this.element, none > 0 && [el("h2", {}, "Suggestions"),
       told.run ? el("button", { type: "button", disabled: told.running, title: `${told.run} suggests a class for each photograph without one`, onclick: () => this.start() }, photos.suggestions.size ? "Suggest again" : "Suggest classes")
         : el("p", { class: "small soft" }, "Once a model is trained, it suggests classes for photographs without one."),
-      told.running && el("p", { class: "small", role: "status" }, `${told.run} looks at them${part} …`),
+      told.running && el("p", { class: "small", role: "status" }, stage(told, `${told.run} is loaded`)),
       told.error && el("p", { class: "small bad wrap" }, told.error),
       sure > 0 && el("p", {}, el("button", { type: "button", onclick: () => this.accept() }, `Accept all above ${percent(SURE)} (${sure})`)),
       sure > 0 && el("p", { class: "small soft" }, `They are recorded as proposed by ${photos.suggestedBy}, and are not used as test labels.`)]);

@@ -25,7 +25,11 @@ export class Grid {
     this.element = el("div", { class: "grid", role: "listbox", tabindex: 0, "aria-multiselectable": "true", "aria-label": label }, this.sheet);
     this.element.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.element.addEventListener("keydown", (event) => this.pressed(event));
-    this.element.addEventListener("pointerdown", (event) => { this.touch = event.pointerType === "touch"; });
+    this.element.addEventListener("pointerdown", (event) => {
+      this.touch = event.pointerType === "touch";
+      const at = this.at(event);
+      this.down = at === null ? null : this.ids[at];
+    });
     this.element.addEventListener("click", (event) => this.clicked(event));
     this.element.addEventListener("dblclick", (event) => { const at = this.at(event); if (at !== null) tell.onopen(this.ids[at]); });
     this.watch = new ResizeObserver(() => this.arrange());
@@ -78,8 +82,25 @@ export class Grid {
     this.rows = Math.ceil(this.ids.length / this.columns);
     this.sheet.style.height = `${Math.max(0, this.rows * this.pitch - GAP)}px`;
     this.sheet.style.setProperty("--side", `${this.side}px`);
-    for (const place of [...this.cells.keys()]) this.drop(place);
+    const { first, last } = this.inSight();
+    const places = new Map(this.ids.slice(first, last).map((id, i) => [id, first + i]));
+    const before = [...this.cells];
+    this.cells.clear();
+    for (const [, cell] of before) { // a photograph keeps its element, so that what was begun there ends there
+      const place = places.get(cell.of);
+      if (place === undefined || this.cells.has(place)) this.spareCell(cell);
+      else this.cells.set(place, cell);
+    }
+    let next = null;
+    for (const place of [...this.cells.keys()].sort((a, b) => b - a)) next = this.put(place, this.cells.get(place), next);
     this.draw();
+  }
+
+  /** The places that are in the page: those in sight and some above and below. */
+  inSight() {
+    const first = Math.max(0, Math.floor(this.element.scrollTop / this.pitch) - AHEAD) * this.columns;
+    const rows = Math.ceil(Math.min(this.element.clientHeight, innerHeight) / this.pitch) + 1 + 2 * AHEAD;
+    return { first, last: Math.min(this.ids.length, first + rows * this.columns) };
   }
 
   scrolled() {
@@ -98,9 +119,7 @@ export class Grid {
   /** Brings what is in sight into the page, and takes out what is not. */
   draw() {
     if (!this.columns) return;
-    const first = Math.max(0, Math.floor(this.element.scrollTop / this.pitch) - AHEAD) * this.columns;
-    const rows = Math.ceil(Math.min(this.element.clientHeight, innerHeight) / this.pitch) + 1 + 2 * AHEAD;
-    const last = Math.min(this.ids.length, first + rows * this.columns);
+    const { first, last } = this.inSight();
     for (const place of [...this.cells.keys()]) if (place < first || place >= last) this.drop(place);
     for (let place = last - 1; place >= first; place--) if (!this.cells.has(place)) this.put(place);
     if (!this.hurried) this.load();
@@ -113,16 +132,17 @@ export class Grid {
     this.mark();
   }
 
-  put(place) {
-    const cell = this.spare.pop() || this.make();
+  /** Puts a cell before the next one: they are read out in the order in which they are seen. */
+  put(place, cell = this.spare.pop() || this.make(), next = this.cells.get(place + 1) ?? null) {
     const [row, column] = [Math.floor(place / this.columns), place % this.columns];
     cell.style.transform = `translate(${column * (this.side + GAP)}px, ${row * this.pitch}px)`;
     cell.id = `cell-${place}`;
     cell.setAttribute("aria-posinset", place + 1);
     cell.setAttribute("aria-setsize", this.ids.length);
     this.describe(cell, place);
-    this.sheet.insertBefore(cell, this.cells.get(place + 1) ?? null); // read out in the order in which they are seen
+    if (cell.parentNode !== this.sheet || cell.nextSibling !== next) this.sheet.insertBefore(cell, next);
     this.cells.set(place, cell);
+    return cell;
   }
 
   make() {
@@ -135,6 +155,7 @@ export class Grid {
 
   describe(cell, place) {
     const id = this.ids[place];
+    cell.of = id;
     cell.setAttribute("aria-label", this.tell.name(id));
     this.tell.draw(cell, id);
   }
@@ -142,6 +163,10 @@ export class Grid {
   drop(place) {
     const cell = this.cells.get(place);
     this.cells.delete(place);
+    this.spareCell(cell);
+  }
+
+  spareCell(cell) {
     cell.remove();
     cell.shown = null;
     cell.image.removeAttribute("src"); // what is still on its way is given up
@@ -177,8 +202,13 @@ export class Grid {
     return Number(cell.id.slice("cell-".length));
   }
 
+  /** The photograph on which the button was pressed is meant, also if others have taken its place before the release. */
   clicked(event) {
-    const place = this.at(event);
+    let place = this.at(event);
+    if (this.down !== null && this.down !== undefined && this.ids[place] !== this.down) {
+      place = this.ids.indexOf(this.down);
+      if (place < 0) return;
+    }
     this.active = true;
     if (place === null) {
       this.select([]);

@@ -1,14 +1,15 @@
 // The page: tabs by the address's hash (#data, #train/RUN), one at a time.
 
 import { el, fill } from "./dom.js";
-import { fail, get } from "./api.js";
+import { fail, get, post } from "./api.js";
 
 let studio = null;
 let leave = null;
 let turn = 0;
 
 async function start() {
-  if (["", "#data"].includes(location.hash)) import("./data.js").then((own) => own.ahead()); // asked at once
+  const choosing = document.documentElement.dataset.chooser !== undefined;
+  if (!choosing && ["", "#data"].includes(location.hash)) import("./data.js").then((own) => own.ahead()); // asked at once
   try {
     studio = await get("/api/studio");
   } catch (error) {
@@ -17,10 +18,11 @@ async function start() {
     return;
   }
   studio.goto = (tab, where = "") => { location.hash = where ? `${tab}/${encodeURIComponent(where)}` : tab; };
-  document.title = `${studio.name} – vitkit studio`;
+  document.title = studio.name ? `${studio.name} – vitkit studio` : "vitkit studio";
   const place = document.getElementById("place");
   place.textContent = studio.name;
-  place.title = `Photographs: ${studio.photographs} (only read)\nLabels: ${studio.labels}\nRuns: ${studio.runs}`;
+  if (studio.can_choose) document.getElementById("another").hidden = false;
+  if (!choosing) place.title = `Photographs: ${studio.photographs} (only read)\nLabels: ${studio.labels}\nRuns: ${studio.runs}`;
   fill(document.getElementById("tabs"), studio.tabs.map((tab) => el("a", { href: `#${tab.name}`, title: tab.about }, tab.title)));
   addEventListener("hashchange", open);
   await open();
@@ -80,5 +82,14 @@ async function open() {
   }
 }
 
+document.getElementById("another").addEventListener("click", async () => {
+  try {
+    if (leave) await leave();
+    await post("/api/chooser/close");
+    location.href = "/";
+  } catch (error) {
+    fail(error);
+  }
+});
 addEventListener("unhandledrejection", (event) => { fail(event.reason); event.preventDefault(); });
 start();

@@ -1,0 +1,95 @@
+"""What the studio shows before a folder is chosen: folders, runs and named data, and a place to drop photographs.
+
+`Studio` is the application that is served. It passes requests to the chooser, or to the studio of the workspace that
+was chosen there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, FastAPI
+from pydantic import BaseModel, Field
+
+from vitkit.data.named import DATASETS
+from vitkit.errors import VitkitError
+from vitkit.system.environment import cache_folder, offline
+from vitkit.webapp import folders
+from vitkit.webapp.app import Tab, create_app, create_page
+from vitkit.webapp.workspace import Workspace
+
+_TABS = (Tab("choose", "Open", "Choose photographs, a run, or a data set."),)
+_ROUTES = "/api/chooser"
+
+
+class Choice(BaseModel):
+    """What to open: a folder by its identifier, a run or a data set by its name."""
+
+    kind: Literal["folder", "run", "named"]
+    name: str = Field(max_length=300)
+
+
+class Studio:
+    """The studio of one workspace at a time, as an ASGI application.
+
+    Args:
+        workspace: the workspace to begin with; None to let the user choose.
+        runs: the folder of runs.
+        opened: opens the workspace of a folder, a run or a named data set.
+    """
+
+    def __init__(self, workspace: Workspace | None, runs: Path, opened: Callable[[str | Path], Workspace]) -> None:
+        self._runs, self._opened = runs, opened
+        self._chooser = create_page(_TABS, {"name": "", "choosing": True}, is_chooser=True)
+        self._chooser.include_router(folders.router(runs))
+        self._chooser.include_router(self._router())
+        self._studio: FastAPI | None = None if workspace is None else create_app(workspace, can_choose=True)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        is_choice = str(scope.get("path", "")).startswith(_ROUTES)
+        app = self._chooser if self._studio is None or is_choice else self._studio
+        await app(scope, receive, send)
+
+    def _router(self) -> APIRouter:
+        routes = APIRouter(prefix=_ROUTES)
+
+        @routes.get("")
+        def show() -> dict[str, Any]:
+            names = Workspace(Path(), self._runs, Path()).run_names()
+            found = [folder.to_dict() for folder in folders.offered(self._runs)]
+            return {"folders": found, "runs": names, "named": _named()}
+
+        @routes.post("/open")
+        def open_(choice: Choice) -> dict[str, Any]:
+            workspace = self._opened(self._source(choice))
+            self._studio = create_app(workspace, can_choose=True)
+            return {"name": workspace.name}
+
+        @routes.post("/close")
+        def close() -> dict[str, Any]:
+            self._studio = None
+            return {}
+
+        return routes
+
+    def _source(self, choice: Choice) -> str | Path:
+        if choice.kind == "folder":
+            return folders.chosen(choice.name, self._runs).path
+        if choice.kind == "run":
+            return Workspace(Path(), self._runs, Path()).run_folder(choice.name)
+        if choice.name not in {entry["name"] for entry in _named()}:
+            raise VitkitError(f"there is no data set {choice.name!r}")
+        return choice.name
+
+
+def _named() -> list[dict[str, Any]]:
+    """Return the named data sets that can be opened, with the size of the download that each needs."""
+    rows = []
+    for entry in DATASETS.values():
+        is_here = not entry.megabytes or (cache_folder() / "data" / entry.name).is_dir()
+        if is_here or offline() is None:
+            rows.append({"name": entry.name, "megabytes": 0 if is_here else entry.megabytes})
+    return sorted(rows, key=lambda row: (row["megabytes"], row["name"]))

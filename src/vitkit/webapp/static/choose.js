@@ -1,0 +1,29 @@
+// What is shown before a folder is open: photographs, runs and data sets to choose, and a place to bring photographs.
+
+import { fail, get, post } from "./api.js";
+import { el, fill } from "./dom.js";
+import { uploadPlace } from "./upload.js";
+
+export async function show(main) {
+  const { folders, runs, named } = await get("/api/chooser");
+  const told = el("p", { role: "status" });
+  const open = async (kind, name, title) => {
+    for (const button of main.querySelectorAll("button")) button.disabled = true;
+    told.textContent = `Opening ${title} …`;
+    try {
+      await post("/api/chooser/open", { kind, name });
+      location.href = "/";
+    } catch (error) {
+      told.textContent = "";
+      for (const button of main.querySelectorAll("button")) button.disabled = false;
+      fail(error);
+    }
+  };
+  const choice = (kind, name, title, about) => el("li", {}, el("button", { type: "button", class: "filter", onclick: () => open(kind, name, title) }, el("span", { class: "cut" }, title), el("span", { class: "small soft" }, about)));
+  const list = (title, rows, none) => el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), rows.length ? el("ul", { class: "choices" }, rows) : el("p", { class: "soft" }, none));
+  fill(main, el("h2", {}, "Which photographs?"), told, el("div", { class: "choose" },
+    list("Folders and archives here", folders.map((own) => choice("folder", own.id, own.title, own.images === null ? "archive" : own.images.toLocaleString("en"))), "There are no photographs below the folder in which the studio was started."),
+    el("section", { class: "panel", "aria-label": "Bring photographs" }, el("h2", {}, "Bring photographs"), uploadPlace((folder) => open("folder", folder.id, folder.title))),
+    runs.length > 0 && list("Runs", runs.map((name) => choice("run", name, name, "with its photographs")), ""),
+    list("Data sets to try", named.map((own) => choice("named", own.name, own.name, own.megabytes ? `${own.megabytes.toLocaleString("en")} MB download` : "on this machine")), "")));
+}
