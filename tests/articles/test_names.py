@@ -84,6 +84,66 @@ def test_the_attributes_of_scripts() -> None:
     assert model.pos_embed.shape == (1, embed.num_patches + model.num_tokens, model.embed_dim)
 
 
+def test_the_attention_matrices_reach_the_hooks_of_scripts() -> None:
+    """Scripts for timm set `fused_attn` to False and keep what `attn_drop` receives, in every layer."""
+    ours = fill(VisionTransformer(**SMALL))
+    reference = theirs.VisionTransformer(**SMALL).eval()
+    reference.load_state_dict(ours.state_dict())
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    kept: list[list[torch.Tensor]] = []
+    for model in (ours, reference):
+        maps: list[torch.Tensor] = []
+        for block in model.blocks:
+            assert (block.attn.num_heads, block.attn.head_dim, block.attn.fused_attn) == (2, 32, True)
+            block.attn.fused_attn = False
+            block.attn.attn_drop.register_forward_hook(lambda module, inputs, output, maps=maps: maps.append(output))
+        model(images)
+        kept.append(maps)
+    assert [tuple(map_.shape) for map_ in kept[0]] == [(2, 2, 17, 17)] * 2
+    for mine, other in zip(*kept, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_forward_features_is_timms_and_the_articles_is_forward_head() -> None:
+    model = fill(VisionTransformer(**SMALL, representation_size=48))
+    reference = theirs.VisionTransformer(**SMALL)
+    names = reference.state_dict().keys() - {"head.weight"}  # timm's newer models have no representation layer
+    state = model.state_dict()
+    reference.load_state_dict({name: state[name] for name in names}, strict=False)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    tokens = model.forward_features(images)
+    torch.testing.assert_close(tokens, reference.eval().forward_features(images), rtol=1e-4, atol=1e-5)
+    article = model.pre_logits(tokens[:, 0])
+    assert article.shape == (2, 48)
+    torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), article)
+    torch.testing.assert_close(model.head(article), model(images))
+
+
+def test_a_distilled_model_has_the_pair_that_scripts_train_with() -> None:
+    model = fill(VisionTransformer(**SMALL, distilled=True))
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    classes, distilled = model.forward_heads(images)
+    tokens = model.forward_features(images)
+    torch.testing.assert_close(classes, model.head(tokens[:, 0]))
+    torch.testing.assert_close(distilled, model.head_dist(tokens[:, 1]))
+    torch.testing.assert_close(model(images), (classes + distilled) / 2)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_torchscript_is_answered_with_its_successor(tmp_path: Path) -> None:
+    model, images = fill(VisionTransformer(**SMALL)), torch.randn(2, 3, 32, 32)
+    with pytest.raises(VitkitError, match=r"PyTorch has deprecated TorchScript: use torch\.export\.export"):
+        torch.jit.script(model)
+    program = torch.export.export(model, (images,)).module()
+    torch.testing.assert_close(program(images), model(images))
+    for arguments in (("--to", "torchscript"), ("-o", "model.pt")):
+        command = [warm.vitkit(), "export", "vit_micro_patch8_16", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "TorchScript; use --to torch" in done.stderr
+    with pytest.raises(VitkitError, match="TorchScript; use --to torch"):
+        export("vit_micro_patch8_16", to="torchscript")
+
+
 # --- Layers ------------------------------------------------------------------------------------------
 
 
@@ -246,6 +306,23 @@ def test_a_head_that_is_a_convolution_is_a_linear_layer(name: str) -> None:
 def test_the_flags_of_scripts_are_answered_with_the_right_flag(flags: tuple[str, str], said: str) -> None:
     done = subprocess.run([warm.vitkit(), "train", "digits", *flags], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("predict runs --num-classes 5", "No such option: --num-classes"),  # predict has no data to take them from
+        ("eval runs --data-path flowers", "No such option: --data-path"),
+        ("explain runs x.jpg --smoothing 0.1", "No such option: --smoothing"),
+        ("bench runs --output-dir x", "use --out"),
+        ("export runs --img-size 224", "use --image-size"),
+        ("plan vit_tiny_patch16_224 --img-size 384", "use --image-size"),
+        ("compare flowers --data-path flowers", "name the data first"),
+    ],
+)
+def test_advice_names_only_flags_that_the_command_has(command: str, said: str) -> None:
+    done = subprocess.run([warm.vitkit(), *command.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and said in done.stderr
 
 
 def test_the_flags_that_are_named_exist() -> None:

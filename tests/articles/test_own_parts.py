@@ -237,14 +237,18 @@ def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: P
     assert "cross_entropy" in vitkit.load(tmp_path / "run").provenance["extensions"]["loss"]
 
 
+LIGHTNINGS = {"lightning": "LightningClassifier", "pytorch_lightning": "PytorchLightningClassifier"}
+
+
+@pytest.mark.parametrize("package", LIGHTNINGS)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_a_lightning_module_is_subclassed(photos: Path) -> None:
-    lightning = pytest.importorskip("lightning")
-    from vitkit.training.lightning_module import LightningClassifier
+def test_a_lightning_module_is_subclassed(photos: Path, package: str) -> None:
+    lightning = pytest.importorskip(package)
+    from vitkit.training import lightning_module
 
     calls: list[int] = []
 
-    class Mine(LightningClassifier):
+    class Mine(getattr(lightning_module, LIGHTNINGS[package])):  # type: ignore[misc]
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
             calls.append(batch_idx)
             images, labels = batch
@@ -260,6 +264,16 @@ def test_a_lightning_module_is_subclassed(photos: Path) -> None:
     trainer.fit(Mine(model), batches, batches)
     assert calls == [0, 1]
     assert not torch.equal(model.head.weight, before)
+
+
+def test_a_missing_lightning_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.training import lightning_module
+
+    for package, name in LIGHTNINGS.items():
+        monkeypatch.delitem(vars(lightning_module), name, raising=False)
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(VitkitError, match=f"{name} needs {package}: pip install"):
+            getattr(lightning_module, name)
 
 
 def test_parts_that_would_never_be_called_are_refused(photos: Path, tmp_path: Path) -> None:

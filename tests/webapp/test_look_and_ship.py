@@ -97,7 +97,7 @@ def test_a_map_is_that_of_explain(client: TestClient, place: Workspace, picture:
 def test_a_patch_has_a_map_for_every_head_of_every_layer(client: TestClient, picture: Path) -> None:
     found = ask(client, "patch", picture, row=1, column=2)
     layers = np.array(found["layers"])
-    assert (layers.shape, found["numbers"]) == ((3, 4, 3, 4), [1, 2, 3])
+    assert (layers.shape, found["numbers"]) == ((3, 4, 3, 4), [0, 1, 2])
     assert layers.max(axis=(2, 3)).tolist() == [[255] * 4] * 3
 
 

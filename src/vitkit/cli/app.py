@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NoReturn
@@ -13,6 +14,7 @@ import vitkit
 from vitkit.cli.commands import VERBS
 from vitkit.cli.say import give_up_stdout, prepare_streams, say
 from vitkit.errors import VitkitError, first_line, is_memory_short
+from vitkit.exporting.formats import TORCHSCRIPT
 
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed it (SIGPIPE)
 _LONGEST = 2000  # characters of an error message
@@ -153,6 +155,16 @@ def _end(error: BaseException, arguments: list[str]) -> NoReturn:
     sys.exit(2)
 
 
+def _is_of_command(advice: str, context: Any) -> bool:
+    """Return whether a command has the flags that the advice names, or else takes data as its first argument."""
+    if context is None:
+        return False
+    flags = set(re.findall(r"--[a-z][a-z-]*", advice))
+    if flags:
+        return flags <= {flag for parameter in context.command.params for flag in parameter.opts}
+    return next((parameter.name for parameter in context.command.params), None) == "data"
+
+
 def _shortened(text: str) -> str:
     """Return a message with limited length, since names from a damaged or hostile file may be very long."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
@@ -161,11 +173,13 @@ def _shortened(text: str) -> str:
 def _describe(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
         option = str(getattr(error, "option_name", "")).replace("_", "-")
-        if option in SCRIPT_FLAGS:
+        if option in SCRIPT_FLAGS and _is_of_command(SCRIPT_FLAGS[option], getattr(error, "ctx", None)):
             return f"there is no option {option}: {SCRIPT_FLAGS[option]}"
         message = error.format_message().replace(": Value error, ", ": ")  # added by the parser
         if "'cuda:" in message:
             message += " Use cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU."
+        if "'torchscript'" in message:
+            message += f" {TORCHSCRIPT}."
         return message
     if is_memory_short(error):
         return f"there is too little memory ({first_line(error)}): free some, or ask for less at a time"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitkit.inference.backends.graph_runner import GraphRunner
     from vitkit.model.build import Model
 
+TORCHSCRIPT = "PyTorch has deprecated TorchScript; use --to torch, which writes a program of its successor torch.export"
 DTYPES = ("float32", "bfloat16", "float16")  # in which weights are stored
 
 
@@ -109,7 +110,13 @@ def format_of(path: Path) -> Format:
     for form in FORMATS.values():
         if path.suffix.lower() == form.suffix:
             return form
-    raise VitkitError(f"{path} must end in {one_of(suffixes())}")
+    raise VitkitError(wrong_suffix(path))
+
+
+def wrong_suffix(path: Path) -> str:
+    """Describe a file with the suffix of no export format."""
+    is_torchscript = path.suffix.lower() in (".pt", ".ts", ".torchscript")
+    return f"{path} must end in {one_of(suffixes())}" + (f": {TORCHSCRIPT}" if is_torchscript else "")
 
 
 _HOME = "vitkit.exporting"

@@ -12,6 +12,29 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import canonical
 
 
+class AttentionHabits:
+    """The attributes that timm's attention has, for `Attention`."""
+
+    @property
+    def num_heads(self: Any) -> int:
+        """H, the number of heads."""
+        return int(self.heads)
+
+    @property
+    def head_dim(self: Any) -> int:
+        """D_h, the number of features of a head."""
+        return int(self.qkv.in_features // self.heads)
+
+    @property
+    def fused_attn(self: Any) -> bool:
+        """Whether one kernel computes the attention; if not, hooks on `attn_drop` receive the matrix (B, H, N, N)."""
+        return bool(self.fused)
+
+    @fused_attn.setter
+    def fused_attn(self: Any, fused: bool) -> None:
+        self.fused = fused
+
+
 class TimmHabits:
     """The methods that timm's Vision Transformers have, for `VisionTransformer`."""
 
@@ -41,6 +64,13 @@ class TimmHabits:
     def has_logits(self: Any) -> bool:
         """Whether there is a representation layer before the head."""
         return self.config.representation_size is not None
+
+    def __prepare_scriptable__(self) -> None:
+        """Refuse TorchScript, whose compiler calls this method."""
+        raise VitkitError(
+            "torch.jit.script does not understand this model, and PyTorch has deprecated TorchScript: use "
+            "torch.export.export(model, (images,)), or vitkit export --to torch, which also stores the preprocessing"
+        )
 
     def get_classifier(self: Any) -> Any:
         """Return the head, or both heads of a DeiT."""

@@ -42,7 +42,7 @@ from vitkit.model.layers import (
 from vitkit.model.parallel import ParallelBlock
 from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.registry import build_registered_block
-from vitkit.model.timm_habits import TimmHabits
+from vitkit.model.timm_habits import AttentionHabits, TimmHabits
 from vitkit.model.windows import attend_fused, windows_of
 
 
@@ -71,7 +71,7 @@ class PatchEmbed(nn.Module):
         return self.norm(x)
 
 
-class Attention(nn.Module):
+class Attention(AttentionHabits, nn.Module):
     """Multi-head self-attention (app. A, eqs. 5-8), of all tokens or within windows (app. D.6)."""
 
     def __init__(self, config: ViTConfig, patches_read: bool = True, layer: int = 0) -> None:
@@ -197,7 +197,8 @@ class VisionTransformer(TimmHabits, nn.Module):
     Three attributes change how the logits are computed, but not their values:
 
     - `fused_attention`: whether eqs. 6-7 are computed by one kernel.
-    - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers).
+    - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers);
+      only with `fused_attention`.
     - `checkpointing`: blocks to recompute in the backward pass, to save memory: True for all, n for every n-th.
 
     Args:
@@ -384,7 +385,8 @@ class VisionTransformer(TimmHabits, nn.Module):
 
     def _head_tokens(self, images: Tensor) -> Tensor:
         # In training, the statistics of batch norms are those of all tokens, also of those that the head does not read.
-        shortens = self.shortcut and not (self.training and self.config.norm_kind == "batch")
+        # Attention is written out for those who read its matrices, which then have a row for each token in each layer.
+        shortens = self.shortcut and self.fused_attention and not (self.training and self.config.norm_kind == "batch")
         tokens = self.encode(self.embed(images), self.config.tokens_read if shortens else None)
         return self.norm(tokens)  # (B, n, D)
 

@@ -22,7 +22,7 @@ __all__, __getattr__ = public(
             "Balance PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "
             "resolve_balance shift_head_bias with_correction"
         ),
-        "lightning_module": "LightningClassifier",
+        "lightning_module": "LightningClassifier PytorchLightningClassifier",
         "lineage": "RunImages SplitImages divide",
         "loggers": "loggers_of",
         "loop": "Interruption Loop MicroBatch",

@@ -1,11 +1,16 @@
-"""A LightningModule for users who train vitkit's models with Lightning's Trainer instead of vitkit's own loop.
+"""LightningModules for users who train vitkit's models with Lightning's Trainer instead of vitkit's own loop.
+
+Lightning exists as two packages, each of which accepts only modules of its own: `lightning` and `pytorch_lightning`.
+`LightningClassifier` is for a `lightning.Trainer`, `PytorchLightningClassifier` for a `pytorch_lightning.Trainer`. A
+package is imported when its class is first used.
 
 pip install vitkit[lightning]
 """
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +22,15 @@ from vitkit.training.losses import Objective
 from vitkit.training.optim import build_optimizer, lr_factor
 from vitkit.training.recipe import Recipe
 
-try:
+_PACKAGES = {"LightningClassifier": "lightning", "PytorchLightningClassifier": "pytorch_lightning"}
+
+if TYPE_CHECKING:
     from lightning import LightningModule
-except ModuleNotFoundError as error:
-    raise VitkitError("vitkit.training.lightning_module needs Lightning: pip install lightning") from error
+else:
+    LightningModule = object
 
 
-class LightningClassifier(LightningModule):
+class _Classifier(LightningModule):
     """A classifier for Lightning's Trainer, which logs train_loss, val_loss and val_acc.
 
         from lightning import Trainer
@@ -76,3 +83,24 @@ class LightningClassifier(LightningModule):
             optimizer, lambda step: lr_factor(min(step / steps, 1.0), self.recipe, 1 / steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+if TYPE_CHECKING:
+
+    class LightningClassifier(_Classifier): ...
+
+    class PytorchLightningClassifier(_Classifier): ...
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Create the class of a package when it is first used."""
+        if name not in _PACKAGES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        package = _PACKAGES[name]
+        try:
+            base = import_module(package).LightningModule
+        except ModuleNotFoundError as error:
+            raise VitkitError(f"{name} needs {package}: pip install {package.replace('_', '-')}") from error
+        globals()[name] = type(name, (_Classifier, base), {"__module__": __name__, "__doc__": _Classifier.__doc__})
+        return globals()[name]

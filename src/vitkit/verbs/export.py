@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, suffixes
+from vitkit.exporting.formats import DTYPES, FORMATS, TORCHSCRIPT, is_exported, suffixes, wrong_suffix
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import one_of
@@ -163,6 +163,8 @@ def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
 def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tuple[Runtime, Path]:
     """Return the runtime, and the file to write."""
     if to is not None:
+        if to not in FORMATS and str(to).lower() == "torchscript":
+            raise VitkitError(TORCHSCRIPT)
         check_choice("--to", to, Runtime)
     if out is None:
         if to is None:
@@ -174,7 +176,7 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
     if to is None:
         to = next((name for name, form in FORMATS.items() if out.suffix == form.suffix), None)
         if to is None:
-            raise VitkitError(f"--out {out} must end in {one_of(suffixes())}")
+            raise VitkitError(f"--out {wrong_suffix(out)}")
     if out.suffix != FORMATS[to].suffix:
         raise VitkitError(f"--out {out} must end in {FORMATS[to].suffix} for --to {to}")
     if not out.parent.is_dir():

@@ -87,7 +87,7 @@ class Models:
             images, _ = _pixels(classifier, content)
             weights = patch_attention(model, images, row, column).numpy()
         layers = [[_levels(head) for head in layer] for layer in weights]
-        return {"layers": layers, "numbers": [number + 1 for number in attending(model.config)]}
+        return {"layers": layers, "numbers": attending(model.config)}
 
     def _open(self, run: str) -> Classifier:
         from vitkit.weights import load

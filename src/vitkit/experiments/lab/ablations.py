@@ -416,7 +416,7 @@ def measure_attention_distance(subject: Subject) -> Measured:
     for layer, row in enumerate(distance):
         if np.isfinite(row).all():
             pixels = [f"{value:.1f}" for value in (row.mean(), row.min(), row.max())]
-            rows.append([str(layer + 1), *pixels, f"{row.mean() / everywhere:.2f}"])
+            rows.append([str(layer), *pixels, f"{row.mean() / everywhere:.2f}"])
     layers = np.flatnonzero(np.isfinite(distance).all(axis=1))
     first, last = distance[layers[0]], distance[layers[-1]]
     far = int((first > _FAR * everywhere).sum())

@@ -71,8 +71,8 @@ export class PatchView {
     this.told.textContent = `The patch in row ${row + 1}, column ${column + 1}. Click a small picture to enlarge it.`;
     const many = found.layers[0].length;
     const lines = found.layers.map((heads, i) => el("tr", {}, el("th", { scope: "row" }, String(found.numbers[i])),
-      heads.map((values, head) => el("td", {}, this.small(values, found.numbers[i], head + 1)))));
-    const head = el("tr", {}, el("th", { scope: "col" }, "Layer"), Array.from({ length: many }, (_, i) => el("th", { scope: "col" }, `Head ${i + 1}`)));
+      heads.map((values, head) => el("td", {}, this.small(values, found.numbers[i], head)))));
+    const head = el("tr", {}, el("th", { scope: "col" }, "Layer"), Array.from({ length: many }, (_, i) => el("th", { scope: "col" }, `Head ${i}`)));
     fill(this.heads, el("div", { class: "look-table", tabindex: "0", role: "region", "aria-label": "Each head of each layer" },
       el("table", {}, el("thead", {}, head), el("tbody", {}, lines))));
   }
