@@ -240,6 +240,27 @@ def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: P
 LIGHTNINGS = {"lightning": "LightningClassifier", "pytorch_lightning": "PytorchLightningClassifier"}
 
 
+class Wrapped(nn.Module):
+    """Names of parameters that begin as those of wrappers in published files do, which loading removes there."""
+
+    def __init__(self, num_classes: int, width: int = 8) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, width, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.model = nn.Sequential(nn.Linear(width, num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(self.backbone(x))
+
+
+def test_a_network_keeps_its_names_and_may_be_registered_again_with_another_shape(photos: Path, tmp_path: Path) -> None:
+    for width in (8, 12):
+        out = tmp_path / str(width)
+        vitkit.train(photos, **of_network(model=Wrapped(3, width)), out=out)
+        network = vitkit.load(out).model.network
+        assert network.backbone[0].out_channels == width
+        assert {name.partition(".")[0] for name in network.state_dict()} == {"backbone", "model"}
+
+
 @pytest.mark.parametrize("package", LIGHTNINGS)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_a_lightning_module_is_subclassed(photos: Path, package: str) -> None:

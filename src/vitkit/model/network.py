@@ -207,7 +207,8 @@ def _layers(network: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
         if isinstance(module, (nn.Dropout, nn.Dropout2d)):
             layers["dropout"].append((module, "p"))
         elif kind in ("StochasticDepth", "DropPath"):
-            layers["drop_path"].append((module, "p" if kind == "StochasticDepth" else "drop_prob"))
+            field = next((field for field in ("p", "drop_prob", "rate") if hasattr(module, field)), None)
+            layers["drop_path"] += [] if field is None else [(module, field)]
     return layers
 
 
@@ -372,13 +373,18 @@ def _last_map(calls: list[_Call], names: dict[nn.Module, str], image: tuple[int,
     return last
 
 
-@lru_cache(maxsize=4)  # a load needs those of the source and of the target, each more than once
 def shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's tensors, by the library's names.
 
     Raises:
         VitkitError: see `Network`.
     """
+    # Another network may be registered under the same name by now.
+    return _shapes_of.__wrapped__(config) if config.library == "custom" else _shapes_of(config)
+
+
+@lru_cache(maxsize=4)  # a load needs those of the source and of the target, each more than once
+def _shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     network, head = on_meta(config), anatomy_of(config).head
     if config.num_classes == 0:
         _put(network, head, nn.Identity())

@@ -256,7 +256,7 @@ _SAFE_TYPES = {
 }
 
 
-def read_safetensors(path: Path) -> Checkpoint:
+def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
     """Read the header of a safetensors file. Values are read when they are needed."""
     try:
         file: Any = safe_open(path, framework="pt")
@@ -270,7 +270,7 @@ def read_safetensors(path: Path) -> Checkpoint:
     pictures = metadata.get(PICTURES)
     return Checkpoint(
         path=path,
-        tensors=without_prefixes(tensors, path),
+        tensors=tensors if full_names else without_prefixes(tensors, path),
         metadata=metadata,
         pictures=None if pictures is None else from_text(pictures, path),
     )
@@ -357,8 +357,12 @@ _BESIDE = r"(?!\.\.?$)[^/\\:\0]+"  # the name of a file, not a path on any syste
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP)
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path, *, full_names: bool = False) -> Checkpoint:
     """Read the names and shapes in a checkpoint file, or in a folder in the Hugging Face hub's layout.
+
+    Args:
+        path: the file or folder.
+        full_names: keep the prefixes of names in a safetensors file, which a user's network may have on purpose.
 
     Raises:
         VitkitError: the file does not exist, contains no tensors or is damaged, or reading it would run code.
@@ -367,7 +371,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return _read_folder(path)
     if not path.is_file():
         raise VitkitError(f"no such file or folder: {path}")
-    return _read_file(path)
+    return _read_file(path, full_names=full_names)
 
 
 def _read_folder(folder: Path) -> Checkpoint:
@@ -458,7 +462,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _read_file(path: Path) -> Checkpoint:
+def _read_file(path: Path, *, full_names: bool = False) -> Checkpoint:
     with path.open("rb") as file:
         start = file.read(16)
     if not start:
@@ -467,7 +471,7 @@ def _read_file(path: Path) -> Checkpoint:
         is_torch = is_torch_zip(path)
         checkpoint = read_torch(path) if is_torch else read_npz(path)
     elif len(start) > 8 and start[8:9] == b"{":
-        checkpoint = read_safetensors(path)
+        checkpoint = read_safetensors(path, full_names=full_names)
     elif start[:1] == b"\x80" or start[:4] == b"PYTO":
         checkpoint = read_torch(path)
     else:

@@ -451,7 +451,7 @@ def look(source: str | Path, *, use: Use = "answers", network: str | None = None
         return WeightsSource(
             source=str(source),
             path=path,
-            checkpoint=read_checkpoint(path / model_folder.WEIGHTS),
+            checkpoint=read_checkpoint(path / model_folder.WEIGHTS, full_names=True),
             description=description,
             entry=entry,
             meaning=meaning,

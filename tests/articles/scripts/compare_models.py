@@ -1,7 +1,9 @@
-"""Train a ViT, a hybrid and a CNN on growing parts of the data, and print a table, in a loop of one's own."""
+"""Train a ViT, a hybrid and a CNN on growing parts of the data in a loop of one's own; print a table, draw curves."""
 
 import sys
+import time
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Subset, random_split
@@ -39,19 +41,28 @@ def train(model, data, epochs):
             optimizer.step()
 
 
-def main(folder):
+def main(folder, parts=(0.5, 1.0), epochs=1):
     transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
     data = datasets.ImageFolder(folder, transform)
     train_set, test_set = random_split(data, [0.7, 0.3], torch.Generator().manual_seed(0))
     test_loader = DataLoader(test_set, 16)
-    print("model", "part", "parameters", "accuracy")
+    print("model", "part", "epochs", "parameters", "seconds", "accuracy")
     for name in ("ViT", "hybrid", "ResNet-18"):
-        for part in (0.5, 1.0):
+        curve = []
+        for part in parts:
             torch.manual_seed(0)
             model = create(name, len(data.classes))
-            train(model, Subset(train_set, range(int(part * len(train_set)))), epochs=1)
+            start = time.time()
+            train(model, Subset(train_set, range(int(part * len(train_set)))), epochs)
+            seconds = time.time() - start
             parameters = sum(p.numel() for p in model.parameters())
-            print(name, part, parameters, accuracy(model, test_loader))
+            curve.append(accuracy(model, test_loader))
+            print(name, part, epochs, parameters, f"{seconds:.1f}", curve[-1])
+        plt.plot(parts, curve, marker="o", label=name)
+    plt.xlabel("part of the training data")
+    plt.ylabel("accuracy")
+    plt.legend()
+    plt.savefig("comparison.png")
 
 
 if __name__ == "__main__":

@@ -1,67 +1,98 @@
-"""Train a ViT with a LightningModule of one's own, as articles do on CIFAR-10. It uses vitkit's model only."""
+"""Train a ViT with a LightningModule of one's own, as articles do with timm on CIFAR-10, with vitkit's model."""
 
 import sys
 
-import lightning
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging, TQDMProgressBar
 from torch.utils.data import DataLoader, random_split
 from torchvision import datasets, transforms
 
 import vitkit
 
+SIZE, BATCH_SIZE, EPOCHS = 32, 16, 2  # 224, 128 and 10 in the articles
 
-class LitViT(lightning.LightningModule):
-    def __init__(self, num_classes, lr=1e-3, epochs=1):
+
+class ImagesDataModule(pl.LightningDataModule):
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+        self.transform = transforms.Compose(
+            [
+                transforms.Resize((SIZE, SIZE)),
+                transforms.ToTensor(),
+                transforms.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+            ]
+        )
+
+    def setup(self, stage):
+        data = datasets.ImageFolder(self.folder, self.transform)
+        self.num_classes = len(data.classes)
+        generator = torch.Generator().manual_seed(42)
+        self.train, self.val, self.test = random_split(data, [0.6, 0.2, 0.2], generator)
+
+    def train_dataloader(self):
+        return DataLoader(self.train, BATCH_SIZE, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, BATCH_SIZE)
+
+    def test_dataloader(self):
+        return DataLoader(self.test, BATCH_SIZE)
+
+
+class LitViT(pl.LightningModule):
+    def __init__(self, num_classes, lr=1e-3):
         super().__init__()
         self.save_hyperparameters()
-        self.model = vitkit.VisionTransformer(
-            img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=num_classes
-        )
+        self.model = vitkit.create_model("vit_tiny_patch16_224", num_classes=num_classes, img_size=SIZE, depth=2)
 
     def forward(self, x):
         return self.model(x)
 
-    def training_step(self, batch, batch_idx):
+    def step(self, batch, stage):
         x, y = batch
         logits = self(x)
         loss = F.cross_entropy(logits, y)
-        self.log("train_loss", loss)
-        self.log("train_acc", (logits.argmax(1) == y).float().mean())
+        acc = (logits.argmax(dim=1) == y).float().mean()
+        self.log(f"{stage}_loss", loss, prog_bar=True, on_step=False, on_epoch=True)
+        self.log(f"{stage}_acc", acc, prog_bar=True, on_step=False, on_epoch=True)
         return loss
 
-    def evaluate(self, batch, stage):
-        x, y = batch
-        logits = self(x)
-        self.log(f"{stage}_loss", F.cross_entropy(logits, y), prog_bar=True)
-        self.log(f"{stage}_acc", (logits.argmax(1) == y).float().mean(), prog_bar=True)
+    def training_step(self, batch, batch_idx):
+        return self.step(batch, "train")
 
     def validation_step(self, batch, batch_idx):
-        self.evaluate(batch, "val")
+        self.step(batch, "val")
 
     def test_step(self, batch, batch_idx):
-        self.evaluate(batch, "test")
+        self.step(batch, "test")
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr, weight_decay=5e-4)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.hparams.epochs)
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS)
+        return [optimizer], [scheduler]
 
 
 def main(folder):
-    transform = transforms.Compose(
-        [transforms.Resize((32, 32)), transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)]
+    pl.seed_everything(42, workers=True)
+    data = ImagesDataModule(folder)
+    data.setup("fit")
+    checkpoint = ModelCheckpoint(
+        dirpath="checkpoints", filename="{epoch}-{val_loss:.2f}-{val_acc:.2f}", monitor="val_loss", mode="min"
     )
-    data = datasets.ImageFolder(folder, transform)
-    generator = torch.Generator().manual_seed(42)
-    train, val, test = random_split(data, [0.6, 0.2, 0.2], generator)
-    model = LitViT(len(data.classes))
-    trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(model, DataLoader(train, 8, shuffle=True), DataLoader(val, 8))
-    print(trainer.test(model, DataLoader(test, 8), verbose=False))
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="auto",
+        devices=1,
+        deterministic=True,
+        logger=False,
+        callbacks=[checkpoint, StochasticWeightAveraging(swa_lrs=1e-2), TQDMProgressBar(refresh_rate=1)],
+    )
+    trainer.fit(LitViT(data.num_classes), data)
+    best = LitViT.load_from_checkpoint(checkpoint.best_model_path)
+    trainer.test(best, data)
 
 
 if __name__ == "__main__":

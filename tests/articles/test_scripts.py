@@ -1,0 +1,248 @@
+"""Scripts such as those of the articles: with vitkit's model in their place, and their models in vitkit's training.
+
+They follow the articles' steps, names and settings; only sizes are smaller, so that they run within seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm.models.vision_transformer
+import torch
+import torchvision
+from PIL import Image
+from torch import nn
+
+import runs
+import vitkit
+import warm
+from vitkit.explanation import rollout
+from vitkit.model.layers import DropPath
+
+SCRIPTS = Path(__file__).parent / "scripts"
+sys.path.append(str(SCRIPTS))
+import vit_model  # noqa: E402
+
+SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 3}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with photographs, and weights in the layout of the published in21k files."""
+    runs.photos(tmp_path / "flower_photos", images=15)
+    Image.open(tmp_path / "flower_photos" / "red" / "img1.png").save(tmp_path / "tulip.png")
+    torch.manual_seed(0)
+    model = vit_model.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1, num_classes=21_843, representation_size=64
+    )
+    nn.init.zeros_(model.head.weight)  # as in the published files
+    torch.save(model.state_dict(), tmp_path / "vit_base_patch16_224_in21k.pth")
+    return tmp_path
+
+
+def run_script(name: str, place: Path, *arguments: str, python: str | None = None) -> str:
+    command = [python or warm.python(), str(SCRIPTS / name), *arguments]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=runs.environment(), check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# --- vitkit's model in their scripts ------------------------------------------------------------------
+
+
+def test_the_script_that_trains_and_the_one_that_predicts(place: Path) -> None:
+    flags = ["--data-path", "flower_photos", "--num_classes", "3", "--lr", "0.01", "--epochs", "2", "--freeze-layers"]
+    out = run_script("train_flowers.py", place, *flags, "--weights", "vit_base_patch16_224_in21k.pth")
+    assert "45 images were found in the dataset.\n36 images for training.\n9 images for validation." in out
+    assert "missing_keys=['head.weight', 'head.bias'], unexpected_keys=[]" in out
+    assert re.findall(r"training (\S+)", out) == ["head.weight", "head.bias"]
+    assert json.loads((place / "class_indices.json").read_text()) == {"0": "blue", "1": "green", "2": "red"}
+    before, after = (torch.load(place / "weights" / f"model-{i}.pth") for i in (0, 1))
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
+    weights = torch.load(place / "vit_base_patch16_224_in21k.pth")
+    assert all(torch.equal(after[name], weights[name]) for name in after if not name.startswith("head"))
+    assert list((place / "runs").rglob("events.out.tfevents.*"))
+    said = run_script("predict_flower.py", place, "tulip.png", "weights/model-1.pth")
+    assert re.findall(r"class: (\w+)", said) == ["blue", "green", "red"]
+    shares = dict(
+        zip(re.findall(r"class: (\w+)", said), map(float, re.findall(r"prob: ([\d.e-]+)", said)), strict=True)
+    )
+    # vitkit opens what the script left, weights and class_indices.json, and gives the same answer.
+    (place / "weights" / "class_indices.json").write_text((place / "class_indices.json").read_text())
+    pixels = "resize=36,crop=32,interpolation=bilinear,mean=0.5,std=0.5"
+    (answer,) = vitkit.load(place / "weights" / "model-1.pth", heads=1, preprocess=pixels).predict(place / "tulip.png")
+    assert answer.label == max(shares, key=lambda name: shares[name])
+    assert dict(answer.ranking) == pytest.approx(shares, abs=5e-3)
+
+
+def test_the_script_splits_as_the_article_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """int(n * 0.2) images of each class, drawn with seed 0: of TensorFlow's flower_photos, 2,939 and 731."""
+    monkeypatch.chdir(place)
+    read_split_data = scope_of("train_flowers.py")["read_split_data"]
+    first, again = (read_split_data(place / "flower_photos", plot_image=False) for _ in range(2))
+    assert first == again
+    train_paths, train_labels, val_paths, val_labels = first
+    assert not set(train_paths) & set(val_paths)
+    assert [val_labels.count(k) for k in range(3)] == [3, 3, 3] and [train_labels.count(k) for k in range(3)] == [
+        12
+    ] * 3
+    counts = {"daisy": 633, "dandelion": 898, "roses": 641, "sunflowers": 699, "tulips": 799}
+    held_out = sum(int(count * 0.2) for count in counts.values())
+    assert (sum(counts.values()) - held_out, held_out) == (2939, 731)
+
+
+def test_the_lightning_script(place: Path) -> None:
+    pytest.importorskip("pytorch_lightning")
+    out = run_script("lightning_images.py", place, "flower_photos", python=sys.executable)
+    assert {"train_loss", "train_acc", "val_loss", "val_acc", "test_acc"} <= set(re.findall(r"\w+_(?:loss|acc)", out))
+    (checkpoint,) = (place / "checkpoints").iterdir()
+    assert re.fullmatch(r"epoch=\d-val_loss=\d+\.\d\d-val_acc=\d\.\d\d\.ckpt", checkpoint.name)
+
+
+def test_rollout_by_hooks_is_vitkits(place: Path) -> None:
+    vitkit.train(place / "flower_photos", **runs.quick_fields(epochs=1), out=place / "runs/flowers", say=lambda _: None)
+    run_script("attention_rollout.py", place, "runs/flowers", "tulip.png", "mask.png")
+    classifier = vitkit.load(place / "runs/flowers")
+    with Image.open(place / "tulip.png") as photograph, Image.open(place / "mask.png") as mask:
+        assert mask.size == photograph.size
+        image = torch.from_numpy(classifier.preprocess(photograph.convert("RGB")))[None]
+    theirs = torch.from_numpy(np.load(place / "mask.png.npy"))
+    torch.testing.assert_close(rollout(classifier.model, image)[0], theirs, rtol=1e-4, atol=1e-6)
+    for picture in ("heads.png", "positions.png"):
+        Image.open(place / picture).verify()
+
+
+def test_the_loop_that_compares(place: Path) -> None:
+    lines = [line.split() for line in run_script("compare_models.py", place, "flower_photos").splitlines()]
+    assert [line[:2] for line in lines[1:]] == [
+        [name, part] for name in ("ViT", "hybrid", "ResNet-18") for part in ("0.5", "1.0")
+    ]
+    network = torchvision.models.resnet18(num_classes=3)
+    assert int(lines[5][3]) == sum(parameter.numel() for parameter in network.parameters())
+    assert all(0 <= float(line[-1]) <= 1 for line in lines[1:])
+    Image.open(place / "comparison.png").verify()
+
+
+# --- Their models in vitkit ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"representation_size": 48}, {"distilled": True}, {"qkv_bias": False}])
+def test_the_articles_model_and_vitkits_have_the_same_weights_and_answers(options: dict[str, Any]) -> None:
+    article = vit_model.VisionTransformer(**SMALL, **options).eval()
+    model = vitkit.VisionTransformer(**SMALL, **options).eval()
+    model.load_state_dict(article.state_dict())  # strict: the same names and shapes
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(images), article(images), rtol=1e-4, atol=1e-5)
+    if options.get("distilled"):
+        for mine, other in zip(model.forward_heads(images), article.train()(images), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    else:
+        features = model.forward_head(model.forward_features(images), pre_logits=True)
+        torch.testing.assert_close(features, article.forward_features(images), rtol=1e-4, atol=1e-5)
+
+
+NAMES = [name for name in vars(vit_model) if re.fullmatch(r"vit_\w+_patch\d+_224\w*", name)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_articles_functions_and_vitkits_build_the_same_model(name: str) -> None:
+    for options in ({}, {"num_classes": 5}) + (({"has_logits": False},) if name.endswith("in21k") else ()):
+        with torch.device("meta"):
+            article, model = getattr(vit_model, name)(**options), getattr(vitkit, name)(**options)
+        shapes = ({key: tensor.shape for key, tensor in m.state_dict().items()} for m in (article, model))
+        assert next(shapes) == next(shapes)
+
+
+def test_stochastic_depth_is_the_articles() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(4000, 3, 2)
+    for layer in (vit_model.DropPath(0.25), DropPath(0.25)):
+        y = layer.train()(x)
+        torch.testing.assert_close(y.unique(), torch.tensor([0, 4 / 3]))
+        assert all(len(sample.unique()) == 1 for sample in y[:50]), "whole samples"
+        assert y.mean().item() == pytest.approx(1, abs=0.04)
+        assert torch.equal(layer.eval()(x), x)
+    rates = [
+        block.drop_path1.rate for block in vitkit.VisionTransformer(**{**SMALL, "depth": 5}, drop_path_ratio=0.2).blocks
+    ]
+    article = vit_model.VisionTransformer(**{**SMALL, "depth": 5}, drop_path_ratio=0.2).blocks
+    assert rates == pytest.approx([getattr(block.drop_path, "drop_prob", 0.0) for block in article])
+
+
+def test_the_initial_weights_are_the_articles() -> None:
+    """Equal distributions: spreads and means of every tensor, over some thousand values each."""
+    torch.manual_seed(0)
+    sizes = {**SMALL, "embed_dim": 128, "num_classes": 100}
+    article, model = vit_model.VisionTransformer(**sizes), vitkit.VisionTransformer(**sizes, init="trunc_normal")
+    for name, tensor in article.state_dict().items():
+        ours = model.state_dict()[name]
+        if tensor.numel() < 1000:
+            continue
+        assert ours.std().item() == pytest.approx(tensor.std().item(), rel=0.1, abs=1e-6), name
+        assert ours.mean().item() == pytest.approx(tensor.mean().item(), abs=0.1 * tensor.std().item() + 1e-6), name
+
+
+def scope_of(script: str) -> dict[str, Any]:
+    """What a script defines."""
+    scope: dict[str, Any] = {"__name__": script}
+    exec(compile((SCRIPTS / script).read_text(encoding="utf-8"), script, "exec"), scope)
+    return scope
+
+
+def hybrid(num_classes: int) -> nn.Module:
+    backbone = nn.Sequential(nn.Conv2d(3, 16, 3, stride=4, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+    embed = partial(vit_model.HybridEmbed, backbone=backbone)
+    sizes = {**SMALL, "patch_size": 1, "num_classes": num_classes}
+    return vit_model.VisionTransformer(**sizes, embed_layer=embed)
+
+
+def frozen(num_classes: int) -> nn.Module:
+    model = vit_model.VisionTransformer(**{**SMALL, "num_classes": num_classes})
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("head" in name)
+    return model
+
+
+def lit(num_classes: int) -> nn.Module:
+    return scope_of("lightning_images.py")["LitViT"](num_classes)
+
+
+THEIRS = {
+    "vit_model.py": lambda classes: vit_model.VisionTransformer(**{**SMALL, "num_classes": classes}),
+    "vit_model.py, hybrid": hybrid,
+    "train_flowers.py, frozen": frozen,
+    "lightning_images.py": lit,
+    "attention_rollout.py, timm": lambda classes: timm.models.vision_transformer.VisionTransformer(
+        **{**SMALL, "num_classes": classes}
+    ),
+    "compare_models.py": lambda classes: torchvision.models.resnet18(num_classes=classes),
+}
+
+
+@pytest.mark.parametrize("script", THEIRS)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+def test_the_model_of_each_script_is_trained_by_vitkit(place: Path, script: str) -> None:
+    torch.manual_seed(0)
+    theirs = THEIRS[script](3)
+    before = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    left_out = ("model", "model_fields", "weights")
+    fields = {name: value for name, value in runs.quick_fields(epochs=2).items() if name not in left_out}
+    run = vitkit.train(
+        place / "flower_photos", model=theirs, image_size=32, **fields, out=place / "run", say=lambda _: None
+    )
+    trained = vitkit.load(run.folder)
+    after = trained.model.network.state_dict()
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    learns = {name for name, parameter in theirs.named_parameters() if parameter.requires_grad}
+    assert changed & set(dict(theirs.named_parameters())) == learns
+    assert len(vitkit.predict(run.folder, place / "flower_photos").rows()) == 45
+    (answer,) = trained.predict(place / "tulip.png")
+    assert answer.label in ("blue", "green", "red")
