@@ -1,0 +1,282 @@
+"""The rows of docs/articles.md on the model in PyTorch; the oracle is the model as articles write it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parent / "scripts"))
+import vit_model
+
+TOKENS = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+DEFAULT = {"img_size": 32, "patch_size": 8, "depth": 2}  # of the lines that name no other sizes
+
+
+def assert_same(ours: nn.Module, article: nn.Module, x: Tensor) -> None:
+    """The same names of parameters, and with the same values the same outputs."""
+    with torch.no_grad():
+        for parameter in article.parameters():
+            parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
+    ours.load_state_dict(article.state_dict())
+    torch.testing.assert_close(ours.eval()(x), article.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+def test_1_1_patches(row: Any) -> None:
+    embed = row().value
+    assert (embed.num_patches, embed.grid_size) == (196, (14, 14))
+    assert_same(embed, vit_model.PatchEmbed(), torch.randn(1, 3, 224, 224))
+
+
+def test_1_2_normalised_patches(row: Any) -> None:
+    assert_same(row().value, vit_model.PatchEmbed(32, 8, 3, 64, nn.LayerNorm), IMAGES)
+
+
+def test_1_3_class_token_and_positions(row: Any) -> None:
+    done = row()
+    model, images = done.names["model"], done.names["images"]
+    patches = model.patch_embed(images)
+    expected = torch.cat([model.cls_token.expand(2, -1, -1), patches], dim=1) + model.pos_embed
+    torch.testing.assert_close(done.value, expected)
+
+
+def test_1_4_attention(row: Any) -> None:
+    ours = row().value
+    assert_same(ours, vit_model.Attention(64, 2, qkv_bias=True), TOKENS)
+    assert (ours.attn_drop.rate, ours.proj_drop.rate) == (0.1, 0.1)
+
+
+def test_1_5_scale_of_the_scores(row: Any) -> None:
+    assert_same(row().value, vit_model.Attention(64, 2, qk_scale=0.5), TOKENS)
+
+
+def test_1_6_mlp(row: Any) -> None:
+    assert_same(row().value, vit_model.Mlp(64, 256), TOKENS)
+
+
+def test_1_7_stochastic_depth(row: Any) -> None:
+    layer = row().value.train()
+    torch.manual_seed(0)
+    y = layer(torch.ones(4000, 3, 2))
+    torch.testing.assert_close(y.unique(), torch.tensor([0, 4 / 3]))
+    assert (y.flatten(1) == y[:, :1, 0]).all(), "whole samples are dropped"
+    assert (y[:, 0, 0] == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+def test_1_8_block(row: Any) -> None:
+    block = row().value
+    assert_same(block, vit_model.Block(64, 2, qkv_bias=True), TOKENS)
+    assert block.drop_path1.rate == 0.1
+
+
+def test_1_9_rates_of_stochastic_depth(row: Any) -> None:
+    assert row().value == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+
+
+def test_1_10_whole_model(row: Any) -> None:
+    article = vit_model.VisionTransformer(32, 8, 3, 5, 64, 2, 2)
+    assert_same(row().value, article, IMAGES)
+
+
+def test_1_11_initial_weights(row: Any) -> None:
+    torch.manual_seed(0)
+    article, ours = vit_model.VisionTransformer(**DEFAULT).state_dict(), row().value.state_dict()
+    assert article.keys() == ours.keys()
+    for name, tensor in article.items():
+        if tensor.numel() > 700 and tensor.std() > 0:
+            assert ours[name].std().item() == pytest.approx(tensor.std().item(), rel=0.15), name
+        else:
+            torch.testing.assert_close(ours[name], tensor, atol=0.1, rtol=0)
+
+
+def test_1_12_forward_pass(row: Any) -> None:
+    done = row()
+    assert done.value.shape == (2, 3)
+    article = vit_model.VisionTransformer(32, 8, 3, 3, 64, 2, 1).eval()
+    article.load_state_dict(done.names["model"].state_dict())
+    torch.testing.assert_close(done.value, article(done.names["images"]), rtol=1e-4, atol=1e-5)
+
+
+def test_1_13_all_tokens(row: Any) -> None:
+    done = row()
+    model = done.names["model"]
+    assert done.value.shape == (2, 17, 64)
+    torch.testing.assert_close(model.head(done.value[:, 0]), model(done.names["images"]))
+    normalised = (done.value - model.norm.bias) / model.norm.weight
+    torch.testing.assert_close(normalised.mean(-1), torch.zeros(2, 17), atol=1e-5, rtol=0)
+
+
+def test_1_14_class_token_as_features(row: Any) -> None:
+    done = row()
+    article = vit_model.VisionTransformer(32, 8, 3, 3, 64, 2, 1).eval()
+    article.load_state_dict(done.names["model"].state_dict())
+    expected = article.forward_features(done.names["images"])
+    torch.testing.assert_close(done.value, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_1_15_without_a_head(row: Any) -> None:
+    assert row().value.shape == (2, 768)
+
+
+def test_1_16_representation_layer(row: Any) -> None:
+    model = row().value
+    assert model.has_logits
+    assert_same(model, vit_model.VisionTransformer(**DEFAULT, representation_size=768), IMAGES)
+
+
+def test_1_17_distilled(row: Any) -> None:
+    model = row().value
+    assert model.num_tokens == 2
+    assert_same(model, vit_model.VisionTransformer(**DEFAULT, distilled=True), IMAGES)
+
+
+def test_1_18_logits_of_both_heads(row: Any) -> None:
+    classes, distilled = row().value
+    assert classes.shape == distilled.shape == (2, 1000)
+    assert not torch.equal(classes, distilled)
+
+
+def test_1_19_hybrid(row: Any) -> None:
+    model = row().value
+    kernel = model.patch_embed.backbone.stem.conv.weight
+    assert kernel.shape[-2:] == (7, 7), "patches are of a ResNet's feature map, which begins so"
+    assert model.patch_embed.proj.in_channels == kernel.shape[0] and model.head.out_features == 5
+
+
+def test_1_20_r50_vit_b16(row: Any) -> None:
+    with torch.device("meta"):
+        model = row().value
+    assert sum(parameter.numel() for parameter in model.parameters()) == 98_659_112
+
+
+def test_1_21_activation(row: Any) -> None:
+    assert_same(row().value, vit_model.VisionTransformer(**DEFAULT, act_layer=nn.ReLU), IMAGES)
+
+
+def test_1_22_epsilon_of_the_norm(row: Any) -> None:
+    norms = [module for module in row().value.modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 5 and {norm.eps for norm in norms} == {1e-5}
+
+
+def test_1_23_dropout(row: Any) -> None:
+    model = row().value
+    block = model.blocks[0]
+    assert (model.pos_drop.rate, block.mlp.drop2.rate, block.attn.proj_drop.rate) == (0.1, 0.1, 0.1)
+    assert block.attn.attn_drop.rate == 0.2
+    x = torch.ones(100, 100)
+    assert (block.mlp.drop1.train()(x) == 0).float().mean().item() == pytest.approx(0.1, abs=0.02)
+
+
+def test_1_24_mean_instead_of_the_class_token(row: Any) -> None:
+    model = row().value.eval()
+    with torch.no_grad():
+        model.head.weight.normal_()
+    tokens = model.forward_features(IMAGES)
+    torch.testing.assert_close(model.forward_head(tokens), model.forward_head(tokens.flip(1)))  # no token stands out
+    torch.testing.assert_close(model(IMAGES), model.head(model.fc_norm(tokens.mean(1))), rtol=1e-4, atol=1e-4)
+
+
+def test_1_25_no_positions(row: Any) -> None:
+    model = row().value.eval()
+    assert model.pos_embed is None
+    with torch.no_grad():
+        model.head.weight.normal_(std=0.02)
+    shuffled = IMAGES.unflatten(2, (4, 8)).flip(2).flatten(2, 3)  # the rows of patches in another order
+    torch.testing.assert_close(model(shuffled), model(IMAGES), rtol=1e-3, atol=1e-4)
+
+
+def test_1_26_shape_of_the_positions(row: Any) -> None:
+    assert row().value is True
+
+
+def test_1_27_vit_b16(row: Any) -> None:
+    assert_named(row, "vit_base_patch16_224", 86_567_656)
+
+
+def test_1_28_vit_b16_in21k(row: Any) -> None:
+    assert_named(row, "vit_base_patch16_224_in21k", 103_186_515)
+
+
+def test_1_29_vit_b16_in21k_without_the_representation_layer(row: Any) -> None:
+    assert_named(row, "vit_base_patch16_224_in21k", 85_798_656 + 5 * 769, num_classes=5, has_logits=False)
+
+
+def test_1_30_vit_b32(row: Any) -> None:
+    assert_named(row, "vit_base_patch32_224", 88_224_232)
+
+
+def test_1_31_vit_b32_in21k(row: Any) -> None:
+    assert_named(row, "vit_base_patch32_224_in21k", 104_843_091)
+
+
+def test_1_32_vit_l16(row: Any) -> None:
+    assert_named(row, "vit_large_patch16_224", 304_326_632)
+
+
+def test_1_33_vit_l16_in21k(row: Any) -> None:
+    assert_named(row, "vit_large_patch16_224_in21k", 326_740_307)
+
+
+def test_1_34_vit_l32_in21k(row: Any) -> None:
+    assert_named(row, "vit_large_patch32_224_in21k", 328_949_075)
+
+
+def test_1_35_vit_h14_in21k(row: Any) -> None:
+    assert_named(row, "vit_huge_patch14_224_in21k", 660_385_363)
+
+
+def assert_named(row: Any, name: str, parameters: int, **options: Any) -> None:
+    """The published number of parameters, and the tensors of the article's model of this name."""
+    with torch.device("meta"):
+        ours, article = row().value, getattr(vit_model, name)(**options)
+    assert sum(parameter.numel() for parameter in ours.parameters()) == parameters
+    assert {key: tensor.shape for key, tensor in ours.state_dict().items()} == {
+        key: tensor.shape for key, tensor in article.state_dict().items()
+    }
+
+
+def test_1_36_number_of_parameters(row: Any) -> None:
+    embed, block = 3 * 64 * 64 + 64 + 64 + 17 * 64, 4 * 64 + 4 * 64 * 64 + 4 * 64 + 2 * 4 * 64 * 64 + 5 * 64
+    assert row().value == embed + 2 * block + 2 * 64 + 3 * 65
+
+
+def test_1_37_parameters_and_multiply_accumulates(row: Any) -> None:
+    out = row().out
+    assert "86,567,656" in out and "17.564" in out, "as measured with an independent implementation"
+
+
+def test_1_38_models_and_their_sizes(row: Any) -> None:
+    (line,) = (line for line in row().out.splitlines() if line.startswith("vit_large_patch16_224 "))
+    assert line.split()[1:5] == ["24", "1024", "4096", "16"], "Table 1 of the paper"
+    assert line.endswith("304,326,632")
+
+
+def test_1_39_saves_and_loads(row: Any) -> None:
+    done = row()
+    torch.testing.assert_close(done.value.model(done.names["images"]), done.names["model"](done.names["images"]))
+
+
+def test_1_40_another_size_of_images(row: Any, place: Path) -> None:
+    model = row().value.model
+    assert model.patch_embed.grid_size == (6, 6) and model.pos_embed.shape == (1, 37, 64)
+    before = torch.load(place / "model.pth")["pos_embed"]
+    torch.testing.assert_close(model.pos_embed[:, 0], before[:, 0])
+    means = (grid[0, 1:].mean(0) for grid in (model.pos_embed, before))
+    assert torch.corrcoef(torch.stack(list(means)))[0, 1] > 0.9
+
+
+def test_1_41_which_tensors_of_a_checkpoint_fit(row: Any) -> None:
+    assert "timm: 32 of 32 tensors loaded (100 %)" in row().out
+
+
+def test_1_42_shapes_from_layer_to_layer(row: Any) -> None:
+    out = row().out
+    shapes = dict(re.findall(r"^(\S[^0-9]+?) +([\dx]+) +\d+ ", out, re.MULTILINE))
+    assert shapes["patch embedding"] == "4x4x64" and shapes["q, k, v"] == "17x192"
+    assert (shapes["attention, per head"], shapes["MLP hidden"], shapes["classes"]) == ("1x17x17", "17x256", "3")

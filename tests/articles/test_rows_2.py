@@ -1,0 +1,291 @@
+"""The rows of docs/articles.md on fine-tuning with photographs of flowers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+
+import runs
+import vitkit
+from vitkit import VitkitError
+from vitkit.training import read_metrics
+
+COLOURS = ["blue", "green", "red"]
+JX = "weights/github.com/rwightman/pytorch-image-models/releases/download/v0.1-vitjx"
+
+
+def lines_of(run: Path) -> list[dict[str, float]]:
+    return read_metrics(run / "metrics.csv")
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return runs.weights(run)
+
+
+def trained(place: Path, run: Path) -> set[str]:
+    """The names of the tensors that a run has changed from the weights that it began with."""
+    before, after = torch.load(place / "vit_base_patch16_224_in21k.pth"), weights_of(run)
+    return {name for name in after if name.startswith("head") or not torch.equal(after[name], before[name])}
+
+
+def test_2_1_unpacks_the_data_set(row: Any, place: Path) -> None:
+    shutil.copytree(place / "flower_photos", place / "cache" / "data" / "flower_photos")
+    out = row().out
+    assert out.startswith("flower-photos: 30 images in 3 classes") and "cache/data/flower_photos" in out
+
+
+def test_2_2_counts_the_images(row: Any) -> None:
+    assert re.findall(r"^  (\w+) +(\d+) +#", row().out, re.MULTILINE) == [(name, "10") for name in COLOURS]
+
+
+def test_2_3_draws_the_counts(row: Any, place: Path) -> None:
+    row()
+    page = (place / "doctor.html").read_text(encoding="utf-8")
+    assert 'alt="Images per class"' in page and 'src="data:image/png;base64,' in page
+
+
+def test_2_4_class_indices_are_written(row: Any) -> None:
+    assert row().value == {"0": "blue", "1": "green", "2": "red"}
+
+
+def test_2_5_class_indices_are_read(row: Any, place: Path) -> None:
+    assert row().value == ("blue", "green", "red")
+    (place / "weights/class_indices.json").write_text('{"0": "x", "1": "y", "2": "z"}')
+    assert row().value == ("x", "y", "z")
+
+
+def test_2_6_a_fifth_for_validation(row: Any) -> None:
+    done = row()
+    splits = json.loads((done.run / "split.json").read_text())["splits"]
+    assert {name: len(images) for name, images in splits["val"].items()} == dict.fromkeys(COLOURS, 2)
+    assert {name: len(images) for name, images in splits["train"].items()} == dict.fromkeys(COLOURS, 8)
+    assert not any(splits.get("test", {}).values())
+
+
+def test_2_7_the_split_is_fixed(row: Any, place: Path) -> None:
+    splits = row().value["splits"]
+    paths = [path for part in splits.values() for paths in part.values() for path in paths]
+    assert len(paths) == len(set(paths)) == 30
+    vitkit.train("flower_photos", **runs.quick_fields(epochs=1, split=(0.6, 0.2, 0.2)), out="runs/again", say=str)
+    assert json.loads((place / "runs/again/split.json").read_text())["splits"] == splits
+
+
+def test_2_8_a_dataset_in_batches(row: Any) -> None:
+    images, labels = row().value
+    assert images.shape == (8, 3, 32, 32) and labels.tolist() == [0] * 8
+    assert images[:, 2].mean() > images[:, 0].mean(), "they are blue"
+
+
+def test_2_9_pictures_that_are_not_rgb(row: Any) -> None:
+    (line,) = csv.DictReader(io.StringIO(row().out))
+    assert line["label"] in COLOURS and line["error"] == ""
+
+
+def test_2_10_a_batch_of_training_pictures(row: Any) -> None:
+    with row().value as picture:
+        assert min(picture.size) > 50 and np.asarray(picture.convert("RGB")).std() > 10
+
+
+def test_2_11_random_crops_and_flips(row: Any) -> None:
+    recipe = row().recipe()
+    assert recipe["hflip"] is True and recipe["crop_scale"] == [0.08, 1.0]
+
+
+def test_2_12_resize_crop_normalise(row: Any) -> None:
+    pixels = torch.from_numpy(row().value)
+    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+    article = transforms.Compose([*steps, transforms.Normalize([0.5] * 3, [0.5] * 3)])
+    expected = article(Image.open("tulip.png").convert("RGB"))
+    assert pixels.shape == expected.shape == (3, 224, 224)
+    assert (pixels - expected).abs().mean() < 0.02
+
+
+@pytest.mark.accept  # a stand-in of 100 million parameters
+def test_2_13_published_weights_by_name(row: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(place / "cache"))
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    torch.manual_seed(0)
+    published = vitkit.vit_base_patch16_224_in21k()
+    (place / "cache" / JX).mkdir(parents=True)
+    torch.save(published.state_dict(), place / "cache" / JX / "jx_vit_base_patch16_224_in21k-e5005f0a.pth")
+    model = row().value.model
+    assert model.config.representation_size == 768 and model.num_classes == 21_843
+    assert torch.equal(model.blocks[3].mlp.fc1.weight, published.blocks[3].mlp.fc1.weight)
+
+
+def test_2_14_the_head_is_left_out_and_the_rest_reported(row: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    row()
+    printed = capsys.readouterr().out
+    assert "replaced={'head.weight': '5 classes, zero until it is trained', 'head.bias'" in printed
+    assert "dropped={'pre_logits.fc.weight'" in printed and "missing=(), left_over=()" in printed
+
+
+def test_2_15_the_representation_layer_is_left_out(row: Any, place: Path) -> None:
+    model = row().value.model
+    assert not model.has_logits and model.head.in_features == 64
+    stored = torch.load(place / "vit_base_patch16_224_in21k.pth")
+    assert torch.equal(model.norm.weight, stored["norm.weight"])
+
+
+def test_2_16_all_but_the_head_is_frozen(row: Any, place: Path) -> None:
+    assert trained(place, row().run) == {"head.weight", "head.bias"}
+
+
+def test_2_17_the_head_by_gradient_descent(row: Any, place: Path) -> None:
+    done = row("--lr", "0.1")
+    assert trained(place, done.run) == {"head.weight", "head.bias"}
+    epochs = lines_of(done.run)
+    assert len(epochs) == 10 and epochs[-1]["train_loss"] < epochs[0]["train_loss"]
+
+
+def test_2_18_every_layer_is_trained(row: Any, place: Path) -> None:
+    done = row()
+    assert len(lines_of(done.run)) == 10
+    assert trained(place, done.run) == set(weights_of(done.run))
+
+
+def test_2_19_sgd(row: Any) -> None:
+    recipe = row("--lr", "0.01").recipe()
+    assert (recipe["optimizer"], recipe["momentum"], recipe["weight_decay"]) == ("sgd", 0.9, 5e-5)
+
+
+def test_2_20_the_scripts_schedule(row: Any) -> None:
+    rates = [line["lr"] for line in lines_of(row().run)]
+    article = [0.001 * ((1 + np.cos(np.pi * epoch / 3)) / 2 * (1 - 0.01) + 0.01) for epoch in range(3)]
+    assert rates == pytest.approx(article)
+
+
+def test_2_21_batch_size_and_workers(row: Any) -> None:
+    done = row()
+    (line,) = lines_of(done.run)
+    images = json.loads((done.run / "split.json").read_text())["splits"]["train"]
+    assert line["step"] == -(-sum(map(len, images.values())) // 4), "steps of 4 images, the rest in a last one"
+    assert done.recipe()["workers"] == 1
+
+
+def test_2_22_the_gpu_if_there_is_one(row: Any) -> None:
+    assert row().recipe()["device"] == "auto"
+    assert vitkit.load("runs/flowers").device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_2_23_a_loop_of_its_own(row: Any) -> None:
+    model = row().names["model"]
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert model.head.bias.grad.abs().sum() > 0
+
+
+def test_2_24_a_progress_bar(row: Any) -> None:
+    seen: list[tuple[str, int, int]] = []
+    row(progress=lambda what, done, total: seen.append((what, done, total)))
+    assert any(what.startswith("epoch 1/1") for what, _, _ in seen)
+    assert all(0 <= done <= total for _, done, total in seen)
+
+
+def test_2_25_a_loss_that_is_not_finite(row: Any) -> None:
+    with pytest.raises(VitkitError, match=r"the loss was not finite .*try a lower --lr"):
+        row(not_finite=lambda logits, labels: logits.mean() * float("nan"))
+
+
+def test_2_26_figures_of_each_epoch(row: Any) -> None:
+    epochs = list(csv.DictReader(io.StringIO(row().value)))
+    assert [line["epoch"] for line in epochs] == ["0", "1", "2"]
+    for name in ("train_loss", "train_acc", "val_loss", "val_acc", "lr"):
+        assert all(float(line[name]) >= 0 for line in epochs)
+
+
+def test_2_27_their_curves(row: Any) -> None:
+    with row().value as picture:
+        assert min(picture.size) > 100 and np.asarray(picture.convert("RGB")).std() > 10
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_2_28_tensorboard(row: Any) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = row()
+    events = EventAccumulator(str(done.run / "tensorboard")).Reload()
+    tags = events.Tags()["scalars"]
+    assert {"train_loss", "train_acc", "val_loss", "val_acc", "lr"} <= {tag.rpartition("/")[2] for tag in tags}
+    (tag,) = (tag for tag in tags if tag.endswith("val_loss"))
+    assert events.Scalars(tag)[0].value == pytest.approx(lines_of(done.run)[0]["val_loss"], rel=1e-5)
+
+
+def test_2_29_one_weight_file_an_epoch(row: Any) -> None:
+    done = row()
+    folders = sorted(path for path in (done.run / "checkpoints").iterdir() if path.is_dir())
+    assert [folder.name[:10] for folder in folders] == ["epoch-0000", "epoch-0001"]
+    assert all(vitkit.load(folder).classes == tuple(COLOURS) for folder in folders)
+
+
+def test_2_30_the_best_weights(row: Any, place: Path) -> None:
+    epochs = lines_of(place / "runs/flowers")
+    best = max(epochs, key=lambda line: (line["val_acc"], -line["val_loss"]))
+    assert row().value["val_acc"] == best["val_acc"]
+
+
+def test_2_31_goes_on_after_an_interruption(row: Any, place: Path) -> None:
+    class Stop:
+        def on_epoch_end(self, state: Any) -> None:
+            state.should_stop = True
+
+    fields = runs.quick_fields(epochs=2)
+    vitkit.train("flower_photos", **fields, out="runs/whole", say=str)
+    vitkit.train("flower_photos", **fields, callbacks=[Stop()], out="runs/stopped", say=str)
+    assert len(lines_of(place / "runs/stopped")) == 1
+    (place / "runs/stopped/report.html").unlink()
+    row()
+    runs.assert_same_weights(place / "runs/stopped", place / "runs/whole")
+
+
+def test_2_32_one_picture(row: Any) -> None:
+    (line,) = csv.DictReader(io.StringIO(row().out))
+    (expected,) = vitkit.load("runs/flowers").predict("tulip.png")
+    assert (line["path"], line["label"]) == ("tulip.png", expected.label)
+    assert float(line["confidence"]) == pytest.approx(expected.confidence, abs=0.01)
+
+
+def test_2_33_every_class_with_its_probability(row: Any) -> None:
+    (line,) = csv.DictReader(io.StringIO(row().out))
+    assert sorted([line["label"], line["label_2"], line["label_3"]]) == COLOURS
+    shares = [float(line[name]) for name in ("confidence", "confidence_2", "confidence_3")]
+    assert sum(shares) == pytest.approx(1, abs=1e-3) and shares == sorted(shares, reverse=True)
+
+
+def test_2_34_the_picture_with_its_class(row: Any) -> None:
+    page = row().value
+    assert "tulip.png" in page and all(name in page for name in COLOURS)
+
+
+def test_2_35_a_folder_into_a_table(row: Any, place: Path) -> None:
+    row()
+    rows = list(csv.DictReader((place / "answers.csv").read_text().splitlines()))
+    assert len(rows) == 30 and {line["label"] for line in rows} <= set(COLOURS)
+    assert all(0 < float(line["confidence"]) <= 1 for line in rows)
+
+
+def test_2_36_accuracy_of_the_validation_images(row: Any, place: Path) -> None:
+    answer = row().json
+    splits = json.loads((place / "runs/flowers/split.json").read_text())["splits"]
+    paths = [(place / "flower_photos" / path, name) for name, group in splits["val"].items() for path in group]
+    answers = vitkit.load("runs/flowers").predict([path for path, _ in paths])
+    right = sum(answer.label == name for answer, (_, name) in zip(answers, paths, strict=True))
+    assert (answer["images"], answer["accuracy"]) == (6, pytest.approx(right / 6))
+
+
+def test_2_37_a_confusion_matrix(row: Any) -> None:
+    with row().value as picture:
+        assert min(picture.size) > 100 and np.asarray(picture.convert("RGB")).std() > 10
+    per_class = vitkit.evaluate("runs/flowers").figures["per_class"]
+    assert list(per_class) == COLOURS and all(0 <= line["recall"] <= 1 for line in per_class.values())
