@@ -144,6 +144,7 @@ def test_2_16_all_but_the_head_is_frozen(row: Any, place: Path) -> None:
 
 def test_2_17_the_head_by_gradient_descent(row: Any, place: Path) -> None:
     done = row("--lr", "0.1")
+    assert "trained: head.weight, head.bias\n" in done.out + done.err
     assert trained(place, done.run) == {"head.weight", "head.bias"}
     epochs = lines_of(done.run)
     assert len(epochs) == 10 and epochs[-1]["train_loss"] < epochs[0]["train_loss"]
@@ -289,3 +290,9 @@ def test_2_37_a_confusion_matrix(row: Any) -> None:
         assert min(picture.size) > 100 and np.asarray(picture.convert("RGB")).std() > 10
     per_class = vitkit.evaluate("runs/flowers").figures["per_class"]
     assert list(per_class) == COLOURS and all(0 <= line["recall"] <= 1 for line in per_class.values())
+
+
+def test_2_38_all_settings_of_the_script(row: Any, place: Path) -> None:
+    done = row("--model", "vit_micro_patch8_16", "--set", "model.layers=2")
+    recipe = done.recipe()
+    assert (recipe["lr"], recipe["batch_size"], recipe["epochs"]) == (1e-3, 8, 10)

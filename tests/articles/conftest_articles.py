@@ -1,0 +1,173 @@
+"""Fixtures: `row` runs the line of docs/articles.md that has the number of a test.
+
+A test named `test_2_7_...` is that of row 2.7.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import runs
+import vitkit
+import warm
+
+PAGE = Path(__file__).parents[2] / "docs" / "articles.md"
+_ROW = re.compile(r"^\| (?P<number>\d\.\d+) \| (?P<what>[^|]+) \| `(?P<line>[^`]+)` \|$", re.MULTILINE)
+ROWS = {match["number"]: match["line"] for match in _ROW.finditer(PAGE.read_text(encoding="utf-8"))}
+# What makes a training quick enough for a test; a row's own flags take precedence.
+_TRAIN = {"--epochs": "1", "--workers": "0", "--batch-size": "8", "--precision": "float32", "--image-size": "16"}
+
+
+class Pictures:
+    """A data set as torchvision's are."""
+
+    classes = ("blue", "green", "red")
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        pixels = np.random.default_rng(index).integers(0, 60, (16, 16, 3), dtype=np.uint8)
+        pixels[..., 2 - index % 3] += 150
+        return Image.fromarray(pixels), index % 3
+
+
+class Callback:
+    """Keeps the figures of each epoch."""
+
+    def __init__(self) -> None:
+        self.epochs: list[dict[str, float]] = []
+
+    def on_epoch_end(self, state: Any) -> None:
+        self.epochs.append(dict(state.metrics))
+
+
+def tiny_model(num_classes: int = 3, **options: Any) -> Any:
+    return vitkit.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1, num_classes=num_classes, **options
+    )
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the lines name: photographs, weights in the layout of published files, a run."""
+    place = tmp_path_factory.mktemp("article")
+    runs.photos(place / "flower_photos", images=10)
+    shutil.copy(place / "flower_photos" / "red" / "img1.png", place / "tulip.png")
+    Image.open(place / "tulip.png").convert("L").save(place / "grey.png")
+    torch.manual_seed(0)
+    in21k = tiny_model(21_843, representation_size=64)  # the published files have heads of zeros, and pre_logits
+    torch.save(in21k.state_dict(), place / "vit_base_patch16_224_in21k.pth")
+    torch.save(tiny_model().state_dict(), place / "model.pth")
+    (place / "weights").mkdir()
+    torch.save(tiny_model().state_dict(), place / "weights/model-9.pth")
+    (place / "weights/class_indices.json").write_text('{"0": "blue", "1": "green", "2": "red"}')
+    command = [
+        warm.vitkit(),
+        "train",
+        "flower_photos",
+        *runs.FLAGS,
+        "--split",
+        "0.6",
+        "0.2",
+        "0.2",
+        "-o",
+        "runs/flowers",
+    ]
+    subprocess.run(command, cwd=place, check=True, capture_output=True)  # which draws its pictures
+    return place
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(made, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@dataclass
+class Done:
+    """What a line left: the value of its last expression, its names, or what a command printed."""
+
+    value: Any = None
+    names: dict[str, Any] = field(default_factory=dict)
+    out: str = ""
+    err: str = ""
+    run: Path = Path()  # of a training
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def recipe(self) -> dict[str, Any]:
+        import tomllib
+
+        return tomllib.loads((self.run / "recipe.toml").read_text(encoding="utf-8"))
+
+    def images(self) -> dict[str, int]:
+        """How many images each split has."""
+        splits = json.loads((self.run / "split.json").read_text(encoding="utf-8"))["splits"]
+        return {name: len(images) for name, images in splits.items()}
+
+
+class Row:
+    """A row of the page, to be run."""
+
+    def __init__(self, number: str, place: Path) -> None:
+        self.line, self.place = ROWS[number], place
+        self.drawn = False  # whether a command draws its pictures
+
+    def __call__(self, *flags: str, **names: Any) -> Done:
+        """Run the line; `flags` are added to a command, `names` are defined for Python."""
+        return self._command(flags) if self.line.startswith("vitkit ") else self._python(names)
+
+    def _python(self, names: dict[str, Any]) -> Done:
+        torch.manual_seed(0)
+        scope = {"json": json, "torch": torch, "nn": nn, "vitkit": vitkit, "Path": Path, "Image": Image}
+        scope |= {"model": tiny_model().eval(), "images": torch.randn(2, 3, 32, 32), "dataset": Pictures(), **names}
+        code = ast.parse(self.line)
+        last = code.body.pop() if isinstance(code.body[-1], ast.Expr) else None
+        exec(compile(code, self.line, "exec"), scope)
+        value = None if last is None else eval(compile(ast.Expression(last.value), self.line, "eval"), scope)
+        return Done(value, scope)
+
+    def _command(self, flags: tuple[str, ...]) -> Done:
+        words = [*shlex.split(self.line)[1:], *flags]
+        if words[0] == "train" and "--resume" not in words:
+            quick = _TRAIN | ({"--image-size": "32"} if "vit_base_patch16_224_in21k.pth" in words else {})
+            if "probe" in words or "--recipe" in words:
+                del quick["--epochs"]
+            words += [word for flag, value in quick.items() if flag not in words for word in (flag, value)]
+        elif words[0] == "compare" or (words[0] == "lab" and words[1] not in ("few-shot", "attention-distance")):
+            words += ["--workers", "0", "--image-size", "16"]
+        before = set((self.place / "runs").iterdir())
+        environment = runs.environment() | {"VITKIT_OFFLINE": "1", "VITKIT_CACHE": str(self.place / "cache")}
+        if self.drawn:
+            del environment["BLANK_PICTURES"]
+        done = subprocess.run(
+            [warm.vitkit(), *words], cwd=self.place, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"$ vitkit {shlex.join(words)}\n{done.stdout}{done.stderr}"
+        made = sorted(set((self.place / "runs").iterdir()) - before)
+        return Done(out=done.stdout, err=done.stderr, run=made[0] if made else Path())
+
+
+@pytest.fixture
+def row(request: pytest.FixtureRequest, place: Path) -> Row:
+    match = re.match(r"test_(\d)_(\d+)_", request.node.name)
+    assert match is not None, "tests of rows are named by them"
+    return Row(f"{match[1]}.{match[2]}", place)

@@ -1,0 +1,259 @@
+"""The rows of docs/articles.md on training with Lightning and timm."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from conftest_articles import Callback, tiny_model
+from PIL import Image
+
+import runs
+import vitkit
+from vitkit.training import read_metrics
+
+COLOURS = ["blue", "green", "red"]
+AUGREG = "weights/storage.googleapis.com/vit_models/augreg/Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz"
+
+
+def lines_of(run: Path) -> list[dict[str, float]]:
+    return read_metrics(run / "metrics.csv")
+
+
+def test_3_1_a_model_by_timms_name(row: Any) -> None:
+    ours, theirs = row().value, timm.create_model("vit_tiny_patch16_224", num_classes=10)
+    theirs.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        theirs.head.weight.normal_(std=0.02)
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(1, 3, 224, 224)
+    torch.testing.assert_close(ours.eval()(images), theirs.eval()(images), rtol=1e-4, atol=1e-4)
+
+
+def test_3_2_any_other_network_of_timm(row: Any) -> None:
+    network = row().value.network
+    assert type(network) is type(timm.create_model("resnet18"))
+    assert network.fc.out_features == 5 + 5
+
+
+def test_3_3_timms_state_dict(row: Any) -> None:
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 3}
+    keys = row(timm_model=timm.models.vision_transformer.VisionTransformer(**sizes)).value
+    assert (keys.missing_keys, keys.unexpected_keys) == ([], [])
+
+
+def test_3_4_pretrained_weights_of_timm(row: Any, place: Path) -> None:
+    torch.manual_seed(0)
+    published = vitkit.vit_tiny_patch16_224(num_classes=21_843)
+    (place / "cache" / AUGREG).parent.mkdir(parents=True)
+    classifier = vitkit.Classifier(published, tuple(map(str, range(21_843))), vitkit.Preprocess(size=224))
+    classifier.save(place / "published")
+    vitkit.convert(place / "published", place / "cache" / AUGREG, to="npz")
+    done = row("--image-size", "32", "--max-images", "6")
+    after = runs.weights(done.run)
+    assert torch.equal(after["blocks.7.mlp.fc1.weight"], published.blocks[7].mlp.fc1.weight)
+    assert after["head.weight"].shape[0] == 3
+
+
+def test_3_5_cifar10(row: Any, place: Path) -> None:
+    for part in ("train", "test"):
+        shutil.copytree(place / "flower_photos", place / "cache/data/cifar10" / part)
+    for number, path in enumerate(sorted((place / "cache/data/cifar10/test").rglob("*.png"))):
+        Image.fromarray(np.asarray(Image.open(path)) // 2 + number).save(path)  # other pictures than the training's
+    done = row()
+    splits = json.loads((done.run / "split.json").read_text())["splits"]
+    assert {path.partition("/")[0] for paths in splits["test"].values() for path in paths} == {"test"}
+    assert sum(map(len, splits["test"].values())) == 30 and "on 30 test images" in done.out + done.err
+
+
+def test_3_6_one_size_without_augmentation(row: Any) -> None:
+    recipe = row().recipe()
+    assert recipe["fit"] == "squash" and recipe["hflip"] is False
+    assert not any(np.any(recipe[name]) for name in ("rotate", "translate", "zoom", "shear", "color_jitter"))
+
+
+def test_3_7_data_sets_of_torchvisions_kind(row: Any) -> None:
+    row()
+    assert vitkit.load("runs/datasets").classes == tuple(COLOURS)
+    assert len(lines_of(Path("runs/datasets"))) == 1
+
+
+def test_3_8_a_split_by_a_seed(row: Any) -> None:
+    splits = json.loads((row().run / "split.json").read_text())["splits"]
+    assert [len(splits[part]["red"]) for part in ("train", "val", "test")] == [6, 2, 2]
+    assert splits != json.loads(Path("runs/flowers/split.json").read_text())["splits"], "of another seed"
+
+
+def test_3_9_everything_is_seeded(row: Any) -> None:
+    first = row("-o", "runs/first")
+    row("-o", "runs/second", "--workers", "0")
+    runs.assert_same_weights(Path("runs/first"), Path("runs/second"))
+    assert first.recipe()["seed"] == 42
+    assert not torch.equal(
+        runs.weights(Path("runs/first"))["cls_token"], runs.weights(Path("runs/flowers"))["cls_token"]
+    )
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_3_10_lightning(row: Any) -> None:
+    pytest.importorskip("lightning")
+    fits(row)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_3_11_pytorch_lightning(row: Any) -> None:
+    pytest.importorskip("pytorch_lightning")
+    fits(row)
+
+
+def fits(row: Any) -> None:
+    torch.manual_seed(0)
+    images, labels = torch.randn(12, 3, 32, 32), torch.arange(12) % 3
+    images += labels[:, None, None, None]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), batch_size=4)
+    model = tiny_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    row(loader=loader, model=model)
+    assert all(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert (model(images).argmax(1) == labels).float().mean() > 1 / 3
+
+
+def test_3_12_adam_without_weight_decay(row: Any) -> None:
+    recipe = row().recipe()
+    assert (recipe["optimizer"], recipe["lr"], recipe["weight_decay"]) == ("adam", 0.001, 0.0)
+
+
+def test_3_13_a_cosine_schedule(row: Any) -> None:
+    rates = [line["lr"] for line in lines_of(row("--lr", "0.004").run)]
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.Adam([parameter], lr=0.004)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2)
+    expected = []
+    for _ in range(2):
+        expected.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx(expected)
+
+
+def test_3_14_monitors_the_validation_loss(row: Any) -> None:
+    done = row("--epochs", "3")
+    best = min(line["val_loss"] for line in lines_of(done.run))
+    assert vitkit.load(done.run).provenance["metrics"]["val_loss"] == best
+
+
+def test_3_15_names_of_checkpoints(row: Any) -> None:
+    done = row()
+    (line,) = lines_of(done.run)
+    (folder,) = (path for path in (done.run / "checkpoints").iterdir() if path.is_dir())
+    assert folder.name == f"epoch-0000-val_loss={line['val_loss']:.4f}-val_acc={line['val_acc']:.4f}"
+
+
+def test_3_16_loads_the_best_checkpoint(row: Any) -> None:
+    classifier = row().value
+    state = classifier.model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in runs.weights(Path("runs/flowers")).items())
+
+
+def test_3_17_stochastic_weight_averaging(row: Any) -> None:
+    averaged, plain = row("-o", "runs/averaged").run, row("-o", "runs/plain", "--swa", "0").run
+    first, second = (lines_of(run) for run in (averaged, plain))
+    assert len(first) == 4 and first[0]["train_loss"] == second[0]["train_loss"]
+    pair = (runs.weights(run)["blocks.0.mlp.fc1.weight"] for run in (averaged, plain))
+    assert not torch.equal(*pair), "averaged from the middle on"
+
+
+def test_3_18_stops_early(row: Any) -> None:
+    assert len(lines_of(row().run)) < 9
+
+
+def test_3_19_mixed_precision(row: Any) -> None:
+    done = row()
+    assert "in bfloat16" in done.out + done.err
+    assert {tensor.dtype for tensor in runs.weights(done.run).values()} == {torch.float32}
+
+
+def test_3_20_accumulates_and_clips(row: Any) -> None:
+    done = row()
+    images = sum(map(len, json.loads((done.run / "split.json").read_text())["splits"]["train"].values()))
+    assert lines_of(done.run)[0]["step"] == -(-images // (8 * 2)) and done.recipe()["clip_grad"] == 1.0
+
+
+def test_3_21_mixup_and_label_smoothing(row: Any) -> None:
+    done = row("--lr", "0.001")
+    plain = row("--lr", "0.001", "--mixup", "0", "--label-smoothing", "0", "-o", "runs/plain")
+    assert lines_of(done.run)[0]["train_loss"] > lines_of(plain.run)[0]["train_loss"], "targets that cannot be reached"
+
+
+@pytest.mark.accept
+def test_3_22_finds_the_learning_rate(row: Any) -> None:
+    done = row()
+    assert re.search(r"lr [\d.e-]+", done.out + done.err) and done.recipe()["find_lr"] is True
+
+
+@pytest.mark.accept
+def test_3_23_cross_validation(row: Any) -> None:
+    done = row()
+    assert len(list(done.run.glob("fold-*"))) == 2 or len(list(done.run.glob("*/model.json"))) == 2
+
+
+def test_3_24_a_callback(row: Any) -> None:
+    callback = Callback()
+    row(callback=callback)
+    (figures,) = callback.epochs
+    assert figures["val_loss"] == pytest.approx(lines_of(Path("runs/callback"))[0]["val_loss"])
+
+
+def test_3_25_a_module_of_its_own(row: Any) -> None:
+    torch.manual_seed(0)
+    nn = torch.nn
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+    row(network=network)
+    after = vitkit.load("runs/module").model.network.state_dict()
+    assert after.keys() == network.state_dict().keys()
+    assert not torch.equal(after["2.weight"], network.state_dict()["2.weight"])
+
+
+def test_3_26_a_loss_of_its_own(row: Any) -> None:
+    row()
+    assert "cross_entropy" in vitkit.load("runs/loss").provenance["extensions"]["loss"]
+
+
+def test_3_27_tests_on_held_out_images(row: Any) -> None:
+    answer = row().json
+    assert (answer["split"], answer["images"]) == ("test", 6)
+    low, high = answer["intervals_95"]["accuracy"]
+    assert low <= answer["accuracy"] <= high
+
+
+def test_3_28_images_that_were_classified_wrongly(row: Any) -> None:
+    page = row().value
+    answers = list(csv.DictReader(Path("runs/flowers/predictions.csv").read_text().splitlines()))
+    assert len(answers) == 6 and "data:image/" in page
+
+
+def test_3_29_onnx(row: Any) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    row()
+    session = onnxruntime.InferenceSession("model.onnx")
+    classifier, images = vitkit.load("runs/flowers"), torch.randn(2, 3, 16, 16)
+    (logits,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    expected = classifier.model(images).detach().numpy()
+    np.testing.assert_allclose(
+        logits - logits.mean(1, keepdims=True), expected - expected.mean(1, keepdims=True), atol=1e-3
+    )
+
+
+def test_3_30_torch_export(row: Any) -> None:
+    row()
+    program, images = torch.export.load("model.pt2"), torch.randn(2, 3, 16, 16)
+    expected = vitkit.load("runs/flowers").model(images)
+    torch.testing.assert_close(program.module()(images), expected, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,185 @@
+"""The rows of docs/articles.md on pictures of attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import vitkit
+
+PAGES = "index.html"
+
+
+def attention_by_hand(model: Any, images: torch.Tensor) -> list[torch.Tensor]:
+    """Eqs. 5 and 6 of the paper with the model's weights: (B, H, N, N) of each layer."""
+    maps, tokens = [], model.embed(images)
+    for block in model.blocks:
+        B, N, D = tokens.shape
+        heads = block.attn.num_heads
+        q, k, _ = block.attn.qkv(block.norm1(tokens)).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
+        maps.append((q @ k.transpose(-2, -1) / (D // heads) ** 0.5).softmax(-1))
+        tokens = block(tokens)
+    return maps
+
+
+def rollout_by_hand(maps: list[torch.Tensor]) -> torch.Tensor:
+    joint = torch.eye(maps[0].shape[-1])
+    for attention in maps:
+        mean = attention.mean(1) + torch.eye(attention.shape[-1])
+        joint = (mean / mean.sum(-1, keepdim=True)) @ joint
+    torch.testing.assert_close(joint.sum(-1), torch.ones(joint.shape[:2]))
+    return joint[:, 0, 1:]
+
+
+def maps_of(folder: str) -> Any:
+    (path,) = Path(folder).rglob("maps.npz")
+    return np.load(path)
+
+
+def pictures(folder: str) -> set[str]:
+    return {path.name for path in Path(folder).rglob("*") if path.suffix in (".png", ".svg", ".pdf", ".gif", ".npz")}
+
+
+def image_of_tulip() -> torch.Tensor:
+    with Image.open("tulip.png") as picture:
+        return torch.from_numpy(vitkit.load("runs/flowers").preprocess(picture.convert("RGB")))[None]
+
+
+def test_4_1_mask_times_photograph(row: Any) -> None:
+    row.drawn = True
+    row()
+    assert {"attention.png", "attention.svg", "attention.pdf", "rollout.png"} <= pictures("sheet")
+    assert Path("sheet/attention.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_4_2_rollout(row: Any) -> None:
+    done = row()
+    expected = rollout_by_hand(attention_by_hand(done.names["model"], done.names["images"]))
+    torch.testing.assert_close(done.value.flatten(1), expected.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_4_3_hooks(row: Any) -> None:
+    kept: list[torch.Tensor] = []
+    done = row(kept=kept)
+    model, images = done.names["model"], done.names["images"]
+    model(images)
+    for mine, expected in zip(kept, model.forward_layers(images), strict=False):
+        torch.testing.assert_close(mine, expected)
+    assert len(kept) == 4, "of two layers, twice"
+
+
+def test_4_4_matrices_in_hooks(row: Any) -> None:
+    done, kept = row(), []
+    model, images = done.names["model"], done.names["images"]
+    for block in model.blocks:
+        block.attn.attn_drop.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    model(images)
+    for mine, expected in zip(kept, attention_by_hand(model, images), strict=False):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
+    assert len(kept) == 4, "two layers, whose matrices the oracle reads once more"
+
+
+def test_4_5_matrices_of_every_layer(row: Any) -> None:
+    done = row()
+    for mine, expected in zip(done.value, attention_by_hand(done.names["model"], done.names["images"]), strict=True):
+        torch.testing.assert_close(mine, expected.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_4_6_matrix_of_a_layer(row: Any) -> None:
+    done = row()
+    expected = attention_by_hand(done.names["model"], done.names["images"])[0]
+    torch.testing.assert_close(done.value, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_4_7_each_head_of_a_layer(row: Any) -> None:
+    row()
+    heads = maps_of("heads")["heads"]
+    expected = attention_by_hand(vitkit.load("runs/flowers").model, image_of_tulip())[0][0, :, 0, 1:]
+    np.testing.assert_allclose(heads.reshape(4, 4), expected.detach(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_4_8_a_film_through_the_layers(row: Any) -> None:
+    row()
+    with Image.open("film/layers.gif") as film:
+        assert film.n_frames == 2
+
+
+def test_4_9_the_last_layers_attention(row: Any) -> None:
+    row()
+    expected = attention_by_hand(vitkit.load("runs/flowers").model, image_of_tulip())[-1][0, :, 0, 1:].mean(0)
+    np.testing.assert_allclose(maps_of("raw")["raw"].flatten(), expected.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_4_10_a_map_over_the_photograph(row: Any) -> None:
+    row()
+    expected = rollout_by_hand(attention_by_hand(vitkit.load("runs/flowers").model, image_of_tulip()))[0]
+    np.testing.assert_allclose(maps_of("overlay")["rollout"].flatten(), expected.detach(), rtol=1e-3, atol=1e-5)
+    assert "rollout.png" in pictures("overlay")
+
+
+def test_4_11_a_sheet_of_many_photographs(row: Any) -> None:
+    row.drawn = True
+    row()
+    svg = Path("sheets/attention.svg").read_text(encoding="utf-8")
+    assert svg.count("<image") == 2 * 10
+
+
+def test_4_12_pixels_that_speak_for_a_class(row: Any) -> None:
+    row()
+    explanation = vitkit.load("runs/flowers").explain("tulip.png", "gradient", "red")
+    np.testing.assert_allclose(maps_of("gradient")["gradient"], explanation.maps["gradient"], atol=1e-5)
+    other = vitkit.load("runs/flowers").explain("tulip.png", "gradient", "blue").maps["gradient"]
+    assert not np.allclose(other, explanation.maps["gradient"], atol=1e-6)
+
+
+def test_4_13_covered_squares(row: Any) -> None:
+    row()
+    assert maps_of("occlusion")["occlusion"].shape == (2, 2)
+
+
+def test_4_14_all_methods(row: Any) -> None:
+    row()
+    names = set(maps_of("all").files)
+    assert {"gradient", "rollout", "raw", "occlusion", "heads"} <= names
+    page = next(Path("all/images").rglob(PAGES)).read_text(encoding="utf-8")
+    assert all(name in page for name in ("gradient", "rollout", "raw", "occlusion"))
+
+
+def test_4_15_figure_7(row: Any) -> None:
+    row()
+    numbers = np.load("anatomy/anatomy.npz")
+    model = vitkit.load("runs/flowers").model
+    positions = F.normalize(model.pos_embed[0, 1:], dim=-1)
+    expected = (positions @ positions.T).reshape(2, 2, 2, 2).detach()
+    similarity = next(numbers[name] for name in numbers.files if numbers[name].shape == (2, 2, 2, 2))
+    np.testing.assert_allclose(similarity, expected, atol=1e-5)
+    assert any("distance" in name for name in numbers.files)
+
+
+def test_4_16_similarity_of_positions(row: Any) -> None:
+    done = row()
+    assert done.value.shape == (16, 16)
+    torch.testing.assert_close(done.value.diagonal(), torch.ones(16))
+    torch.testing.assert_close(done.value, done.value.T)
+
+
+def test_4_17_features(row: Any) -> None:
+    row()
+    stored = np.load("map.npz")
+    features = next(stored[name] for name in stored.files if stored[name].shape == (30, 32))
+    model = vitkit.load("runs/flowers").model
+    row_of = [Path(str(path)).name for path in stored["paths"]].index("img1.png")
+    assert np.isfinite(features).all() and features[row_of].std() > 0
+    assert model.config.hidden_size == 32
+
+
+def test_4_18_the_most_similar_photographs(row: Any) -> None:
+    out = row().out
+    assert len(out.splitlines()) >= 5 and "flower_photos/red/img1.png" in out.splitlines()[0] + out.splitlines()[1]

@@ -1,0 +1,165 @@
+"""The rows of docs/articles.md on comparisons of ViT, hybrid and CNN."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+
+import runs
+
+MODELS = ["vit_micro_patch8_16@none", "vit_micro_r_s4_16@none"]
+
+
+def comparison(name: str) -> dict[str, Any]:
+    return json.loads(Path(f"runs/{name}/comparison.json").read_text(encoding="utf-8"))
+
+
+def lab(name: str) -> dict[str, Any]:
+    return json.loads(Path(f"runs/{name}/lab.json").read_text(encoding="utf-8"))
+
+
+def cells(result: dict[str, Any]) -> str:
+    return json.dumps(result)
+
+
+def more_photos(place: Path) -> None:
+    runs.photos(place / "flower_photos_2", images=20, seed=7)
+
+
+@pytest.mark.accept
+def test_5_1_the_same_training_for_several_models(row: Any) -> None:
+    row()
+    result = comparison("compared")
+    assert sorted(model["name"] for model in result["models"]) == MODELS and result["test_images"] == 6
+    for model in result["models"]:
+        low, high = model["interval"]
+        assert low <= model["accuracy"] <= high
+    assert len({run["images"] for model in result["models"] for run in model["runs"]}) == 1, "the same test images"
+
+
+@pytest.mark.accept
+def test_5_2_accuracy_by_the_amount_of_data(row: Any) -> None:
+    row()
+    for model in comparison("fractions")["models"]:
+        assert [part["fraction"] for part in model["by_fraction"]] == [0.5, 1.0]
+        images = {run["fraction"]: run["training_images"] for run in model["runs"]}
+        assert images[0.5] < images[1.0]
+
+
+@pytest.mark.accept
+def test_5_3_several_data_sets(row: Any, place: Path) -> None:
+    more_photos(place)
+    out = row().out
+    assert "flower_photos_2" in out and "mean rank" in out and "TPUv3-core-days" in out
+    assert Path("runs/sets/suite.html").is_file()
+
+
+@pytest.mark.accept
+def test_5_4_the_same_computation(row: Any) -> None:
+    row()
+    flops = [run["training_flops"] for model in comparison("budget")["models"] for run in model["runs"]]
+    assert len(flops) == 2 and all(value == pytest.approx(1e8, rel=0.5) for value in flops)
+
+
+@pytest.mark.accept
+def test_5_5_few_epochs_and_many(row: Any) -> None:
+    row()
+    assert len(comparison("epochs")["models"]) == 2
+
+
+@pytest.mark.accept
+def test_5_6_pre_training_on_more_images(row: Any, place: Path) -> None:
+    more_photos(place)
+    out = row().out
+    sizes = [int(size) for size in re.findall(r"^vit_micro_patch8_16 +(\d+) images", out, re.MULTILINE)]
+    assert len(sizes) == 3 and sizes == sorted(set(sizes)), "a ninth, a third and all"
+
+
+def test_5_7_few_labelled_images(row: Any) -> None:
+    out = row().out
+    images = re.findall(r"^(\d+) +[\d.]+ %", out, re.MULTILINE)
+    assert images == sorted(images, key=int) and images[0] == "1"
+
+
+@pytest.mark.accept
+def test_5_8_accuracy_by_computation(row: Any) -> None:
+    row()
+    text = cells(lab("hybrid"))
+    assert "hybrid" in text and "resnet" in text.lower()
+
+
+def test_5_9_attention_distance(row: Any) -> None:
+    out = row().out
+    rows = re.findall(r"^(\d) +[\d.]+ +[\d.]+ +[\d.]+", out, re.MULTILINE)
+    assert rows == ["0", "1"], "layers are counted from 0"
+    distance = torch.tensor(lab("distance")["attention_distance"])
+    assert distance.shape == (2, 4) and (distance > 0).all() and (distance < 16 * 2**0.5).all()
+
+
+@pytest.mark.accept
+def test_5_10_positions(row: Any) -> None:
+    row()
+    text = cells(lab("position"))
+    assert all(kind in text for kind in ("none", "learned_1d", "learned_2d", "relative")) and "64.206" in text
+
+
+@pytest.mark.accept
+def test_5_11_class_token_or_mean(row: Any) -> None:
+    row()
+    text = cells(lab("pooling"))
+    assert "token" in text and "gap" in text
+
+
+@pytest.mark.accept
+def test_5_12_pre_training_without_labels(row: Any) -> None:
+    row("--workers", "0", "--batch-size", "8", "--precision", "float32")
+    assert Path("runs/pretrained/model.safetensors").is_file()
+
+
+def test_5_13_the_papers_cnn(row: Any) -> None:
+    network = row().value.network
+    theirs = timm.create_model("resnetv2_50x1_bit", num_classes=5)
+    assert {name: tensor.shape for name, tensor in network.state_dict().items()} == {
+        name: tensor.shape for name, tensor in theirs.state_dict().items()
+    }
+
+
+def test_5_14_a_cnn_of_torchvision(row: Any) -> None:
+    ours, theirs = row().value, torchvision.models.resnet18(num_classes=5)
+    theirs.load_state_dict(ours.network.state_dict())
+    images = torch.randn(2, 3, 224, 224)
+    torch.testing.assert_close(ours.eval()(images), theirs.eval()(images), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.accept
+def test_5_15_parameters_and_computation(row: Any) -> None:
+    out = row().out
+    assert "86,567,656" in out and "304,326,632" in out, "exact, as the reference implementation's"
+    forward = dict(re.findall(r"^(vit_\w+) .*? 197 +([\d.]+) ", out, re.MULTILINE))
+    assert float(forward["vit_base_patch16_224"]) == pytest.approx(2 * 17.564, rel=0.08)
+
+
+@pytest.mark.accept
+def test_5_16_tpu_core_days(row: Any) -> None:
+    """The paper's Table 2 has 0.68 thousand core-days for L/16 on JFT-300M."""
+    (days,) = re.findall(r"time +([\d.,]+) days", row().out)
+    assert float(days.replace(",", "")) == pytest.approx(680, rel=0.15)
+
+
+def test_5_17_a_table_for_a_thesis(row: Any) -> None:
+    text = row().value
+    assert r"\caption{Recall of each class}" in text and r"\label{tab:recall}" in text
+    assert all(re.search(rf"^{name} &", text, re.MULTILINE) for name in ("blue", "green", "red"))
+
+
+@pytest.mark.accept
+def test_5_18_images_per_second(row: Any) -> None:
+    out = row("--rounds", "2", "--batch-sizes", "1").out
+    assert re.search(r"[\d.]+", out) and "images" in out
