@@ -76,8 +76,8 @@ def test_an_explanation_shows_the_photograph_and_each_map(classifier: Classifier
     page = explanation._repr_html_()
     shown = list(explanation.maps) + (["heads"] if explanation.heads is not None else [])
     assert re.findall(r'alt="(\w[^"]*)"', page) == ["photograph", *shown]
-    for data in re.findall(r'src="data:image/jpeg;base64,([^"]+)"', page):
-        assert Image.open(io.BytesIO(base64.b64decode(data))).format == "JPEG"
+    images = [Image.open(io.BytesIO(base64.b64decode(data))) for data in re.findall(r"jpeg;base64,([^\"]+)", page)]
+    assert {image.format for image in images} == {"JPEG"} and len({image.size for image in images}) == 1
     assert _Tags(page).seen.count("img") == 1 + len(shown)
     assert repr(explanation).startswith("<Explanation: <i>.png: ") and "array" not in repr(explanation)
 

@@ -206,7 +206,8 @@ class Explanation:
     def _repr_html_(self) -> str:
         """Return the photograph and each method's overlay for a notebook."""
         methods = [*self.maps, *(["heads"] if self.heads is not None else [])]
-        pictures = {"photograph": self.photograph} | {method: self.overlay(method, 320) for method in methods}
+        overlays = {method: self.overlay(method, 320) for method in methods}
+        pictures = {"photograph": self.photograph.resize(next(iter(overlays.values())).size)} | overlays
         shown = "".join(
             f'<figure style="display: inline-block; margin: 0.5em"><figcaption>{escape(name)}</figcaption>'
             f"{image(name, draw.thumbnail(picture, 320), 'jpeg')}</figure>"
