@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -223,11 +224,33 @@ def test_without_a_script_the_page_is_read(browser: Any, report: str, own: Evalu
         assert shown.bounding_box()["width"] > 100
 
 
+def test_a_page_names_its_task_lists_its_parts_and_folds_notes_and_recipe(
+    browser: Any, own: Evaluation, tmp_path: Path
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    address = write(tmp_path / "report.html", own, None, findings=["warning: look", "note: one", "note: two"])
+    with watched(browser, "phone") as page:
+        page.goto(address)
+        assert page.get_by_role("heading", level=1).inner_text() == f"cat, {EVIL} or emu?"
+        assert page.get_by_role("main").count() == 1
+        assert page.get_by_text("warning: look").is_visible() and not page.get_by_text("two").is_visible()
+        page.get_by_text("2 notes").click()
+        assert page.get_by_text("two").is_visible()
+        page.get_by_text("The complete recipe").click()
+        page.get_by_role("navigation", name="Contents").get_by_role("link", name="Recipe").click()
+        assert page.get_by_role("heading", name="Recipe").is_visible()
+        found = {own["id"] for own in Axe().run(page).response["violations"]}
+        assert not found & {"region", "landmark-one-main", "page-has-heading-one"}
+        assert is_within(page)
+
+
 def test_a_page_that_was_mailed_shows_all_of_it(browser: Any, report: str, tmp_path: Path) -> None:
     mailed = tmp_path / "mailed.html"
     text = Path(report.removeprefix("file://")).read_text(encoding="utf-8")
     mailed.write_text(text, encoding="utf-8")
-    assert "href=" not in text and str(tmp_path.parent) not in text and os.getcwd() not in text  # noqa: PTH109
+    assert set(re.findall('href="([^"]*)"', text)) == {f"#part-{i}" for i in range(1, 11)}, "places in the page"
+    assert str(tmp_path.parent) not in text and os.getcwd() not in text  # noqa: PTH109
     with visit(browser, mailed.as_uri()) as page:
         page.locator(".matrix button").first.click()
         assert opened(page).locator("img").count() > 0

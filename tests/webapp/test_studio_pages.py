@@ -15,7 +15,7 @@ import pytest
 import runs
 from browser import SIZES, browser, is_within, serious, served, watched
 from vitkit.data import labels_so_far
-from vitkit.webapp import Photographs, Workspace, create_app, open_workspace
+from vitkit.webapp import Job, Jobs, Photographs, Workspace, create_app, open_workspace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -241,6 +241,28 @@ def test_everybody_can_use_every_tab(place: Workspace, browser: Browser, size: s
         page.locator(".log").get_by_text(EVIL).wait_for()
         assert serious(page) == []
         assert is_within(page)
+
+
+def test_a_training_that_ended_after_one_epoch_is_told_in_sentences(place: Workspace, browser: Browser) -> None:
+    """One epoch makes no chart, and a limit that ended it is named."""
+    run = place.runs / "heap-1"
+    run.mkdir(parents=True)
+    (run / "recipe.toml").write_text("")
+    (run / "metrics.csv").write_text(
+        "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds\n0,9,0.7,0.5,0.6,0.75,0.1,60\n"
+    )
+    (run / "log.txt").write_text("2026-11-22 10:00:00  epoch   1/70  train_loss 0.7  60 s\n2026-11-22 10:00:01  done\n")
+    (run / "evaluation.json").write_text('{"accuracy": 0.5, "images": 4, "split": "test"}')
+    jobs = Jobs(place.runs)
+    jobs.folder.mkdir(parents=True)
+    jobs.write(Job(1, "heap-1", ("train",), str(place.runs), {"time": "1m"}, 1.0, started=1.0, ended=2.0, code=0))
+    with studio(place, browser, tab="train") as page:
+        page.get_by_text("The time (1m) is up: 1 of 70 epochs.").wait_for()
+        page.get_by_text(
+            "Loss (less is better): 0.7 on training photographs, 0.6 on photographs for checking."
+        ).wait_for()
+        assert page.locator(".chart svg").count() == 0
+        assert serious(page) == []
 
 
 @pytest.mark.accept

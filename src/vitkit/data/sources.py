@@ -278,7 +278,7 @@ def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
         splits=(None,) * len(paths),
         ignored=dict(overlooked.ignored),
         folders=(root.resolve(),),
-        layout="pictures without labels: all below the folder",
+        layout="pictures without labels: all subfolders are included",
         overlooked=tuple(overlooked.lines(root)),
     )
 

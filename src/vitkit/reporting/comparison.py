@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrM
 from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting.plots import GREY, STYLES, in_legend
 from vitkit.text.cells import interval_text
-from vitkit.text.html import figure, finding, table, to_png, wide, write_page
+from vitkit.text.html import figure, finding, folded, table, to_png, wide, write_page
 
 _POINTS = 100  # percentage points in 1
 
@@ -56,7 +56,7 @@ def write_comparison(
         "<ul>",
         *(f"<li>{escape(pair['verdict'])}</li>" for pair in figures["pairs"]),
         "</ul>",
-        *([_folded("All pairs", _pair_table(figures["pairs_by_fraction"]))] if figures["pairs"] else []),
+        *([folded("All pairs", wide(_pair_table(figures["pairs_by_fraction"])))] if figures["pairs"] else []),
         "<h2>The models</h2>",
         wide(_model_table(headings, rows)),
         f'<p class="soft">{escape(_ABOUT)}</p>',
@@ -65,7 +65,7 @@ def write_comparison(
         *_stressed(figures),
         "</div>",
         "<h2>The runs</h2>",
-        _folded(f"All {sum(len(model['runs']) for model in models)}", _run_table(models)),
+        folded(f"All {sum(len(model['runs']) for model in models)}", wide(_run_table(models))),
         *(["<h2>Notes</h2>", *(f"<p>{escape(note)}</p>" for note in figures["notes"])] if figures["notes"] else []),
     ]
     write_page(path, f"Which model for {figures['data']}?", body)
@@ -150,11 +150,6 @@ def _model_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     names, *values = zip(*rows, strict=True)
     lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
     return table(lines, ["", *map(escape, names)])
-
-
-def _folded(title: str, content: str) -> str:
-    """Return a table that is shown after a click on its title."""
-    return f"<details><summary>{escape(title)}</summary>{wide(content)}</details>"
 
 
 def _picture(caption: str, drawn: Figure, about: str) -> str:

@@ -34,7 +34,8 @@ from vitkit.reporting.sections import operating_table
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
 from vitkit.text.cells import JOINT, harmless
-from vitkit.text.html import Live, figure, finding, listing, table, to_png, write_page
+from vitkit.text.html import Live, figure, folded, listing, table, to_png, write_page
+from vitkit.text.html import findings as shown_findings
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=class |function )", re.MULTILINE)
@@ -112,10 +113,11 @@ def write_report(
     photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
     rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
     body = [
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{escape(_task(evaluation))}</h1>",
+        f'<p class="soft">{escape(title)}</p>',
         sections.headline(numbers),
         *sections.caveat(evaluation),
-        *map(finding, findings),
+        *shown_findings(findings),
         *sections.classes(evaluation, numbers),
         *sections.confusion(evaluation, numbers, pictures.get(CONFUSION)),
         *sections.confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
@@ -125,14 +127,28 @@ def write_report(
         *sections.points(POINTS, laid_out, pictures.get(POINTS)),
         *sections.figures(evaluation, numbers),
         *operating_table(numbers),
-        *[figure(caption, picture) for caption, picture in rest.items()],
+        *[figure(caption, picture, is_photograph=caption in _PHOTOGRAPHS) for caption, picture in rest.items()],
         *sections.weights_tried(tried),
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
-        *(["<h2>Recipe</h2>", listing(recipe)] if recipe else []),
+        *(["<h2>Recipe</h2>", folded("The complete recipe", listing(recipe))] if recipe else []),
     ]
     data = _data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
     write_page(path, title, body, Live(styles(), script(), data))
+
+
+_NAMED = 5  # classes in the title of a report
+_PHOTOGRAPHS = ("What the model sees in training",)  # captions of pictures that are not drawn
+
+
+def _task(evaluation: Evaluation) -> str:
+    """Return what the model tells apart, as in `daisy, rose or tulip?`."""
+    classes = evaluation.classes
+    several = isinstance(evaluation, MultiEvaluation)
+    if len(classes) > _NAMED:
+        more = len(classes) - _NAMED
+        return f"{', '.join(classes[:_NAMED])} {'and' if several else 'or'} {more} more classes?"
+    return f"{', '.join(classes[:-1])} {'and' if several else 'or'} {classes[-1]}?" if len(classes) > 1 else classes[0]
 
 
 def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:

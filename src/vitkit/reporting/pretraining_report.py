@@ -67,7 +67,7 @@ def write_pretraining_report(
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
         figure("Loss by epoch", to_png(_draw_losses(rows, kept))),
-        figure("Pictures filled in", to_png(_draw_strips(strips))),
+        figure("Pictures filled in", to_png(_draw_strips(strips)), is_photograph=True),
         f"<p>{escape(shown)}. Where a patch is drawn after its own mean and contrast, those are given back to it.</p>",
         "<h2>Recipe</h2>",
         listing(recipe),

@@ -18,7 +18,7 @@ from vitkit.evaluation.registry import METRICS
 from vitkit.reporting.gallery import gallery
 from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, threshold_data
 from vitkit.text.cells import by_chance, interval_text, plural
-from vitkit.text.html import decimals, finding, image, table, wide
+from vitkit.text.html import DRAWN, decimals, finding, image, table, wide
 
 _HEADLINES = ("accuracy", "balanced_accuracy")
 
@@ -131,7 +131,7 @@ def confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes |
         ]
         heads = ["true", "predicted", "images", "of the true class"]
         words = ["<h3>Most often confused</h3>", wide(table(pairs, heads))]
-    picture = [] if drawn is None else [image("Confusion", drawn, "png")]
+    picture = [] if drawn is None else [image("Confusion", drawn, "png", DRAWN)]
     return ["<h2>Confusion</h2>", _view("confusion", *picture, *words)]
 
 
@@ -139,12 +139,12 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
     """Return the section on how well confidences match accuracy; empty for multi-label models."""
     if isinstance(evaluation, MultiEvaluation):
         return []
-    picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png")]
+    picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png", DRAWN)]
     return [
         "<h2>Confidence</h2>",
         *_rise(evaluation, numbers),
         _view("reliability", *picture),
-        "<h3>Saying nothing where it is unsure</h3>",
+        "<h3>Withholding uncertain answers</h3>",
         _view("threshold", _threshold_table(evaluation)),
     ]
 
@@ -290,7 +290,7 @@ def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[
     return [
         f"<h2>{escape(caption)}</h2>",
         f"<p>{words}</p>",
-        _view("embedding", *([] if drawn is None else [image(caption, drawn, "png")])),
+        _view("embedding", *([] if drawn is None else [image(caption, drawn, "png", DRAWN)])),
     ]
 
 

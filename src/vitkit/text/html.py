@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import json
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.system.files import write_text
+from vitkit.text.cells import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DATA = '<script type="application/json" id="data">'  # precedes the data of an interactive page
 DPI = 110  # of drawn figures
+_LISTED = 4  # sections from which on a page lists its contents
+_SECTION = re.compile("<h2>(.*?)</h2>")
 
 _STYLE = """
 :root {
@@ -44,6 +49,10 @@ td { overflow-wrap: anywhere; } td.number, th.number { text-align: right; font-v
   overflow-wrap: normal; }
 tr + tr td { border-top: 1px solid var(--line); }
 img { max-width: 100%; background: white; border: 1px solid var(--line); }
+.contents ul { display: flex; flex-wrap: wrap; gap: .1rem 1rem; padding: 0; list-style: none; font-size: .9rem; }
+summary { cursor: pointer; }
+@media (prefers-color-scheme: dark) { img { background: transparent; }
+  img.drawn { filter: invert(.91) hue-rotate(180deg); border-color: #555; } }
 .finding { background: var(--soft); border-left: 4px solid #E69F00; padding: .3rem .8rem; margin: .4rem 0;
   overflow-wrap: anywhere; }
 .row { display: flex; flex-wrap: wrap; gap: .8rem; } figure { margin: 0; width: 10rem; font-size: .75rem; }
@@ -97,7 +106,36 @@ def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = 
         f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{styles}</style>\n'
     )
-    write_text(path, head + "\n".join([*body, *([] if live is None else _scripts(live))]) + "\n</html>\n")
+    main = f"<main>\n{_with_contents(chr(10).join(body))}\n</main>"
+    write_text(path, head + "\n".join([main, *([] if live is None else _scripts(live))]) + "\n</html>\n")
+
+
+def _with_contents(body: str) -> str:
+    """Give the sections of a page names, and list them below its title if there are enough of them."""
+    titles = _SECTION.findall(body)
+    numbers = itertools.count(1)
+    named = _SECTION.sub(lambda match: f'<h2 id="part-{next(numbers)}">{match[1]}</h2>', body)
+    if len(titles) < _LISTED:
+        return named
+    links = "".join(f'<li><a href="#part-{number}">{title}</a></li>' for number, title in enumerate(titles, 1))
+    contents = f'<nav class="contents" aria-label="Contents"><ul>{links}</ul></nav>'
+    before, heading, rest = named.partition('<h2 id="part-1">')
+    return f"{before}{contents}\n{heading}{rest}"
+
+
+def folded(title: str, content: str) -> str:
+    """Return HTML that is shown when its title, which is plain text, is clicked."""
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+
+
+def findings(sentences: Sequence[str]) -> list[str]:
+    """Return highlighted paragraphs, of which those that begin with `note:` are folded."""
+    notes = [text.removeprefix("note:").strip() for text in sentences if text.startswith("note:")]
+    others = [finding(text) for text in sentences if not text.startswith("note:")]
+    if not notes:
+        return others
+    listed = "".join(f"<li>{escape(text)}</li>" for text in notes)
+    return [*others, folded(plural(len(notes), "note", "notes"), f"<ul>{listed}</ul>")]
 
 
 def _hash(text: str) -> str:
@@ -170,9 +208,15 @@ def _saved(drawn: Figure, kind: str, **options: Any) -> bytes:
     return data.getvalue()
 
 
-def figure(caption: str, data: bytes, kind: str = "png") -> str:
-    """Return a picture under its caption, embedded in the page. `kind` is png, jpeg or svg+xml."""
-    return f"<h2>{escape(caption)}</h2>{image(caption, data, kind)}"
+def figure(caption: str, data: bytes, kind: str = "png", *, is_photograph: bool = False) -> str:
+    """Return a picture under its caption, embedded in the page. `kind` is png, jpeg or svg+xml.
+
+    Drawings on a white ground are inverted where the reader prefers dark pages; photographs are not.
+    """
+    return f"<h2>{escape(caption)}</h2>{image(caption, data, kind, '' if is_photograph else DRAWN)}"
+
+
+DRAWN = 'class="drawn"'  # the attribute of a drawing on a white ground
 
 
 def listing(text: str) -> str:

@@ -211,7 +211,7 @@ class LabResult(Result):
 def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return the headings and rows of an ablation's table."""
     pairs = {pair["a"]: pair for pair in figures["pairs"]}
-    headings = ["", "accuracy here", "95 %", f"less {ablation.against}", "parameters", "GMACs"]
+    headings = ["", "accuracy here", "95 %", f"difference from {ablation.against}", "parameters", "GMACs"]
     rows = []
     for variant in figures["variants"]:
         pair = pairs.get(variant["label"])

@@ -17,6 +17,7 @@ export function chart(title, across, lines, { percent = false } = {}) {
   if (!drawn.length) return null;
   const points = drawn.flatMap((line) => line.points);
   const show = (value) => (percent ? `${Math.round(100 * value)} %` : Number(value.toPrecision(3)).toString());
+  if (drawn.every((line) => line.points.length === 1)) return el("p", { class: "chart" }, `${title}: ${drawn.map((line) => `${show(line.points[0][1])} ${line.title}`).join(", ")}.`);
   const [xs, ys] = [points.map(([x]) => x), points.map(([, y]) => y)];
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   let [y0, y1] = percent ? [Math.min(0.5, ...ys), 1] : [Math.min(0, ...ys), Math.max(...ys)];

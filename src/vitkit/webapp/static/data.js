@@ -103,7 +103,7 @@ class DataPage {
     const doubt = photos.doubt(id);
     const suggestion = photos.suggestion(id);
     const caption = label === OUT ? "left out" : label === NONE ? "–" : photos.label(id);
-    cell.caption.textContent = doubt ? `${caption} → ${doubt.suggested}? ${Number(doubt.score).toFixed(2)}`
+    cell.caption.textContent = doubt ? `${doubt.suggested}? ${Number(doubt.score).toFixed(2)}, now ${caption}`
       : suggestion ? `${suggestion[0]}? ${percent(suggestion[1])}` : caption;
     cell.classList.toggle("out", label === OUT);
     cell.classList.toggle("none", label === NONE);

@@ -3,7 +3,7 @@
 import { fail, get, say } from "./api.js";
 import { el, fill } from "./dom.js";
 import { PatchView } from "./look_patch.js";
-import { overlay } from "./look_map.js";
+import { overlay, scale } from "./look_map.js";
 import { modelChoice, noModel } from "./models.js";
 
 const TITLES = {
@@ -54,7 +54,7 @@ class LookPage {
     const place = el("div", { class: "look-drop" },
       el("p", {}, "Drop a picture here, paste one (", el("kbd", {}, "Ctrl"), " ", el("kbd", {}, "V"), "), or"),
       el("div", { class: "row" }, choose, el("label", { for: "look-file", class: "button primary-label" }, "Choose a picture"),
-        camera, el("label", { for: "look-camera", class: "button" }, "Photograph")),
+        camera, el("label", { for: "look-camera", class: "button" }, "Use camera")),
       el("p", { class: "small soft" }, "It stays on this machine and is not kept."));
     for (const kind of ["dragover", "dragenter"]) place.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
     for (const kind of ["dragleave", "drop"]) place.addEventListener(kind, () => place.classList.remove("over"));
@@ -154,7 +154,7 @@ class LookPage {
       await overlay(canvas, this.seen.picture, found.map, found.box);
       canvas.classList.remove("waits");
     };
-    return { figure: el("figure", {}, el("figcaption", {}, choice), canvas, tells), load };
+    return { figure: el("figure", {}, el("figcaption", {}, choice), canvas, scale(), tells), load };
   }
 }
 

@@ -1,8 +1,10 @@
 // Draws grids of values from 0 to 255: upon a picture, or by themselves.
 
-const STOPS = [[0, 68, 1, 84], [0.25, 59, 82, 139], [0.5, 33, 145, 140], [0.75, 94, 201, 98], [1, 253, 231, 37]];
+import { el } from "./dom.js";
 
-/** The colour of a part from 0 to 1, dark to bright (viridis). */
+const STOPS = [[0, 0, 0, 4], [0.125, 29, 17, 71], [0.25, 81, 18, 124], [0.375, 131, 38, 129], [0.5, 183, 55, 121], [0.625, 230, 81, 100], [0.75, 252, 137, 97], [0.875, 254, 194, 135], [1, 252, 253, 191]];
+
+/** The colour of a part from 0 to 1, dark to bright: magma, as in the pictures of vitkit explain. */
 function colour(part) {
   const above = STOPS.findIndex((own) => own[0] >= part);
   if (above <= 0) return STOPS[0].slice(1);
@@ -44,4 +46,11 @@ export async function overlay(canvas, picture, values, box) {
   context.imageSmoothingEnabled = true;
   context.imageSmoothingQuality = "high";
   context.drawImage(grid(values, 0.72, true), left, top, right - left, bottom - top);
+}
+
+/** What the colours mean: from nothing to the largest value of the map. */
+export function scale() {
+  const strip = grid([Array.from({ length: 64 }, (_, i) => (i * 255) / 63)]);
+  strip.setAttribute("aria-hidden", "true");
+  return el("p", { class: "look-scale small soft" }, "none", strip, "most");
 }

@@ -10,7 +10,7 @@ const PARTS = [
   ["classes", "Each class", "Precision: of what is said to be of the class, the part that is. Recall: of the class, the part that is found."],
   ["confusion", "Which class is taken for which", "Click a cell to see its photographs."],
   ["reliability", "How far its confidence can be trusted", "Click a bar to see its photographs."],
-  ["threshold", "Saying nothing where it is unsure", "What is left, and how much of it is right."],
+  ["threshold", "Withholding uncertain answers", "How many answers remain, and how many of them are right."],
   ["class_thresholds", "Thresholds", "From which probability on a class is said."],
   ["embedding", "As the model sees them", "Photographs that the model sees alike lie together; a ring is a mistake."],
 ];
@@ -48,7 +48,7 @@ class ResultsPage {
 
   table() {
     this.rows = this.runs.map((run) => this.row(run));
-    const heads = ["run", "right", "95 % interval", "every class alike", "photographs"].map((text) => el("th", { scope: "col" }, text));
+    const heads = ["run", "right", "95 % interval", "average over classes", "photographs"].map((text) => el("th", { scope: "col" }, text));
     const others = this.runs.length > 1 && el("label", { class: "field" }, "Compare with",
       this.other = el("select", { onchange: () => this.compare() }, el("option", { value: "" }, "no other run"), this.runs.map((run) => el("option", { value: run.name }, run.name))));
     return el("section", { class: "panel", "aria-label": "Runs" }, el("h2", {}, "Runs"),
@@ -59,7 +59,7 @@ class ResultsPage {
     const { accuracy, balanced_accuracy: alike, images, split } = run.figures;
     const open = el("button", { type: "button", class: "filter", "data-run": run.name, onclick: () => this.choose(run.name) }, run.name);
     const interval = run.interval ? `${percent(run.interval[0])} to ${percent(run.interval[1])}` : "";
-    const held = split === "val" ? "to watch by: the figures flatter" : `held back (${split})`;
+    const held = split === "val" ? "for checking during training: the figures are too good" : `held back (${split})`;
     const caveats = run.caveats.map((text) => el("p", { class: "small soft" }, text));
     return el("tr", {}, el("td", {}, open), el("td", {}, percent(accuracy)), el("td", {}, interval), el("td", {}, percent(alike)), el("td", {}, `${images} ${held}`, caveats));
   }

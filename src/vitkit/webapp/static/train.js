@@ -3,6 +3,7 @@
 import { fail, get, post, say } from "./api.js";
 import { chart } from "./chart.js";
 import { el, fill } from "./dom.js";
+import { timeLeft } from "./progress.js";
 
 const METHODS = [
   ["auto", "Automatic", "The last layer alone below 40 photographs a class, else the whole model."],
@@ -12,7 +13,7 @@ const METHODS = [
   ["scratch", "A new model, from nothing", "Needs very many photographs; nothing is known before."],
 ];
 const TIMES = [["", "As long as it takes"], ["2m", "2 minutes"], ["10m", "10 minutes"], ["30m", "30 minutes"], ["1h", "1 hour"], ["3h", "3 hours"]];
-const STATES = { queued: "waits", running: "runs", done: "done", stopped: "stopped", failed: "failed" };
+const STATES = { queued: "waiting", running: "running", done: "done", stopped: "stopped", failed: "failed" };
 const AGAIN = "again:"; // #train/again:RUN begins with that run's split and weights
 
 export async function show(main, studio) {
@@ -52,7 +53,7 @@ class TrainPage {
     const kinds = [["file", "Files here"], ["published", "Published models"], ["run", "Trained here"]];
     const weights = el("select", { id: "weights" }, kinds.map(([kind, title]) => {
       const own = offers.filter((offer) => offer.kind === kind);
-      return own.length > 0 && el("optgroup", { label: title }, own.map((offer) => el("option", { value: offer.source }, offer.title + (offer.here ? "" : " (is downloaded)"))));
+      return own.length > 0 && el("optgroup", { label: title }, own.map((offer) => el("option", { value: offer.source }, offer.title + (offer.here ? "" : ` (${offer.megabytes} MB download)`))));
     }), el("optgroup", { label: "From nothing" }, el("option", { value: "none" }, "A new model")));
     const about = el("p", { class: "small soft", id: "method-about" });
     const method = el("select", { id: "method", "aria-describedby": "method-about", onchange: () => explain() }, METHODS.map(([value, title]) => el("option", { value }, title)));
@@ -127,7 +128,7 @@ class TrainPage {
   drawRun() {
     const run = this.now;
     if (!run) {
-      fill(this.detail, el("p", { class: "soft" }, "What a training does is shown here: how its mistakes become fewer, and what it says."));
+      fill(this.detail, el("p", { class: "soft" }, "The progress of a training is shown here, with its curves and its log."));
       return;
     }
     const focused = this.detail.contains(document.activeElement) ? document.activeElement.textContent : null;
@@ -136,7 +137,7 @@ class TrainPage {
       this.buttons(run), this.told(run), curves(run.metrics),
       run.samples && el("figure", { class: "samples" }, el("figcaption", { class: "small soft" }, "Photographs as the model sees them in training, a little changed each time"),
         el("img", { src: `/api/train/runs/${encodeURIComponent(run.name)}/samples?${run.begun}`, alt: "Photographs as the model sees them in training" })),
-      run.log.length > 0 && el("details", { open }, el("summary", {}, "What it says"), el("pre", { class: "log", tabindex: 0, "aria-label": "What the training says" }, run.log.slice(-40).join("\n"))));
+      run.log.length > 0 && el("details", { open }, el("summary", {}, "Log"), el("pre", { class: "log", tabindex: 0, "aria-label": "Log of the training" }, run.log.slice(-40).join("\n"))));
     if (focused) [...this.detail.querySelectorAll("button")].find((own) => own.textContent === focused)?.focus();
   }
 
@@ -161,20 +162,31 @@ class TrainPage {
 
   told(run) {
     const { accuracy, images, split } = run.figures;
-    const last = (run.log.at(-1) || "").replace(/^[-\d]+ [:\d]+ +/, "");
-    const [, done, of] = last.match(/^epoch +(\d+)\/(\d+)/) || [];
-    const now = done ? `${done} of ${of} passes over the photographs are done` : last || "Begins …";
+    const lines = run.log.map((line) => line.replace(/^[-\d]+ [:\d]+ +/, ""));
+    const [, done, of] = lines.findLast((line) => /^epoch +\d+\/\d+/.test(line))?.match(/^epoch +(\d+)\/(\d+)/) || [];
+    const isOver = done && !/^epoch/.test(lines.at(-1));
+    const now = !lines.length ? "Starting …" : done && !isOver ? `Epoch ${Math.min(Number(done) + 1, of)} of ${of}${leftOf(run, Number(done), Number(of))}` : `${done ? `${done} of ${of} epochs are done` : "Preparing"}: ${lines.at(-1)}`;
     return [
       isNumber(accuracy) && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "test" ? "photographs held back for the test" : `${split} photographs`}`),
       accuracy === null && el("p", {}, el("strong", {}, "No figure can be given")),
       ...run.caveats.map((text) => el("p", { class: "small soft wrap" }, text)),
+      run.state === "done" && run.asked.time && done && Number(done) < Number(of) && el("p", { class: "wrap" }, `The time (${run.asked.time}) is up: ${done} of ${of} epochs.`),
       run.why && el("p", { class: "bad wrap" }, run.why),
       run.state === "running" && el("p", { class: "soft wrap", role: "status" }, now),
-      run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Passes that are done" }),
+      run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Epochs that are done" }),
       run.state === "running" && !run.can_stop && el("p", { class: "small soft" }, "This studio has not started it: stop it where it was started."),
       run.state === "queued" && el("p", { class: "soft" }, "Waits for the trainings before it."),
     ];
   }
+}
+
+/** The time that is left, from that of the epochs that are done and from the limit. */
+function leftOf(run, done, of) {
+  const seconds = run.metrics.at(-1)?.seconds;
+  if (!seconds || !done) return "";
+  const limit = /^([\d.]+)([smh])$/.exec(run.asked.time || "");
+  const most = limit ? limit[1] * { s: 1, m: 60, h: 3600 }[limit[2]] - seconds : Infinity;
+  return `, ${timeLeft(Math.max(0, Math.min(seconds / done * (of - done), most)))}`;
 }
 
 function isNumber(value) {
@@ -195,6 +207,6 @@ function curves(rows) {
   if (!rows.length) return null;
   const line = (key, title) => ({ title, points: rows.filter((row) => row[key] !== undefined).map((row) => [row.epoch + 1, row[key]]) });
   return el("div", { class: "curves" },
-    chart("How wrong it is (loss: less is better)", "pass", [line("train_loss", "while learning"), line("val_loss", "on photographs to watch by")]),
-    chart("How often it is right", "pass", [line("train_acc", "while learning"), line("val_acc", "on photographs to watch by")], { percent: true }));
+    chart("Loss (less is better)", "epoch", [line("train_loss", "on training photographs"), line("val_loss", "on photographs for checking")]),
+    chart("Accuracy", "epoch", [line("train_acc", "on training photographs"), line("val_acc", "on photographs for checking")], { percent: true }));
 }
