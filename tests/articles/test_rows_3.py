@@ -196,7 +196,9 @@ def test_3_21_mixup_and_label_smoothing(row: Any) -> None:
 @pytest.mark.accept
 def test_3_22_finds_the_learning_rate(row: Any) -> None:
     done = row()
-    assert re.search(r"lr [\d.e-]+", done.out + done.err) and done.recipe()["find_lr"] is True
+    (tried, taken) = re.findall(r"by learning rate: (.*); taking ([\d.e-]+)", done.out)[0]
+    losses = {rate: float(loss) for rate, loss in (pair.split(": ") for pair in tried.split(", "))}
+    assert losses[taken] == min(losses.values()) and done.recipe()["lr"] == float(taken)
 
 
 @pytest.mark.accept

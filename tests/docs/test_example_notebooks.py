@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
-_SLOW = {"2-fine-tuning", "3-lightning", "5-comparison"}  # for `make accept`
+_SLOW = {"2-fine-tuning", "3-lightning", "4-attention", "5-comparison"}  # for `make accept`
 
 
 def test_there_is_one_for_each_article() -> None:
