@@ -5,16 +5,21 @@ from __future__ import annotations
 import base64
 import io
 import re
+import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import runs
 import vitkit
 from vitkit import Classifier, Prediction, Preprocess, VisionTransformer
+from vitkit.system.notebooks import NotebookBar, display_of_notebook
 
 
 @pytest.fixture
@@ -85,3 +90,77 @@ def test_an_explanation_shows_the_photograph_and_each_map(classifier: Classifier
 def test_results_of_verbs_are_their_lines() -> None:
     info = vitkit.info("vit_tiny_patch16_224")
     assert _Tags(info._repr_html_()).seen == ["pre"]
+
+
+class _Display:
+    """A stand-in for `IPython.display`, which keeps what it was asked to show."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, object]] = []
+
+    def HTML(self, html: str) -> tuple[str, object]:
+        return "html", html
+
+    def Image(self, data: bytes) -> tuple[str, object]:
+        return "image", data
+
+    def display(self, content: tuple[str, object], display_id: bool) -> _Display:
+        assert display_id
+        self.shown.append(content)
+        return self
+
+    def update(self, content: tuple[str, object]) -> None:
+        self.shown.append(content)
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> _Display:
+    """IPython as it is in the kernel of a notebook."""
+    display = _Display()
+    module = ModuleType("IPython")
+    module.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    module.display = display  # type: ignore[attr-defined]
+    module.version_info = (9, 0)  # type: ignore[attr-defined]  # matplotlib looks at it
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    return display
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_a_training_in_a_notebook_has_a_bar_and_live_curves(notebook: _Display, tmp_path: Path) -> None:
+    photos = runs.photos(tmp_path / "photos")
+    run = vitkit.train(photos, **runs.quick_fields(), out=tmp_path / "run", say=lambda line: None)
+    pictures = [data for kind, data in notebook.shown if kind == "image"]
+    assert len(pictures) == len(run.rows()), "one a epoch"
+    assert len(set(pictures)) == len(pictures) and all(data.startswith(b"\x89PNG") for data in pictures)
+    bars = [html for kind, html in notebook.shown if kind == "html"]
+    assert any("<progress value=" in html and "reading" in html for html in bars)
+    assert bars[-1] == "", "the bar disappears"
+
+
+def test_a_bar_says_how_long_it_takes(notebook: _Display, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with NotebookBar(notebook) as bar:
+        bar("reading <a>", 1, 200)
+        bar("reading <a>", 2, 200)  # too soon
+        now = 110.0
+        bar("reading <a>", 20, 200)
+        bar("counting", 5, None)
+    texts = [re.sub("<[^>]*>", "", html).strip() for _, html in notebook.shown]
+    assert texts == ["reading &lt;a&gt; 1/200", "reading &lt;a&gt; 20/200, 1 min 30 s left", "counting 5", ""]
+
+
+def test_progress_that_is_received_elsewhere_has_no_bar(notebook: _Display, tmp_path: Path) -> None:
+    photos, received = runs.photos(tmp_path / "photos"), []
+    vitkit.doctor(photos, progress=lambda *report: received.append(report))
+    assert received and notebook.shown == []
+    vitkit.doctor(photos)
+    assert notebook.shown
+
+
+def test_a_terminal_with_ipython_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("IPython")
+    module.get_ipython = lambda: SimpleNamespace()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    assert display_of_notebook() is None

@@ -1,7 +1,9 @@
-"""Tables of results for pandas and LaTeX, the sizes of models, and the data of the paper's recipes."""
+"""Tables and pictures of results for pandas, LaTeX and print, the sizes of models, the data of the paper's recipes."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import shutil
 import subprocess
@@ -14,6 +16,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from PIL import Image
 
 import runs
 import vitkit
@@ -46,6 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
+LAB = {"Patch filters": "left", "Position embeddings": "centre", "Attention distance": "right"}
 NAMES = ("training", "evaluation", "predictions", "checkup", "plan", "comparison", "lab", "models", "weights")
 
 
@@ -93,6 +98,79 @@ def test_real_pandas(results: dict[str, Any]) -> None:
     frame = results["comparison"].to_pandas()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["name"]) == [model["name"] for model in results["comparison"].models]
+
+
+PICTURES = {
+    "training": {"Curves"},
+    "evaluation": {"Confusion", "Confidence and accuracy", "ROC and precision-recall"},
+    "checkup": {"Images per class", "Sizes"},
+    "comparison": {"Accuracy by epoch", "Accuracy by computation"},
+    "lab": {f"{what} (Figure 7, {where})" for what, where in LAB.items()},
+}
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+@pytest.mark.parametrize("name", PICTURES)
+def test_each_picture_is_saved_in_each_format(results: dict[str, Any], name: str, tmp_path: Path) -> None:
+    pictures = results[name].pictures()
+    assert pictures.keys() == PICTURES[name]
+    for number, caption in enumerate(pictures):
+        png = results[name].save(tmp_path / f"{number}.png", caption)
+        with Image.open(png) as picture:
+            assert min(picture.size) > 300 and len(picture.getcolors(2**24) or ()) > 2
+        svg = results[name].save(tmp_path / f"{number}.svg", caption).read_text(encoding="utf-8")
+        assert "</svg>" in svg and ("<text" in svg) == (caption.split()[0] != "Patch" or "components" in svg)
+        again = results[name].save(tmp_path / "again.svg", caption).read_text(encoding="utf-8")
+        assert again == svg, "the same bytes each time"
+        assert results[name].save(tmp_path / f"{number}.pdf", caption).read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_a_picture_for_latex_has_serif_text_and_a_figure_can_hold_several(
+    results: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = results["evaluation"].save(tmp_path / "plain.svg").read_text(encoding="utf-8")
+    serif = results["evaluation"].save(tmp_path / "serif.svg", fonts="latex").read_text(encoding="utf-8")
+    assert "STIXGeneral" in serif and "STIXGeneral" not in plain
+    assert all(name in serif for name in runs.COLOURS), "class names stay text"
+    figure = Figure(layout="constrained")
+    left, right = figure.subfigures(1, 2)
+    (confusion,) = results["evaluation"].plot(figure=left)
+    (classes,) = results["checkup"].plot("Images per class", figure=right)
+    assert {confusion, classes} == set(figure.axes) and confusion.get_xlabel() == "predicted"
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_a_notebook_shows_what_is_plotted(results: dict[str, Any]) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    loss, accuracy = results["training"].plot()
+    assert pyplot.get_fignums() == [loss.figure.number], "it is a figure of pyplot"
+    assert (loss.get_title(), accuracy.get_title()) == ("Loss", "Accuracy")
+    pyplot.close("all")
+
+
+def test_a_table_is_saved_as_latex_and_csv(results: dict[str, Any], tmp_path: Path) -> None:
+    tex = results["plan"].save(tmp_path / "plan.tex").read_text(encoding="utf-8")
+    assert tex == results["plan"].to_latex()
+    with results["evaluation"].save(tmp_path / "classes.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["class"] for row in rows] == [row["class"] for row in results["evaluation"].rows()]
+    assert [float(row["recall"]) for row in rows] == [row["recall"] for row in results["evaluation"].rows()]
+
+
+def test_what_cannot_be_saved_is_refused_and_nothing_is_written(results: dict[str, Any], tmp_path: Path) -> None:
+    for name, target, options, reason in (
+        ("plan", "plan.png", {}, "TrainingPlan has no picture"),
+        ("checkup", "a.svg", {"picture": "Sises"}, "no picture 'Sises': choose from Images per class, Sizes"),
+        ("checkup", "a.docx", {}, r"a\.docx must end in \.png, \.svg, \.pdf, \.tex, \.csv"),
+        ("checkup", "a.svg", {"fonts": "comic"}, "fonts must be sans or latex, not 'comic'"),
+    ):
+        with pytest.raises(VitkitError, match=reason):
+            results[name].save(tmp_path / target, **options)
+    assert list(tmp_path.iterdir()) == []
 
 
 def unescaped(text: str) -> str:

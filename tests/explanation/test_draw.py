@@ -184,16 +184,40 @@ def test_every_head_of_every_layer_has_its_cell(depth: int, heads: int, grid: tu
     drawn(figure)
 
 
-def test_a_film_has_a_frame_a_layer() -> None:
-    data = draw.animation(smooth(400, 300), random(5, 3, 4), (50, 0, 350, 300), [f"layer {i}" for i in range(5)])
+@pytest.mark.parametrize("kind", ["GIF", "WEBP"])
+def test_a_film_has_a_frame_a_layer(kind: str) -> None:
+    maps = {"attention": random(5, 3, 4), "rollout": random(5, 3, 4)}
+    data = draw.film(smooth(400, 300), maps, (50, 0, 350, 300), range(5), kind)
     with Image.open(io.BytesIO(data)) as film:
-        assert (film.format, film.n_frames, film.info["loop"]) == ("GIF", 5, 0)
-        assert film.size == (384, 288 + 26)
+        assert (film.format, film.n_frames, film.info["loop"]) == (kind, 5, 0)
+        assert film.width >= 2 * 360 and 270 < film.height < 330, "two maps next to each other, with captions"
         frames = []
         for i in range(5):
             film.seek(i)
             frames.append(film.convert("RGB").tobytes())
     assert len(set(frames)) == 5
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4, 12])
+def test_each_head_is_drawn_on_the_photograph(heads: int) -> None:
+    photograph, maps, box = smooth(400, 300), random(heads, 3, 4), (50, 0, 350, 300)
+    sheet = draw.heads_sheet(photograph, maps, box)
+    small, box = draw.fit(photograph, box, 280)
+    pixels = np.asarray(sheet, np.int16)
+    cells = [small, *(draw.overlay(small, values, box) for values in maps)]
+    for cell in cells:  # every cell stands on the sheet, unchanged
+        wanted = np.asarray(cell, np.int16)
+        first = np.argwhere((pixels == wanted[0, 0]).all(axis=-1))
+        assert any(
+            np.array_equal(pixels[y : y + cell.height, x : x + cell.width], wanted) for y, x in first.tolist()
+        ), "a head is missing"
+
+
+def test_the_layers_are_on_one_sheet_six_in_a_row() -> None:
+    maps = {"attention": random(12, 3, 4), "rollout": random(12, 3, 4)}
+    one = draw.layers_sheet(smooth(400, 300), {"attention": maps["attention"][:1]}, (50, 0, 350, 300), [0])
+    sheet = draw.layers_sheet(smooth(400, 300), maps, (50, 0, 350, 300), range(12))
+    assert round(sheet.width / one.width) == 6 and round(sheet.height / one.height) == 4
 
 
 # --- Anatomy ----------------------------------------------------------------------------------------

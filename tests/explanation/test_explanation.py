@@ -331,7 +331,9 @@ def test_a_folder_gets_everything(tmp_path: Path, photograph: Path) -> None:
     found = classifier().explain(photograph, "all")
     assert found.save(tmp_path / "out") == tmp_path / "out"
     expected = {f"{method}.png" for method in MAPS}
-    assert names(tmp_path / "out") == expected | {"methods.png", "heads.png", "layers.gif", "maps.npz", "index.html"}
+    films = {"heads", "heads.png", "layers.gif", "layers.jpg"}
+    assert names(tmp_path / "out") == expected | films | {"methods.png", "maps.npz", "index.html"}
+    assert names(tmp_path / "out" / "heads") == {f"layer-{layer}.jpg" for layer in found.layers}
     for method in MAPS:
         with Image.open(tmp_path / "out" / f"{method}.png") as picture:
             assert picture.size == (240, 160)
@@ -343,19 +345,33 @@ def test_a_folder_gets_everything(tmp_path: Path, photograph: Path) -> None:
         assert arrays["target"] == found.target
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert escape(found.target) in page
-    assert not re.search(r'(src|href)="(?!data:|#part-)', page), "self-contained"
+    assert not re.search(r'(src|href)="(?!data:|#)', page), "self-contained"
+    assert page.index('alt="photograph"') < page.index("<h2>Methods</h2>")
+    for method in (*MAPS, "heads"):
+        assert page.count(f'href="#{method}"') == page.count(f'<h2 id="{method}">') == 1
 
 
 def test_one_method_gets_no_comparison_and_no_heads(tmp_path: Path, photograph: Path) -> None:
     classifier().explain(photograph, "rollout").save(tmp_path / "out")
     assert names(tmp_path / "out") == {"rollout.png", "maps.npz", "index.html"}
     classifier().explain(photograph, "heads").save(tmp_path / "heads")
-    assert names(tmp_path / "heads") == {"heads.png", "layers.gif", "maps.npz", "index.html"}
+    films = {"heads", "heads.png", "layers.gif", "layers.jpg"}
+    assert names(tmp_path / "heads") == films | {"maps.npz", "index.html"}
+    classifier().explain(photograph, "heads", layer=0).save(tmp_path / "layer")
+    assert names(tmp_path / "layer") == {"heads", "heads.png", "maps.npz", "index.html"}, "one layer is no film"
+
+
+def test_rollout_through_the_last_layer_is_rollout(photograph: Path) -> None:
+    found = classifier().explain(photograph, "all")
+    assert found.rollouts is not None and len(found.rollouts) == len(found.layers)
+    np.testing.assert_allclose(found.rollouts[-1], found.maps["rollout"], rtol=1e-5, atol=1e-7)
+    with pytest.raises(VitkitError, match="a film through the layers requires the method heads of all layers"):
+        classifier().explain(photograph, "raw").save(photograph.with_suffix(".webp"))
 
 
 @pytest.mark.usefixtures("drawn_pictures")
 @pytest.mark.parametrize("method", ["gradient", "heads", "all"])
-@pytest.mark.parametrize("ending", [".png", ".npz", ".html", ".PNG"])
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf", ".npz", ".html", ".PNG"])
 def test_one_file_by_its_ending(tmp_path: Path, photograph: Path, method: str, ending: str) -> None:
     target = classifier().explain(photograph, method).save(tmp_path / f"out{ending}")
     assert names(tmp_path) == {"photo.png", f"out{ending}"}

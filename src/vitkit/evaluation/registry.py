@@ -91,8 +91,8 @@ def register_metric(name: str, function: Callable[[Any, Any], float], *, several
         import vitkit
 
         def worst_class_recall(labels, probabilities):
-            answers = probabilities.argmax(axis=1) return min((answers[labels == k] == k).mean() for k in
-            set(labels.tolist()))
+            answers = probabilities.argmax(axis=1)
+            return min((answers[labels == k] == k).mean() for k in set(labels.tolist()))
 
         vitkit.register_metric("worst_class_recall", worst_class_recall)
 

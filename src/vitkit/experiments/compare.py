@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from html import escape
@@ -32,6 +32,8 @@ from vitkit.verbs.inputs import check_data
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from vitkit.classifier import Classifier
     from vitkit.experiments.comparison_plan import Plan
     from vitkit.experiments.comparison_suite import ComparisonSuite
@@ -97,6 +99,12 @@ class Comparison(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return all figures, as in comparison.json."""
         return self.figures
+
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw accuracy by epoch, by data and by computation."""
+        from vitkit.reporting.comparison import pictures_of
+
+        return pictures_of(self.models)
 
     def lines(self) -> list[str]:
         """Return the table, the verdicts, and the paths of the files."""

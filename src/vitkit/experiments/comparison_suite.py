@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
@@ -24,6 +24,9 @@ from vitkit.system.files import write_json, write_text
 from vitkit.system.progress import Say
 from vitkit.text.cells import aligned, harmless
 from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.html"
 PLACE = ExperimentFolder(PLAN, "comparison")
@@ -62,6 +65,12 @@ class ComparisonSuite(Result):
             for model in self.figures["models"]
             for data in self.figures["data"]
         ]
+
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw the accuracy of each model on each data set."""
+        from vitkit.reporting.comparison import draw_suite
+
+        return {"Accuracy on each data set": lambda: draw_suite(self.figures)}
 
     def lines(self) -> list[str]:
         """Return the table, its summary in sentences, and the path of the page."""

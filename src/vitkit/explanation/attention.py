@@ -13,7 +13,7 @@ Shapes: B batch, H heads, N tokens, h x w patch grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -324,22 +324,28 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
     if not 0.0 <= discard < 1.0:
         raise VitkitError(f"discard must be in [0, 1), the fraction of entries to leave out, not {discard}")
 
-    def with_residual(attention: Tensor) -> Tensor:
-        fused = _without_smallest(fuse(attention, fusion), discard, config.prefix_tokens)
-        fused.diagonal(dim1=-2, dim2=-1).add_(1.0)
-        return fused.div_(fused.sum(dim=-1, keepdim=True))
-
-    return _product(map(with_residual, attention_maps(model, images)))
-
-
-def _product(matrices: Iterable[Tensor]) -> Tensor:
-    """Multiply the matrices (B, N, N), the last one leftmost."""
     product: Tensor | None = None
-    for matrix in matrices:
-        with torch.autocast(matrix.device.type, enabled=False):
-            product = matrix if product is None else matrix @ product
+    for attention in attention_maps(model, images):
+        fused = _without_smallest(fuse(attention, fusion), discard, config.prefix_tokens)
+        product = roll_out(fused, product)
     assert product is not None
     return product
+
+
+def roll_out(fused: Tensor, product: Tensor | None) -> Tensor:
+    """Take rollout one layer further.
+
+    Args:
+        fused: (B, N, N), the attention of the layer, heads fused; it is changed.
+        product: (B, N, N), rollout through the layers below; None at the first layer.
+
+    Returns:
+        (B, N, N) float32, rollout through this layer; each row sums to 1.
+    """
+    fused.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    fused.div_(fused.sum(dim=-1, keepdim=True))
+    with torch.autocast(fused.device.type, enabled=False):
+        return fused if product is None else fused @ product
 
 
 def _without_smallest(fused: Tensor, discard: float, prefix: int) -> Tensor:

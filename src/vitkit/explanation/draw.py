@@ -6,7 +6,9 @@ The colour map is magma, which is perceptually uniform and readable in grey prin
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
 from vitkit.text import html as page
+from vitkit.text.drawing import new_figure
 
 FloatArray = npt.NDArray[np.float32]
 Box = tuple[float, float, float, float]
@@ -26,6 +29,9 @@ NOTHING = "nowhere above 0"  # the caption of an overlay without positive values
 _MAP = "magma"
 _STRENGTH = 0.6  # the opacity of the map on the photograph
 _FADED = 0.6  # the amount of white that is mixed into regions outside the model's input
+_SIDE, _SMALL_SIDE, _FRAME_SIDE = 280, 170, 360  # pixels of a head's, of a layer's and of a frame's longer side
+_LAYERS_IN_ROW, _GAP = 6, 8  # layers; pixels between pictures
+_FRAME_MILLISECONDS = 600
 _LEAST = 256  # a photograph whose long side has fewer pixels is enlarged
 
 
@@ -47,8 +53,13 @@ def thumbnail(picture: Image.Image, long_side: int) -> bytes:
     """Return a picture, no larger than `long_side`, as the content of a JPEG file."""
     small = picture.copy()
     small.thumbnail((long_side, long_side))
+    return to_jpeg(small)
+
+
+def to_jpeg(picture: Image.Image) -> bytes:
+    """Return a picture as the content of a JPEG file."""
     data = io.BytesIO()
-    small.save(data, "JPEG", quality=85)
+    picture.save(data, "JPEG", quality=85)
     return data.getvalue()
 
 
@@ -144,7 +155,7 @@ def paper_sheet(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Figure:
     across = min(3, len(pairs))  # pairs in a row
     rows = -(-len(pairs) // across)
     tallest = max(photograph.height / photograph.width for photograph, _ in pairs)
-    figure = Figure(figsize=(2.9 * across, (1.4 * min(tallest, 2) + 0.08) * rows + 0.25), layout="constrained")
+    figure = new_figure(2.9 * across, (1.4 * min(tallest, 2) + 0.08) * rows + 0.25)
     axes = figure.subplots(rows, 2 * across, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
@@ -174,10 +185,10 @@ def heatmap(values: FloatArray, title: str, label: str) -> Figure:
         title: the title of the figure.
         label: the label of the colour scale.
     """
-    figure = Figure(figsize=(4.6, 3.9), layout="constrained")
+    figure = new_figure(4.6, 3.9)
     axis = figure.subplots()
     shown = axis.imshow(values, cmap=_MAP, interpolation="nearest")
-    axis.set(title=_shorten(title, 44), xlabel="column of patches", ylabel="row of patches")
+    axis.set(title=shorten(title, 44), xlabel="column of patches", ylabel="row of patches")
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(shown, ax=axis, label=label)
@@ -200,13 +211,13 @@ def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: B
     columns = min(4, len(pictures))
     rows = -(-len(pictures) // columns)
     tall = 2.7 * min(photograph.height / photograph.width, 2.5)
-    figure = Figure(figsize=(max(2.7 * columns, 5.4), (tall + 0.3) * rows + 0.5), layout="constrained")
-    figure.suptitle(_shorten(title, 28 * max(columns, 2)), fontsize=11)
+    figure = new_figure(max(2.7 * columns, 5.4), (tall + 0.3) * rows + 0.5)
+    figure.suptitle(shorten(title, 28 * max(columns, 2)), fontsize=11)
     for axis in figure.subplots(rows, columns, squeeze=False).flat:
         axis.axis("off")
     for axis, (name, picture) in zip(figure.axes, pictures.items(), strict=False):
         axis.imshow(picture)
-        axis.set_title(_shorten(name, 30), fontsize=9, pad=3)
+        axis.set_title(shorten(name, 30), fontsize=9, pad=3)
     return figure
 
 
@@ -224,31 +235,91 @@ def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
     axis.set_xticks(np.arange(heads) * (w + 1) + (w - 1) / 2, [str(head) for head in range(heads)])
     axis.set_yticks(np.arange(depth) * (h + 1) + (h - 1) / 2, [str(layer) for layer in layers])
     axis.set(xlabel="head", ylabel="layer")
-    axis.set_title(_shorten(title, max(24, 6 * heads)), fontsize=10)
+    axis.set_title(shorten(title, max(24, 6 * heads)), fontsize=10)
     return figure
 
 
-def animation(photograph: Image.Image, maps: FloatArray, box: Box, captions: Sequence[str]) -> bytes:
-    """Return an animation of maps on their photograph, each with a caption, as the content of a GIF file.
+def heads_sheet(photograph: Image.Image, maps: FloatArray, box: Box) -> Image.Image:
+    """Draw the photograph, and next to it each head's map over it.
 
     Args:
         photograph: RGB.
-        maps: (frames, h, w).
-        box: the region of the photograph that the model received.
-        captions: the caption of each frame.
+        maps: (heads, h, w).
+        box: the region that the model saw.
     """
-    photograph, box = fit(photograph, box, 384)
-    font, bar = ImageFont.load_default(15), 26
+    photograph, box = fit(photograph, box, _SIDE)
+    cells = [("photograph", photograph)]
+    cells += [(f"head {head}", overlay(photograph, values, box)) for head, values in enumerate(maps)]
+    across = next(columns for columns in (4, 5) if columns == 5 or len(cells) <= 2 * columns)
+    return sheet([cells[i : i + across] for i in range(0, len(cells), across)])
+
+
+def layers_sheet(
+    photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, layers: Sequence[int]
+) -> Image.Image:
+    """Draw maps of each layer over the photograph: the frames of `film` on one sheet, six layers in a row.
+
+    Args:
+        photograph: RGB.
+        maps: name to (layers, h, w); each name has a row.
+        box: the region that the model saw.
+        layers: the number of each layer.
+    """
+    photograph, box = fit(photograph, box, _SMALL_SIDE)
+    rows = []
+    for start in range(0, len(layers), _LAYERS_IN_ROW):
+        part = range(start, min(start + _LAYERS_IN_ROW, len(layers)))
+        for name, values in maps.items():
+            rows.append([(f"{name}, layer {layers[i]}", overlay(photograph, values[i], box)) for i in part])
+    return sheet(rows)
+
+
+def film(
+    photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, layers: Sequence[int], kind: str = "GIF"
+) -> bytes:
+    """Show the maps of each layer over the photograph, one layer after another, as the content of an animated file.
+
+    Args:
+        photograph: RGB.
+        maps: name to (layers, h, w), which are shown next to each other.
+        box: the region that the model saw.
+        layers: the number of each layer.
+        kind: GIF, or WEBP, which has all colours.
+    """
+    photograph, box = fit(photograph, box, _FRAME_SIDE)
     frames = []
-    for values, caption in zip(maps, captions, strict=True):
-        frame = Image.new("RGB", (max(photograph.width, 160), photograph.height + bar), "white")
-        frame.paste(overlay(photograph, values, box), ((frame.width - photograph.width) // 2, 0))
-        where = (frame.width / 2, photograph.height + bar / 2)
-        ImageDraw.Draw(frame).text(where, caption, fill="black", font=font, anchor="mm")
-        frames.append(frame.quantize(128, dither=Image.Dither.NONE))  # dithering would double the size of the file
+    for i, layer in enumerate(layers):
+        cells = [(f"{name}, layer {layer}", overlay(photograph, values[i], box)) for name, values in maps.items()]
+        frames.append(sheet([cells]))
     data = io.BytesIO()
-    frames[0].save(data, "GIF", save_all=True, append_images=frames[1:], duration=600, loop=0)
+    options: dict[str, Any] = {"save_all": True, "duration": _FRAME_MILLISECONDS, "loop": 0}
+    if kind == "GIF":  # grains of dither would double the file
+        frames = [frame.quantize(128, dither=Image.Dither.NONE) for frame in frames]
+    else:
+        options |= {"quality": 80, "method": 4}
+    frames[0].save(data, kind, append_images=frames[1:], **options)
     return data.getvalue()
+
+
+def sheet(rows: Sequence[Sequence[tuple[str, Image.Image]]]) -> Image.Image:
+    """Put pictures in rows on a white sheet, each below its caption.
+
+    Args:
+        rows: the caption and the picture of each cell. Captions are ASCII and are not shortened.
+    """
+    font, bar = ImageFont.load_default(13), 22
+    pictures = [picture for row in rows for _, picture in row]
+    wide = max(math.ceil(font.getlength(caption)) for row in rows for caption, _ in row)
+    wide = max(wide, *(picture.width for picture in pictures)) + _GAP
+    tall = max(picture.height for picture in pictures) + bar + _GAP
+    whole = Image.new("RGB", (wide * max(map(len, rows)) + _GAP, tall * len(rows) + _GAP), "white")
+    for top, row in enumerate(rows):
+        for left, (caption, picture) in enumerate(row):
+            x, y = left * wide + _GAP, top * tall + _GAP
+            middle = x + (wide - _GAP) // 2
+            ImageDraw.Draw(whole).text((middle, y + bar / 2), caption, fill="black", font=font, anchor="mm")
+            whole.paste(picture, (middle - picture.width // 2, y + bar))
+    return whole
 
 
 def mosaic(
@@ -260,7 +331,7 @@ def mosaic(
     sheet[:, :h, :, :w] = cells.transpose(0, 2, 1, 3)
     sheet = sheet.reshape(rows * (h + 1), columns * (w + 1))[:-1, :-1]
     width, height = columns * cell * min(1, w / h), rows * cell * min(1, h / w)
-    figure = Figure(figsize=(max(width + 1.4, 3.6), max(height + 1.1, 2.2)), layout="constrained")
+    figure = new_figure(max(width + 1.4, 3.6), max(height + 1.1, 2.2))
     axis = figure.subplots()
     axis.imshow(sheet, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
     axis.tick_params(length=0, labelsize=8)
@@ -274,7 +345,8 @@ def unit(values: FloatArray) -> FloatArray:
     return ((values - low) / (high - low) if high > low else np.zeros_like(values)).astype(np.float32)
 
 
-def _shorten(name: str, most: int) -> str:
+def shorten(name: str, most: int) -> str:
+    """Return a name in one line of at most `most` characters, as matplotlib can draw it."""
     name = " ".join(name.encode(errors="replace").decode().split())  # it may have line breaks or invalid UTF-8
     text = name if len(name) <= most else name[: most - 1] + "…"
     return text.replace("$", r"\$")  # matplotlib renders text between dollar signs as mathematics

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import difflib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.storage import Place, Stored
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
-from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, to_grid
+from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, roll_out, to_grid
 from vitkit.explanation.draw import Box, FloatArray
 from vitkit.explanation.gradient import Target, check_map
 from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, class_specific, method_names, methods_for
@@ -38,7 +39,12 @@ from vitkit.model.network import Network
 from vitkit.model.variants import MAPS, reason_against
 from vitkit.system.files import replacing, without_place
 from vitkit.text.arguments import path_text
+from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, new_figure, onto, written_as
 from vitkit.text.html import image, table, write_page
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, FigureBase
 
 
 def can_explain(model: Model) -> bool:
@@ -131,6 +137,7 @@ def _read(path: str | Place, preprocess: Preprocess, content: bytes | None = Non
 LONG_SIDE = 2048  # maximum size of an overlay in pixels
 PAGE = "index.html"  # in the folder of an explanation
 ON_PAGE = 640
+_THUMBNAIL = 320
 _RANKED = 5
 
 
@@ -161,6 +168,7 @@ class Explanation:
         maps: the map (h, w) of each method on the grid of patches. The units differ between methods.
         heads: the attention of each head, (layers, heads, h, w), if it was requested.
         layers: the numbers of the layers in `heads`.
+        rollouts: (layers, h, w), rollout from the first layer to each of `layers`; None for one layer.
         box: the region that the model received: left, top, right and bottom in pixels of the photograph. It reaches
             beyond the photograph if the input was padded.
     """
@@ -174,7 +182,13 @@ class Explanation:
     box: Box
     heads: FloatArray | None = None
     layers: tuple[int, ...] = ()
+    rollouts: FloatArray | None = None
     is_network: bool = False  # whether the model is another library's network
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that were requested."""
+        return (*self.maps, *([HEADS] if self.heads is not None else []))
 
     @property
     def title(self) -> str:
@@ -205,8 +219,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """Return the photograph and each method's overlay for a notebook."""
-        methods = [*self.maps, *(["heads"] if self.heads is not None else [])]
-        overlays = {method: self.overlay(method, 320) for method in methods}
+        overlays = {method: self.overlay(method, 320) for method in self.methods}
         pictures = {"photograph": self.photograph.resize(next(iter(overlays.values())).size)} | overlays
         shown = "".join(
             f'<figure style="display: inline-block; margin: 0.5em"><figcaption>{escape(name)}</figcaption>'
@@ -215,26 +228,54 @@ class Explanation:
         )
         return f"<div><b>{escape(self.title)}</b></div>{shown}"
 
-    def save(self, target: str | Path) -> Path:
-        """Write the explanation to a folder, or to one file in the format of its suffix.
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw the overlay of each method, and all methods side by side, by name."""
+        single = {method: partial(self._draw, method) for method in self.methods}
+        return {"all": self._draw_all, **single} if len(self.maps) > 1 else dict(single)
 
-        `.png` contains the overlays side by side, `.npz` the arrays, and `.html` is a page with everything. A folder
-        gets all of these; its page is `index.html`.
+    def plot(self, picture: str | None = None, figure: FigureBase | None = None) -> list[Axes]:
+        """Draw an overlay with matplotlib, and return its axes.
+
+        Args:
+            picture: a method, or `all` for all of them side by side; by default all that there are.
+            figure: the figure or subfigure to draw on; by default a new one of pyplot, which a notebook shows.
 
         Raises:
-            VitkitError: the suffix is another one.
+            VitkitError: there is no map of this method.
+        """
+        draw_picture = choose_picture(self.pictures(), picture, type(self).__name__)
+        with onto(figure):
+            return list(draw_picture().axes)
+
+    def save(self, target: str | Path, fonts: Fonts = "sans") -> Path:
+        """Write the explanation to a folder, or to one file in the format of its suffix.
+
+        `.png`, `.svg` and `.pdf` contain the overlays side by side, `.gif` and `.webp` the film through the layers,
+        `.npz` the arrays, and `.html` is a page with everything. A folder gets the overlays as PNG, the film, the
+        arrays, and the page as `index.html`.
+
+        Args:
+            target: the folder or file.
+            fonts: `latex` sets the text of an SVG or PDF picture in a serif font like that of LaTeX documents.
+
+        Raises:
+            VitkitError: the suffix is another one, or there is no film, which requires the method `heads`.
         """
         target = Path(target)
         if target.is_dir() or not target.suffix:
             self._save_folder(target)
-        elif target.suffix.lower() == ".png":
-            _write(target, self._picture())
-        elif target.suffix.lower() == ".npz":
-            _write(target, self._arrays())
-        elif target.suffix.lower() == ".html":
-            self._write_page(target)
-        else:
-            raise VitkitError(f"{target} must be a folder, or end in .png, .npz or .html")
+            return target
+        match written_as(target, (*KINDS, ".gif", ".webp", ".npz", ".html"), or_folder=True):
+            case ".png":
+                _write(target, self._picture())
+            case ".svg" | ".pdf" as kind:
+                _write(target, as_file(next(iter(self.pictures().values())), kind, fonts))
+            case ".gif" | ".webp" as kind:
+                _write(target, self._film(kind[1:].upper()))
+            case ".npz":
+                _write(target, self._arrays())
+            case _:
+                self._write_page(target)
         return target
 
     def _save_folder(self, folder: Path) -> None:
@@ -244,24 +285,61 @@ class Explanation:
         if len(self.maps) > 1:
             _write(folder / "methods.png", self._picture())
         if self.heads is not None:
-            _write(folder / "heads.png", self._heads_picture(self.heads))
-            _write(folder / "layers.gif", self._film(self.heads))
+            _write(folder / "heads.png", draw.to_png(self._mosaic(self.heads)))
+            (folder / HEADS).mkdir(exist_ok=True)
+            for layer, picture in self._head_sheets().items():
+                _write(folder / HEADS / f"layer-{layer}.jpg", draw.to_jpeg(picture))
+        if self.rollouts is not None:
+            _write(folder / "layers.gif", self._film("GIF"))
+            _write(folder / "layers.jpg", draw.to_jpeg(self._layers_sheet()))
         _write(folder / "maps.npz", self._arrays())
         self._write_page(folder / PAGE)
+
+    def _draw(self, method: str) -> Figure:
+        """Draw the overlay of a method with its title; heads as a mosaic of their maps."""
+        if method == HEADS:
+            assert self.heads is not None
+            return self._mosaic(self.heads)
+        picture = self.overlay(method)
+        figure = new_figure(4.0, 4.0 * min(picture.height / picture.width, 2) + 0.3)
+        axis = figure.subplots()
+        axis.imshow(picture)
+        axis.set_axis_off()
+        axis.set_title(draw.shorten(f"{method}: {self.title}", 60), fontsize=9)
+        return figure
+
+    def _draw_all(self) -> Figure:
+        return draw.side_by_side(self.photograph, self.maps, self.box, self.title)
 
     def _picture(self) -> bytes:
         if len(self.maps) == 1:
             return draw.picture_to_png(self.overlay(next(iter(self.maps))))
-        if not self.maps and self.heads is not None:
-            return self._heads_picture(self.heads)
-        return draw.to_png(draw.side_by_side(self.photograph, self.maps, self.box, self.title))
+        return draw.to_png(next(iter(self.pictures().values()))())
 
-    def _heads_picture(self, heads: FloatArray) -> bytes:
-        return draw.to_png(draw.head_sheet(heads, self.layers, "Each head's attention"))
+    def _mosaic(self, heads: FloatArray) -> Figure:
+        return draw.head_sheet(heads, self.layers, "Each head's attention")
 
-    def _film(self, heads: FloatArray) -> bytes:
-        captions = [f"layer {layer}, heads averaged" for layer in self.layers]
-        return draw.animation(self.photograph, heads.mean(axis=1), self.box, captions)
+    def _head_sheets(self) -> dict[int, Image.Image]:
+        """Return each layer's heads on the photograph."""
+        assert self.heads is not None
+        return {
+            layer: draw.heads_sheet(self.photograph, maps, self.box)
+            for layer, maps in zip(self.layers, self.heads, strict=True)
+        }
+
+    def _by_layer(self) -> dict[str, FloatArray]:
+        if self.heads is None or self.rollouts is None:
+            raise VitkitError(
+                f"a film through the layers requires the method {HEADS} of all layers, and this is of "
+                f"{', '.join(self.maps) or 'one layer'}"
+            )
+        return {"attention": self.heads.mean(axis=1), "rollout": self.rollouts}
+
+    def _film(self, kind: str) -> bytes:
+        return draw.film(self.photograph, self._by_layer(), self.box, self.layers, kind)
+
+    def _layers_sheet(self) -> Image.Image:
+        return draw.layers_sheet(self.photograph, self._by_layer(), self.box, self.layers)
 
     def _arrays(self) -> bytes:
         arrays: dict[str, Any] = {
@@ -272,6 +350,8 @@ class Explanation:
         }
         if self.heads is not None:
             arrays |= {"heads": self.heads, "layers": np.array(self.layers)}
+        if self.rollouts is not None:
+            arrays["rollouts"] = self.rollouts
         data = io.BytesIO()
         np.savez(data, **arrays)
         return data.getvalue()
@@ -279,22 +359,60 @@ class Explanation:
     def _write_page(self, path: Path) -> None:
         ranked = [[escape(name), f"{probability:.4f}"] for name, probability in self.ranking[:_RANKED]]
         name = escape(without_place(self.path or ""))
+        photograph = draw.thumbnail(draw.fit(self.photograph, self.box, ON_PAGE)[0], ON_PAGE)
         body = [
             f"<h1>{escape(self.target)}</h1>",
             f'<p>probability {self.probability:.4f} <span class="soft">{name}</span></p>',
+            image("photograph", photograph, "jpeg"),
             table(ranked, ["class", "probability"]),
+            *(["<h2>Methods</h2>", self.thumbnails()] if len(self.methods) > 1 else []),
         ]
         for method, values in self.maps.items():
             nothing = "" if values.max() > 0 else f" <b>Here it is {draw.NOTHING}.</b>"
-            tells = methods_for(is_network=self.is_network)[method].tells
-            body += [f"<h2>{method}</h2>", f"<p>{escape(tells)}{nothing}</p>"]
-            body.append(image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg"))
-            body.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))
+            body += [f'<h2 id="{method}">{method}</h2>', f"<p>{escape(self._tells(method))}{nothing}</p>"]
+            pictures = [image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")]
+            pictures.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))
+            body.append(f'<div class="pictures">{"".join(f"<div>{picture}</div>" for picture in pictures)}</div>')
         if self.heads is not None:
-            body += [f"<h2>{HEADS}</h2>", f"<p>{escape(METHODS[HEADS].tells)}</p>"]
-            body.append(image(HEADS, self._heads_picture(self.heads), "png"))
-            body.append(image("layers", self._film(self.heads), "gif"))
+            body += self._heads_on_page(self.heads)
         write_page(path, self.title, body)
+
+    def _heads_on_page(self, heads: FloatArray) -> list[str]:
+        body = [f'<h2 id="{HEADS}">{HEADS}</h2>', f"<p>{escape(self._tells(HEADS))}</p>"]
+        if self.rollouts is not None:
+            about = "Layer by layer: the attention of its heads, averaged, and rollout from the first layer to it."
+            body += [f"<p>{about}</p>", image("film through the layers", self._film("WEBP"), "webp")]
+            body.append(image("all layers", draw.to_jpeg(self._layers_sheet()), "jpeg"))
+        for layer, picture in self._head_sheets().items():
+            shown = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
+            is_open = " open" if len(self.layers) == 1 else ""
+            body.append(f"<details{is_open}><summary>The heads of layer {layer}</summary>{shown}</details>")
+        body += ["<p>All heads by patch:</p>", image(HEADS, draw.to_png(self._mosaic(heads)), "png")]
+        return body
+
+    def _tells(self, method: str) -> str:
+        return methods_for(is_network=self.is_network)[method].tells
+
+    def thumbnails(self, page: str = "", *, has_texts: bool = True) -> str:
+        """Return the photograph and a thumbnail of each method, as HTML.
+
+        Args:
+            page: the address of the image's page, to whose parts the thumbnails link; empty on the page itself.
+            has_texts: whether a sentence below each thumbnail says what the method shows.
+        """
+        photograph = draw.fit(self.photograph, self.box, _THUMBNAIL)[0]
+        link, cells = f'<a href="{page}">' if page else "<a>", []
+        cells.append(f"{link}{image('photograph', draw.thumbnail(photograph, _THUMBNAIL), 'jpeg')}</a>")
+        captions = ["<b>photograph</b>"]
+        for method in self.methods:
+            shown = image(method, draw.thumbnail(self.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
+            cells.append(f'<a href="{page}#{method}">{shown}</a>')
+            captions.append(f"<b>{method}</b>{f'<br>{escape(self._tells(method))}' if has_texts else ''}")
+        figures = (
+            f"<figure>{cell}<figcaption>{caption}</figcaption></figure>"
+            for cell, caption in zip(cells, captions, strict=True)
+        )
+        return f'<div class="thumbnails">{"".join(figures)}</div>'
 
 
 def explain(
@@ -339,7 +457,7 @@ def _explain_classes(
     chosen = [find_class(classifier.classes, target, probabilities) for target in targets]
     ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in np.argsort(-probabilities, kind="stable"))
     maps = {name: _maps(model, images, name, chosen, layer) for name in methods if name != HEADS}  # (T, h, w) each
-    heads, layers = _heads(model, images, layer) if HEADS in methods else (None, ())
+    heads, layers, rollouts = _heads(model, images, layer) if HEADS in methods else (None, (), None)
     return [
         Explanation(
             path=path,
@@ -351,6 +469,7 @@ def _explain_classes(
             box=box,
             heads=heads,
             layers=layers,
+            rollouts=rollouts,
             is_network=isinstance(model, Network),
         )
         for i, number in enumerate(chosen)
@@ -397,14 +516,21 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     )
 
 
-def _heads(wanted: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...]]:
-    """Return the heads' maps (layers, heads, h, w) of one layer or of all with attention, and the layers' numbers."""
+def _heads(wanted: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...], FloatArray | None]:
+    """Return (layers, heads, h, w), the numbers of the layers, and rollout through each, (layers, h, w).
+
+    The heads are those of one layer, without rollout, or of every layer with attention.
+    """
     model = vit_of(wanted, HEADS)
     config = model.config
     if layer is not None:
-        return METHODS[HEADS](model, images, layer=layer).cpu().numpy(), (find_layer(config, layer),)
-    maps = [to_grid(read_rows(attention, config), config) for attention in attention_maps(model, images)]
-    return torch.cat(maps).cpu().numpy(), tuple(attending(config))
+        return METHODS[HEADS](model, images, layer=layer).cpu().numpy(), (find_layer(config, layer),), None
+    maps, rollouts, product = [], [], None
+    for attention in attention_maps(model, images):
+        maps.append(to_grid(read_rows(attention, config), config))
+        product = roll_out(attention.mean(dim=1), product)
+        rollouts.append(to_grid(read_rows(product, config), config))
+    return torch.cat(maps).cpu().numpy(), tuple(attending(config)), torch.cat(rollouts).cpu().numpy()
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -22,6 +22,7 @@ from vitkit.explanation.attention import attending, attention_maps, plain, twin
 from vitkit.explanation.draw import mosaic, unit
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import Attention, VisionTransformer
+from vitkit.text.drawing import new_figure
 
 FloatArray = npt.NDArray[np.float32]
 _AT_ONCE = 8  # images whose attention matrices are in memory together
@@ -254,7 +255,7 @@ def filters(components: FloatArray) -> Figure:
         raise VitkitError(f"filters over {channels} channels cannot be drawn: expected 1 (grey) or 3 (colours)")
     columns = min(7, len(components))
     rows = -(-len(components) // columns)
-    figure = Figure(figsize=(max(0.85 * columns, 3.0), 0.85 * rows + 0.5), layout="constrained")
+    figure = new_figure(max(0.85 * columns, 3.0), 0.85 * rows + 0.5)
     figure.suptitle("Patch filters, principal components", fontsize=10)
     for axis in figure.subplots(rows, columns, squeeze=False).flat:
         axis.axis("off")
@@ -290,7 +291,7 @@ def by_head(values: FloatArray, title: str, label: str) -> Figure:
         title: the title of the figure.
         label: the label of the vertical axis.
     """
-    figure = Figure(figsize=(5.2, 3.8), layout="constrained")
+    figure = new_figure(5.2, 3.8)
     axis = figure.subplots()
     for head, column in enumerate(values.T):
         colour = colormaps[_AMOUNT](head / max(values.shape[1] - 1, 1) * 0.9)
@@ -309,7 +310,7 @@ def layer_grid(similarity: FloatArray) -> Figure:
     Args:
         similarity: (L, L).
     """
-    figure = Figure(figsize=(4.6, 3.8), layout="constrained")
+    figure = new_figure(4.6, 3.8)
     axis = figure.subplots()
     shown = axis.imshow(similarity, cmap=_SIMILARITY, vmin=min(0.0, float(similarity.min())), vmax=1, origin="lower")
     axis.set(title="Similarity of layers", xlabel="layer", ylabel="layer")
@@ -329,7 +330,7 @@ def norms(values: FloatArray, prefix_tokens: int) -> Figure:
     layers = np.arange(len(values))
     patches = values[:, :, prefix_tokens:].reshape(len(values), -1)  # (L, B*h*w)
     low, middle, high = np.percentile(patches, (1, 50, 99), axis=1)
-    figure = Figure(figsize=(5.2, 3.8), layout="constrained")
+    figure = new_figure(5.2, 3.8)
     axis = figure.subplots()
     colours = colormaps[_AMOUNT]
     axis.fill_between(layers, low, high, color=colours(0.5), alpha=0.3, linewidth=0, label="patches, middle 98 %")

@@ -299,7 +299,7 @@ def why_no_words(names: Sequence[str]) -> str | None:
     """Return why a text encoder cannot be used for classes of these names, or None.
 
     Every name must contain a word, and differ from the others in a word: `class_1` and `class_2` differ only in a
-        number.
+    number.
     """
     first: dict[tuple[str, ...], str] = {}
     for name, text in zip(names, spoken(names), strict=True):

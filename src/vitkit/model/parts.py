@@ -82,6 +82,7 @@ class Mlp(vit.MLP):
 
     Example:
         >>> import torch
+        >>> from torch import nn
         >>> Mlp(64, 256, act_layer=nn.ReLU)(torch.zeros(2, 5, 64)).shape
         torch.Size([2, 5, 64])
 

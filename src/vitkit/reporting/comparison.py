@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrM
 from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting.plots import GREY, STYLES, in_legend
 from vitkit.text.cells import interval_text
+from vitkit.text.drawing import new_figure
 from vitkit.text.html import figure, finding, folded, table, to_png, wide, write_page
 
 _POINTS = 100  # percentage points in 1
@@ -31,6 +32,7 @@ _ABOUT = (
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
 _LONG, _LONGEST = 22, 52  # maximum length of a name in a legend with two columns, and with one
 _GOAL = 0.9
+_BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
 _MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]
 
@@ -156,21 +158,37 @@ def _picture(caption: str, drawn: Figure, about: str) -> str:
     return f'<div>{figure(caption, to_png(drawn))}<p class="soft">{escape(about)}</p></div>'
 
 
-def _pictures(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    pictures, runs = [], [run for model in models for run in model["runs"]]
+def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
+    """Return the functions that draw a comparison by epochs, data and computation, where it has such figures.
+
+    Args:
+        models: the entry `models` of comparison.json.
+    """
+    runs = [run for model in models for run in model["runs"]]
+    pictures: dict[str, Callable[[], Figure]] = {}
     if any(run["curve"] for run in runs):
-        part = models[0]["by_fraction"][-1]["fraction"]
-        data = "all the data" if part == 1 else f"{part:g} of the training images"
-        about = f"On validation images, trained on {data}: thin lines are seeds, thick ones their mean."
-        about += "".join(f" {sentence}." for sentence in reached(models))
-        pictures.append(_picture("Accuracy by epoch", learning_curves(models), about))
+        pictures[_BY_EPOCH] = lambda: learning_curves(models)
     if len(models[0]["by_fraction"]) > 1:
-        about = "With 95 % intervals. Smaller subsets are in the larger ones; the images that judge are the same."
-        pictures.append(_picture("Accuracy by data", _by_images(models), about))
+        pictures[_BY_DATA] = lambda: _by_images(models)
     if all(run["training_flops"] for run in runs):
-        about = "A training step counts as three forward passes of its images, as one where a head alone is trained."
-        pictures.append(_picture("Accuracy by computation", by_compute(models), about))
+        pictures[_BY_COMPUTATION] = lambda: by_compute(models)
     return pictures
+
+
+def _pictures(models: Sequence[Model]) -> list[str]:
+    part = models[0]["by_fraction"][-1]["fraction"]
+    data = "all the data" if part == 1 else f"{part:g} of the training images"
+    about = {
+        _BY_EPOCH: f"On validation images, trained on {data}: thin lines are seeds, thick ones their mean.",
+        _BY_DATA: "With 95 % intervals. Smaller subsets are in the larger ones; the images that judge are the same.",
+        _BY_COMPUTATION: (
+            "A training step counts as three forward passes of its images, as one where a head alone is trained."
+        ),
+    }
+    drawn = {caption: draw() for caption, draw in pictures_of(models).items()}
+    if _BY_EPOCH in drawn:
+        about[_BY_EPOCH] += "".join(f" {sentence}." for sentence in reached(models))
+    return [_picture(caption, picture, about[caption]) for caption, picture in drawn.items()]
 
 
 def reached(models: Sequence[Model]) -> list[str]:
@@ -332,7 +350,7 @@ def logarithmic(axis: Axes, values: set[int]) -> None:
 def new_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
     """Return a figure with room for a legend below the axes."""
     columns = 2 if max(map(len, names)) <= _LONG else 1
-    figure = Figure(figsize=(_SIZE[0], _SIZE[1] + _ROW * -(-len(names) // columns)), layout="constrained")
+    figure = new_figure(_SIZE[0], _SIZE[1] + _ROW * -(-len(names) // columns))
     return figure, figure.subplots()
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.doctor.examine import Copies, Diagnosis
@@ -37,25 +39,30 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         diagnosis: the diagnosis of the data set.
     """
     images = diagnosis.table
-    by_split = {name: images.of_split(name).counts() for name in SPLITS if name in images.splits}
-    sizes = [(fact.width, fact.height) for fact in diagnosis.facts]
     summary = f'<span class="figure">{len(images)}</span> images in {len(images.classes)} classes'
     body = [
         f"<h1>{escape(without_place(images.name))}</h1>",
         f"<p>{summary}</p>",
         *([f"<p>{escape(images.layout)}</p>"] if images.layout else []),
         *[finding(str(problem)) for problem in diagnosis.findings],
-        figure(
-            "Images per class",
-            to_png(plots.class_counts(by_split or {"images": images.counts()}, images.classes)),
-        ),
-        figure("Sizes", to_png(plots.sizes(sizes))),
+        *(figure(caption, to_png(draw())) for caption, draw in pictures_of(diagnosis).items()),
         "<h2>Files</h2>",
         table([[name, escape(_counts(values))] for name, values in _kinds(diagnosis).items()]),
         *_unreadable(diagnosis.unreadable),
         *_galleries(images, diagnosis.copies),
     ]
     write_page(path, f"{without_place(images.name)}: check-up", body)
+
+
+def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
+    """Return the functions that draw the images of each class and the sizes of the images, by caption."""
+    images = diagnosis.table
+    by_split = {name: images.of_split(name).counts() for name in SPLITS if name in images.splits}
+    sizes = [(fact.width, fact.height) for fact in diagnosis.facts]
+    return {
+        "Images per class": lambda: plots.class_counts(by_split or {"images": images.counts()}, images.classes),
+        "Sizes": lambda: plots.sizes(sizes),
+    }
 
 
 def _kinds(diagnosis: Diagnosis) -> dict[str, Counter[str]]:

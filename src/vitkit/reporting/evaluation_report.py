@@ -151,8 +151,8 @@ def _task(evaluation: Evaluation) -> str:
     return f"{', '.join(classes[:-1])} {'and' if several else 'or'} {classes[-1]}?" if len(classes) > 1 else classes[0]
 
 
-def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
-    """Draw the pictures of an evaluation, by their captions.
+def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Callable[[], Figure]]:
+    """Return the functions that draw an evaluation, by caption.
 
     Args:
         evaluation: the evaluation of a classifier.
@@ -165,16 +165,18 @@ def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
     states = {"as it is": now}
     if evaluation.temperature != 1:
         states = {"temperature 1": evaluation.untempered, f"temperature {evaluation.temperature:.2f}": now}
-    figures = {
-        CONFUSION: plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
-        CONFIDENCE: plots.reliability(states),
-        "ROC and precision-recall": plots.ranking(evaluation.rankings, labels, evaluation.probabilities, classes),
+    pictures: dict[str, Callable[[], Figure]] = {
+        CONFUSION: lambda: plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
+        CONFIDENCE: lambda: plots.reliability(states),
+        "ROC and precision-recall": lambda: plots.ranking(
+            evaluation.rankings, labels, evaluation.probabilities, classes
+        ),
     }
     if laid_out is not None:
         chosen, points = laid_out
         is_right = (evaluation.predicted == labels)[chosen]
-        figures[POINTS] = plots.embedding(points, labels[chosen], is_right, classes, len(labels))
-    return figures
+        pictures[POINTS] = lambda: plots.embedding(points, labels[chosen], is_right, classes, len(labels))
+    return pictures
 
 
 def _data(
@@ -237,7 +239,7 @@ def write_evaluation(
     write_predictions(folder / PREDICTIONS, evaluation)
     evaluation = counted_part(evaluation, numbers)
     laid_out = embed(classifier, evaluation, table.place, progress)
-    pictures = draw(evaluation, laid_out)
+    pictures = {caption: draw() for caption, draw in pictures_of(evaluation, laid_out).items()}
     config, preprocess = classifier.model.config, classifier.preprocess
     h, w = config.image_size
     write_report(

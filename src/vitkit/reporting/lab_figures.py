@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from matplotlib.ticker import PercentFormatter
 
 from vitkit.reporting.comparison import bars, by_compute, finish, learning_curves, logarithmic, new_axes, styled
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
+from vitkit.text.drawing import new_figure
 
 Figures = Mapping[str, Any]
 _ROW = 0.42  # inches of a variant in a picture of dots
 
 
-def pictures_of(kind: str, figures: Figures, lines: Mapping[str, Sequence[str]]) -> dict[str, Figure]:
-    """Draw an experiment.
+def pictures_of(kind: str, figures: Figures, lines: Mapping[str, Sequence[str]]) -> dict[str, Callable[[], Figure]]:
+    """Return the functions that draw an experiment.
 
     Args:
         kind: dots, curves, computation, few-shot or sizes.
@@ -30,19 +32,23 @@ def pictures_of(kind: str, figures: Figures, lines: Mapping[str, Sequence[str]])
         lines: for `computation`, the labels of the variants that a line connects, by the name of the line.
 
     Returns:
-        Each picture by its caption.
+        The function of each picture by its caption.
     """
     match kind:
         case "dots":
-            return {"Accuracy of each variant": _dots(figures)}
+            return {"Accuracy of each variant": lambda: _dots(figures)}
         case "curves":
-            return {"Validation accuracy by epoch": learning_curves(_as_models(figures["variants"]))}
+            return {"Validation accuracy by epoch": lambda: learning_curves(_as_models(figures["variants"]))}
         case "computation":
-            return {"Accuracy by computation": _by_computation(figures["variants"], lines)}
+            return {"Accuracy by computation": lambda: _by_computation(figures["variants"], lines)}
         case "few-shot":
-            return {"Accuracy by images a class": _few_shot(figures)}
+            return {"Accuracy by images a class": lambda: _few_shot(figures)}
         case "sizes":
-            return _sizes(figures)
+            captions = {
+                "Fine-tuned (Figure 3)": "fine_tuned",
+                f"{figures['shots']} images a class (Figure 4)": "few_shot",
+            }
+            return {caption: partial(_by_size, figures, key) for caption, key in captions.items()}
     raise ValueError(kind)
 
 
@@ -51,7 +57,7 @@ def _dots(figures: Figures) -> Figure:
     variants = figures["variants"]
     published = [_number(variant["paper"]) for variant in variants]
     panels = 2 if any(value is not None for value in published) else 1
-    drawn = Figure(figsize=(4.6 + 2.2 * (panels - 1), 1.1 + _ROW * len(variants)), layout="constrained")
+    drawn = new_figure(4.6 + 2.2 * (panels - 1), 1.1 + _ROW * len(variants))
     axes = drawn.subplots(1, panels, squeeze=False, sharey=True, width_ratios=(2, 1)[:panels])[0]
     places = range(len(variants))
     accuracies = [variant["accuracy"] for variant in variants]
@@ -121,17 +127,12 @@ def _few_shot(figures: Figures) -> Figure:
     return finish(drawn, axis, "training images a class", "accuracy on held-out images")
 
 
-def _sizes(figures: Figures) -> dict[str, Figure]:
+def _by_size(figures: Figures, key: str) -> Figure:
     """Draw accuracy by the number of images in the pre-training (Figures 3 and 4)."""
-    shots = figures["shots"]
-    captions = {"fine_tuned": "Fine-tuned (Figure 3)", "few_shot": f"{shots} images a class (Figure 4)"}
-    pictures = {}
-    for key, caption in captions.items():
-        drawn, axis = new_axes([model["name"] for model in figures["models"]])
-        for place, (model, style) in enumerate(styled(figures["models"])):
-            parts = model["by_size"]
-            accuracies, intervals = ([part[key][name] for part in parts] for name in ("accuracy", "interval"))
-            bars(axis, [part["images"] for part in parts], accuracies, intervals, style, model["name"], place)
-        logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
-        pictures[caption] = finish(drawn, axis, "images in the pre-training", "accuracy on held-out images")
-    return pictures
+    drawn, axis = new_axes([model["name"] for model in figures["models"]])
+    for place, (model, style) in enumerate(styled(figures["models"])):
+        parts = model["by_size"]
+        accuracies, intervals = ([part[key][name] for part in parts] for name in ("accuracy", "interval"))
+        bars(axis, [part["images"] for part in parts], accuracies, intervals, style, model["name"], place)
+    logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
+    return finish(drawn, axis, "images in the pre-training", "accuracy on held-out images")

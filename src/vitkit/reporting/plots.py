@@ -19,6 +19,7 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.metrics import ClassRanking
 from vitkit.system.files import replacing
+from vitkit.text.drawing import new_figure
 from vitkit.text.html import DPI, to_png
 
 # The colours of Okabe and Ito, which colour-blind readers can distinguish, too.
@@ -40,15 +41,15 @@ def save_figure(figure: Figure, path: Path) -> None:
         temporary.write_bytes(content)
 
 
-def curves(rows: Sequence[Mapping[str, float]], best_epoch: int, *, is_mixed: bool = False) -> Figure:
+def curves(rows: Sequence[Mapping[str, float]], best_epoch: int | None, *, is_mixed: bool = False) -> Figure:
     """Plot loss and accuracy by epoch, and mark the epoch that was kept.
 
     Args:
         rows: the rows of metrics.csv.
-        best_epoch: the epoch that was kept, from 0.
+        best_epoch: the epoch that was kept, from 0; None marks no epoch.
         is_mixed: whether the training mixed images (mixup or CutMix), see `draw_curve`.
     """
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
     draw_curve(left, rows, "loss", best_epoch, is_mixed=is_mixed)
     draw_curve(right, rows, "accuracy", best_epoch, is_mixed=is_mixed)
@@ -99,7 +100,7 @@ def draw_curve(
 
 def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> Figure:
     """Plot the number of images per class as bars, stacked by split."""
-    figure = Figure(figsize=(max(5.0, min(0.5 * len(classes) + 1.5, 30.0)), 3.8), layout="constrained")
+    figure = new_figure(max(5.0, min(0.5 * len(classes) + 1.5, 30.0)), 3.8)
     axis = figure.subplots()
     positions, base = np.arange(len(classes)), np.zeros(len(classes))
     for (split, by_class), colour in zip(counts.items(), (BLUE, ORANGE, GREEN), strict=False):
@@ -125,7 +126,7 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
 def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:
     """Plot a confusion matrix of counts, shaded by their fraction of the true class."""
     side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
-    figure = Figure(figsize=(side, side), layout="constrained")
+    figure = new_figure(side, side)
     draw_confusion(figure.subplots(), matrix, classes, title)
     return figure
 
@@ -150,7 +151,7 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
     Args:
         states: reliability by the name of the state, for example with and without the temperature.
     """
-    figure = Figure(figsize=(4.2 * len(states) + 0.4, 4.8), layout="constrained")
+    figure = new_figure(4.2 * len(states) + 0.4, 4.8)
     axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
     for (name, state), (upper, lower) in zip(states.items(), axes.T, strict=True):
         draw_reliability(upper, state, name)
@@ -191,7 +192,7 @@ def ranking(
         probabilities: (n, K).
         classes: the K class names.
     """
-    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    figure = new_figure(10.5, 4.4)
     roc, recall = figure.subplots(1, 2)
     rankings = {i: each for i, each in by_class.items() if each.others}
     precisions = {i: each.average_precision for i, each in rankings.items()}
@@ -246,7 +247,7 @@ def embedding(
     """
     present, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     has_legend = len(present) <= _MOST_LINES
-    figure = Figure(figsize=(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6), layout="constrained")
+    figure = new_figure(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6)
     axis = figure.subplots()
     for each, marker in enumerate(_MARKERS[: len(present)]):  # a call for each of many classes takes seconds
         ours = number % len(_MARKERS) == each
@@ -275,7 +276,7 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
     """Show pictures with their titles in rows of eight."""
     columns = min(8, len(pictures))
     wide, tall = 1.35 * columns, 1.55 * -(-len(pictures) // columns) + 0.4  # inches
-    figure = Figure(figsize=(wide, tall))
+    figure = new_figure(wide, tall, layout=None)
     figure.suptitle(title, fontsize=10, y=1 - 0.12 / tall, va="top")
     axis = figure.add_axes((0, 0, 1, 1))  # one for all, as the layout of each takes 0.1 s
     axis.set_axis_off()
@@ -292,7 +293,7 @@ def classified(picture: Image.Image, label: str, confidence: float, *, is_reject
     """Show a picture, enlarged if it is small, with its predicted class and probability as title."""
     scale = max(1, 400 // max(picture.size))
     width, height = (side * scale / DPI for side in picture.size)  # inches
-    figure = Figure(figsize=(max(width, 5.2), height + 0.4))  # room for the title, however narrow the picture
+    figure = new_figure(max(width, 5.2), height + 0.4, layout=None)  # room for the title, however narrow the picture
     title = f"class: {_shorten(label, 32)}   probability: {confidence:.3f}{'   rejected' if is_rejected else ''}"
     figure.text(0.5, (height + 0.2) / (height + 0.4), title, ha="center", va="center", fontsize=10)
     axis = figure.add_axes((0, 0, 1, height / (height + 0.4)))
@@ -326,7 +327,7 @@ def in_legend(name: str, most: int = 22) -> str:
 
 def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
     """Plot height against width of pictures on logarithmic axes; the area of a dot shows how many have that size."""
-    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
+    figure = new_figure(4.8, 4.4)
     axis = figure.subplots()
     counts = Counter(pixels)
     width, height = zip(*counts, strict=True)

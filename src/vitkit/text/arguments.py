@@ -15,10 +15,12 @@ import operator
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from vitkit.errors import VitkitError
-from vitkit.system.progress import reporting_to
+from vitkit.system.notebooks import NotebookBar, display_of_notebook
+from vitkit.system.progress import receiver, reporting_to, silent
 from vitkit.text.fields import Between
 
 P = ParamSpec("P")
@@ -41,7 +43,7 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function so that it refuses empty paths and arguments whose type or range violates its annotations.
 
     Whole numbers are accepted as floats, and numpy's numbers as Python's. An argument `progress` becomes the receiver
-    of all progress that is reported during the call.
+    of all progress that is reported during the call. In a notebook, a function that takes one shows a bar without it.
     """
     signature = inspect.signature(function)
     kinds: dict[str, tuple[str, ...]] = {}
@@ -64,9 +66,11 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
                 bound.arguments[name] = _as_one_of(name, kinds[name], value)
             if name in ranges:
                 _check_range(name, ranges[name], bound.arguments[name])
-        if "progress" not in bound.arguments:
-            return function(*bound.args, **bound.kwargs)
-        with reporting_to(bound.arguments["progress"]):
+        with ExitStack() as stack:
+            if "progress" in bound.arguments:
+                stack.enter_context(reporting_to(bound.arguments["progress"]))
+            elif "progress" in signature.parameters and receiver() is silent and (display := display_of_notebook()):
+                stack.enter_context(reporting_to(stack.enter_context(NotebookBar(display))))
             return function(*bound.args, **bound.kwargs)
 
     return checked

@@ -58,6 +58,9 @@ summary { cursor: pointer; }
 .row { display: flex; flex-wrap: wrap; gap: .8rem; } figure { margin: 0; width: 10rem; font-size: .75rem; }
 figure.large { width: 18rem; max-width: 100%; }
 figcaption { overflow-wrap: anywhere; }
+.thumbnails { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 11rem), 1fr)); gap: 1rem; }
+.thumbnails figure { width: auto; font-size: .85rem; } .thumbnails img { width: 100%; }
+summary { cursor: pointer; padding: .3rem 0; }
 img.tiny { width: 10rem; image-rendering: pixelated; }
 pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
 .wide { overflow-x: auto; } .wide td { white-space: nowrap; }

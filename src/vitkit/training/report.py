@@ -39,7 +39,7 @@ from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
 from vitkit.reporting import plots
-from vitkit.reporting.evaluation_report import draw, write_predictions, write_report
+from vitkit.reporting.evaluation_report import pictures_of, write_predictions, write_report
 from vitkit.reporting.report_data import Explained
 from vitkit.reporting.sections import Tried
 from vitkit.system.files import from_json, without_place, write_json
@@ -212,8 +212,8 @@ def report(
     best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
     plots.save_figure(plots.curves(rows, best, is_mixed=is_mixed), folder / PICTURES["Curves"])
     laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
-    for caption, picture in draw(evaluation, laid_out).items():
-        plots.save_figure(picture, folder / PICTURES[caption])
+    for caption, draw in pictures_of(evaluation, laid_out).items():
+        plots.save_figure(draw(), folder / PICTURES[caption])
     write_json(folder / EVALUATION, numbers)
     pictures = {caption: folder / name for caption, name in PICTURES.items()}
     write_report(

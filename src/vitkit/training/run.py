@@ -60,7 +60,7 @@ from vitkit.evaluation.metrics import Evaluation, grouped, pooled
 from vitkit.evaluation.registry import read_figures
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.reporting import plots
-from vitkit.reporting.evaluation_report import draw, write_report
+from vitkit.reporting.evaluation_report import pictures_of, write_report
 from vitkit.system.files import from_json, read_appended, read_json, write_bytes, write_json, write_text
 from vitkit.system.progress import Say, progress, reporting_to, silent
 from vitkit.system.run_files import (
@@ -854,7 +854,7 @@ def _write_report_user_datasets(
     folder = run.folder
     rows, best = read_metrics(folder / METRICS), classifier.provenance["metrics"]["epoch"]
     drawn = {"Curves": plots.curves(rows, best, is_mixed=bool(recipe.mixup or recipe.cutmix))}
-    drawn |= draw(evaluation, None)
+    drawn |= {caption: draw() for caption, draw in pictures_of(evaluation, None).items()}
     for caption, picture in drawn.items():
         plots.save_figure(picture, folder / PICTURES[caption])
     write_report(

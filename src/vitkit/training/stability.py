@@ -178,6 +178,7 @@ class StabilityGuard:
     def lower(self, epoch: int, what: str) -> None:
         """Lower the learning rate, and report why.
 
+        Args:
             epoch: the epoch with the problem, from 0.
             what: a description of the problem.
 

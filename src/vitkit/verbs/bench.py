@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +107,10 @@ class Benchmark(Result):
             *rates,
             *([f"{self.out / TABLE}, {self.out / PICTURE}"] if self.out is not None else []),
         ]
+
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw the images per second of each backend and precision."""
+        return {"Images per second": lambda: chart(_panels(self.model, self.results))}
 
     def lines(self) -> list[str]:
         """Return the title, the table and the legend."""
@@ -288,9 +292,13 @@ def _write(out: Path, model: str, rows: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    save_figure(chart(_panels(model, rows)), out / PICTURE)
+
+
+def _panels(model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the rows of each batch size, by the title of its panel."""
     batches = dict.fromkeys(row["batch"] for row in rows)
-    panels = {f"{model}, batch {batch}": [row for row in rows if row["batch"] == batch] for batch in batches}
-    save_figure(chart(panels), out / PICTURE)
+    return {f"{model}, batch {batch}": [row for row in rows if row["batch"] == batch] for batch in batches}
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -316,10 +324,10 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     Args:
         panels: rows as returned by `vitkit.profiling.speed.row`, by the title of the panel.
     """
-    from matplotlib.figure import Figure
+    from vitkit.text.drawing import new_figure
 
     heights = [_HEAD + _BAR * (len(rows) + 2) for rows in panels.values()]
-    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
+    figure = new_figure(9, sum(heights))
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
         _panel(axis, title, rows)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ from vitkit.verbs.inputs import check_choice, check_out, exclusive_out, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from vitkit.data.doctor.examine import Diagnosis
     from vitkit.data.labels import Suspect
     from vitkit.data.table import ImageTable
@@ -53,6 +55,12 @@ class Checkup(Result):
     def rows(self) -> list[dict[str, Any]]:
         """Return the number of images of each class."""
         return [{"class": name, "images": images} for name, images in self.diagnosis.table.counts().items()]
+
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw the images of each class and split, and the sizes of the images."""
+        from vitkit.reporting.dataset_report import pictures_of
+
+        return pictures_of(self.diagnosis)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics and findings in plain JSON types."""

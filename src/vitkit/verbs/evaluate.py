@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +34,8 @@ from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_for_labels
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from vitkit.classifier import Classifier
     from vitkit.data.labels import Proposal
     from vitkit.data.split_file import Changes
@@ -83,6 +85,12 @@ class EvaluationResult(Result):
     def rows(self) -> list[dict[str, Any]]:
         """Return the figures of each class: precision, recall, f1 and support, 0 to 1."""
         return [{"class": name, **row} for name, row in self.figures["per_class"].items()]
+
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw confusions, reliability and ROC, by caption; none for several classes."""
+        from vitkit.reporting.evaluation_report import pictures_of
+
+        return pictures_of(self.evaluation, None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures."""

@@ -6,7 +6,6 @@ paper: filters, positions and attention distances; the result is an `Anatomy`.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -255,20 +254,26 @@ def _explain_images(
         (out / place).mkdir(parents=True, exist_ok=True)
         explanation.save(out / place)
         result.explained[path] = out / place
-        rows.append(_row(explanation, path, place))
+        rows.append(
+            _row(explanation, path, place)
+            if len(explanation.methods) == 1
+            else _block(explanation, path, place, has_texts=not rows)
+        )
         if style == "paper" and len(pairs) < _MOST_IN_SHEET:
             pairs.append(_pair(explanation, method))
         progress("explaining", done, len(paths))
     if result.is_empty:
         return result
     unreadable = [f"<p>{escape(f'{without_place(path)}: {why}')}</p>" for path, why in result.unreadable.items()]
-    head = [f"<h1>{method}</h1>", f"<p>{result.count}</p>", *unreadable]
+    title = "All methods" if method == "all" else method
+    head = [f"<h1>{title}</h1>", f"<p>{result.count}</p>", *unreadable]
     page, sheet = out / "index.html", None
     if pairs:
         sheet, shown = _draw_sheet(pairs, out)
         which = "" if len(pairs) == len(rows) else f" (the first {len(pairs)} of {len(rows)} images)"
         head += [f"<p>Input and attention, as in the paper's Figure 6{which}</p>", shown]
-    write_page(page, f"vitkit explain: {method}", [*head, f'<div class="row">{"".join(rows)}</div>'])
+    body = rows if method == "all" else [f'<div class="row">{"".join(rows)}</div>']
+    write_page(page, f"vitkit explain: {method}", [*head, *body])
     return replace(result, page=page, sheet=sheet)
 
 
@@ -285,13 +290,12 @@ def _pair(explanation: Explanation, method: Method) -> tuple[Image.Image, Image.
 def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tuple[Path, str]:
     """Write attention.png, .svg and .pdf, and return the first with its HTML."""
     from vitkit.explanation.draw import paper_sheet, to_png
+    from vitkit.text.drawing import as_file
     from vitkit.text.html import image
 
     figure = paper_sheet(pairs)
-    for kind in ("svg", "pdf"):
-        data = io.BytesIO()
-        figure.savefig(data, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None})
-        _write(out / f"attention.{kind}", data.getvalue())
+    for kind in (".svg", ".pdf"):
+        _write(out / f"attention{kind}", as_file(lambda: figure, kind))
     png = to_png(figure)
     _write(out / "attention.png", png)
     return out / "attention.png", image("attention", png, "png")
@@ -305,16 +309,26 @@ def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
 
 def _row(explanation: Explanation, path: str, place: Path) -> str:
     """Return a thumbnail that links to the page of its image."""
-    from urllib.parse import quote_from_bytes
-
     from vitkit.explanation.draw import thumbnail
     from vitkit.text.html import image
 
-    method = "gradient" if "gradient" in explanation.maps else next(iter(explanation.maps), "heads")
-    shown = image(without_place(path), thumbnail(explanation.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
+    shown = thumbnail(explanation.overlay(explanation.methods[0], _THUMBNAIL), _THUMBNAIL)
+    picture = image(without_place(path), shown, "jpeg")
     name = f"{escape(explanation.target)} {explanation.probability:.3f}<br>{escape(without_place(path))}"
-    link = quote_from_bytes(os.fsencode(place.as_posix()))  # file names may not be UTF-8
-    return f'<figure><a href="{link}/index.html">{shown}</a><figcaption>{name}</figcaption></figure>'
+    return f'<figure><a href="{_link(place)}">{picture}</a><figcaption>{name}</figcaption></figure>'
+
+
+def _block(explanation: Explanation, path: str, place: Path, *, has_texts: bool) -> str:
+    """Return the photograph and a thumbnail of each method, below the name of the image."""
+    title = f"{escape(explanation.target)} {explanation.probability:.3f}"
+    heading = f'<h2>{title} <span class="soft">{escape(without_place(path))}</span></h2>'
+    return heading + explanation.thumbnails(_link(place), has_texts=has_texts)
+
+
+def _link(place: Path) -> str:
+    from urllib.parse import quote_from_bytes
+
+    return f"{quote_from_bytes(os.fsencode(place.as_posix()))}/index.html"  # file names may not be UTF-8
 
 
 def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatomy:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
+from vitkit.system.files import replacing
 from vitkit.system.progress import Say
+from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, onto, written_as
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, FigureBase
 
 
 class Result:
@@ -58,6 +67,51 @@ class Result:
         """
         return latex_table(self.rows(), caption, label)
 
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw the pictures of the result, by caption; none for most kinds."""
+        return {}
+
+    def plot(self, picture: str | None = None, figure: FigureBase | None = None) -> list[Axes]:
+        """Draw a picture of the result with matplotlib, and return its axes, which can be changed.
+
+        `axes[0].figure.savefig("x.pdf")` or `save` writes it.
+
+        Args:
+            picture: the caption of the picture, one of `pictures`; by default the first.
+            figure: the figure or subfigure to draw on; by default a new one of pyplot, which a notebook shows.
+
+        Raises:
+            VitkitError: there is no such picture, or none at all.
+        """
+        draw = choose_picture(self.pictures(), picture, type(self).__name__)
+        with onto(figure):
+            return list(draw().axes)
+
+    def save(self, target: str | Path, picture: str | None = None, fonts: Fonts = "sans") -> Path:
+        """Write a picture of the result (.png, .svg, .pdf) or its table (.tex, .csv), and return the path.
+
+        In SVG and PDF files, text stays text: LaTeX's `\\includesvg` sets it in the fonts of the document.
+
+        Args:
+            target: the file, whose suffix is its format. An existing file is replaced.
+            picture: the caption of the picture, one of `pictures`; by default the first.
+            fonts: `latex` sets the text of a picture in a serif font like that of LaTeX documents.
+
+        Raises:
+            VitkitError: the suffix is another one, or the result has no such picture or no table.
+        """
+        target = Path(target)
+        kind = written_as(target, (*KINDS, ".tex", ".csv"))
+        if kind == ".tex":
+            content = self.to_latex().encode()
+        elif kind == ".csv":
+            content = csv_table(self.rows()).encode()
+        else:
+            content = as_file(choose_picture(self.pictures(), picture, type(self).__name__), kind, fonts)
+        with replacing(target) as temporary:
+            temporary.write_bytes(content)
+        return target
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {next(iter(self.lines()), '')}>"
 
@@ -97,6 +151,15 @@ def latex_table(rows: Sequence[Mapping[str, Any]], caption: str | None = None, l
     said = [] if caption is None else [rf"\caption{{{latex_text(caption)}}}"]
     named = [] if label is None else [rf"\label{{{label}}}"]
     return "\n".join([r"\begin{table}", r"\centering", *said, *named, *body, r"\end{table}"]) + "\n"
+
+
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with the same keys as the text of a CSV file."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [])
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _latex_cell(value: Any) -> str:

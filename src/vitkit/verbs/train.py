@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of
 from vitkit.model.registry import register_model
+from vitkit.system.notebooks import display_of_notebook
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
@@ -24,8 +25,11 @@ from vitkit.verbs.inputs import callbacks_and_loggers, check_data, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from vitkit.classifier import Classifier
     from vitkit.data.user_datasets import Labelled
+    from vitkit.training.checkpoint import TrainingState
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,6 +112,21 @@ class TrainingRun(Result):
             return [{"fold": i, **row} for i, fold in enumerate(self.folds, start=1) for row in fold.rows()]
         return [dict(row) for row in read_metrics(self.folder / METRICS)]
 
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw the curves; none for a cross-validation or without epochs."""
+        rows = [] if self.folds else self.rows()
+        if not rows:
+            return {}
+        recipe, record = self.recipe, self.classifier.provenance.get("metrics", {})
+        best = int(record.get("epoch", len(rows) - 1))
+
+        def curves() -> Figure:
+            from vitkit.reporting import plots
+
+            return plots.curves(rows, best, is_mixed=bool(recipe.mixup or recipe.cutmix))
+
+        return {"Curves": curves}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the paths of the run, its recipe and its figures."""
         return {
@@ -165,7 +184,8 @@ def train(
 
         import vitkit
 
-        run = vitkit.train("digits", epochs=2, max_images=300) print(run.accuracy, run.classifier.classes, run.report)
+        run = vitkit.train("digits", epochs=2, max_images=300)
+        print(run.accuracy, run.classifier.classes, run.report)
 
     On the command line: `vitkit train digits`.
 
@@ -211,6 +231,8 @@ def train(
     chosen, make_optimizer = _without_objects({**fields}, make_optimizer)
     extensions = Extensions(loss, augment, make_optimizer)
     observing = {**callbacks_and_loggers(callbacks, loggers), "extensions": extensions}
+    if display := display_of_notebook():
+        observing["callbacks"] = (*observing["callbacks"], LiveCurves(display))
     if train_dataset is not None:
         files = {"data": data, "data_root": data_root, "recipe": recipe if resume is not None else None}
         if named := [name for name, value in files.items() if value is not None]:
@@ -246,6 +268,30 @@ def train(
     resolution: dict[str, Any] = {"notes": notes, "named": tuple(chosen)}
     folder = run.train(request, out, force=force, **resolution, **observing, say=say)
     return TrainingRun(folder)
+
+
+class LiveCurves:
+    """A callback that shows the curves of loss and accuracy below the cell of a notebook, and draws them each epoch.
+
+    Args:
+        display: a module with `display` and `Image` as in `IPython.display`.
+    """
+
+    def __init__(self, display: Any) -> None:
+        self._display, self._handle = display, None
+        self._rows: list[dict[str, float]] = []
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Draw the curves up to this epoch."""
+        from vitkit.reporting import plots
+        from vitkit.text.html import to_png
+
+        self._rows.append({"epoch": state.epoch, **state.metrics})
+        content = self._display.Image(data=to_png(plots.curves(self._rows, None)))
+        if self._handle is None:
+            self._handle = self._display.display(content, display_id=True)
+        else:
+            self._handle.update(content)
 
 
 def _without_objects(

@@ -8,7 +8,7 @@ each row names its source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -438,8 +438,10 @@ def measure_attention_distance(subject: Subject) -> Measured:
     return Measured(headings, rows, numbers, lines, arrays)
 
 
-def draw_attention(figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[np.floating]]) -> dict[str, Figure]:
-    """Draw the panels of Figure 7 for which the model has data.
+def attention_pictures(
+    figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[np.floating]]
+) -> dict[str, Callable[[], Figure]]:
+    """Return the functions that draw the panels of Figure 7 for which the model has data, by caption.
 
     Args:
         figures: the content of lab.json.
@@ -449,19 +451,22 @@ def draw_attention(figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[
 
     from vitkit.explanation import model_analysis
 
-    pictures = {}
+    pictures: dict[str, Callable[[], Figure]] = {}
     if "filters" in arrays:
-        pictures["Patch filters (Figure 7, left)"] = model_analysis.filters(arrays["filters"].astype(np.float32))
+        components = arrays["filters"].astype(np.float32)
+        pictures["Patch filters (Figure 7, left)"] = lambda: model_analysis.filters(components)
     if "positions" in arrays:
         similarity = arrays["positions"].astype(np.float32)
-        pictures["Position embeddings (Figure 7, centre)"] = model_analysis.position_grid(similarity)
+        pictures["Position embeddings (Figure 7, centre)"] = lambda: model_analysis.position_grid(similarity)
     distance = np.array(figures["attention_distance"], dtype=np.float32)  # (L, H)
-    cloud = model_analysis.by_head(
-        distance, "Each head (dotted: equal attention to all patches)", "mean distance, pixels"
-    )
-    cloud.axes[0].axhline(figures["everywhere"], color="#777777", linewidth=0.8, linestyle=":")
-    pictures["Attention distance (Figure 7, right)"] = cloud
-    return pictures
+
+    def cloud() -> Figure:
+        title = "Each head (dotted: equal attention to all patches)"
+        drawn = model_analysis.by_head(distance, title, "mean distance, pixels")
+        drawn.axes[0].axhline(figures["everywhere"], color="#777777", linewidth=0.8, linestyle=":")
+        return drawn
+
+    return pictures | {"Attention distance (Figure 7, right)": cloud}
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:

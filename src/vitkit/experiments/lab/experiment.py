@@ -169,13 +169,14 @@ class LabResult(Result):
             *where,
         ]
 
-    def pictures(self) -> dict[str, Figure]:
-        """Draw the result as in the paper; return pictures by caption, none if nothing was measured."""
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw the result as in the paper, by caption; none if nothing was measured."""
         if self.figures.get("preset") == "paper" and self.folder is None:
             return {}
         if isinstance(self.experiment, Measurement) and self.experiment.picture == "attention":
-            drawn: dict[str, Figure] = import_module(self.experiment.module).draw_attention(self.figures, self.arrays)
-            return drawn
+            panels: dict[str, Callable[[], Figure]]
+            panels = import_module(self.experiment.module).attention_pictures(self.figures, self.arrays)
+            return panels
         from vitkit.reporting.lab_figures import pictures_of
 
         return pictures_of(self.experiment.picture, self.figures, self.experiment.drawn_lines)
@@ -194,7 +195,7 @@ class LabResult(Result):
         rows = [[escape(cell) for cell in row] for row in self.cells]
         command = f"<p class='soft'>{escape(self.figures['command'])}</p>"
         head = [f"<h1>{escape(experiment.name)}</h1>", f"<p>{escape(experiment.question)}</p>", command]
-        pictures = [figure(caption, to_svg(drawn), "svg+xml") for caption, drawn in self.pictures().items()]
+        pictures = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in self.pictures().items()]
         shown = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in pictures), "</div>"]
         return [
             *head,
