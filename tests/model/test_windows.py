@@ -231,8 +231,7 @@ def test_costs_are_those_of_the_flop_counter(fields: dict[str, Any]) -> None:
     assert round(info.gmacs * 1e9) == counter.get_total_flops() // 2
     assert sum(stage.macs * stage.times for stage in info.stages) == round(info.gmacs * 1e9)
     assert sum(stage.parameters * stage.times for stage in info.stages) == info.parameters
-    model.fused_attention = model.shortcut = True
-    counter = FlopCounterMode(display=False)
+    model.shortcut, counter = True, FlopCounterMode(display=False)
     with counter:
         model(images(1, config=config))
     assert round(info.gmacs_executed * 1e9) == counter.get_total_flops() // 2

@@ -13,7 +13,13 @@ from vitkit.model.config import canonical
 
 
 class AttentionHabits:
-    """The attributes that timm's attention has, for `Attention`."""
+    """The attributes that timm's attention has, for `Attention`.
+
+    Scripts for timm set `fused_attn` to False in order to read the matrices with hooks. Then the last block computes
+    the rows of all tokens, too (`TimmHabits.is_observed`).
+    """
+
+    is_observed = False  # set with `fused_attn`
 
     @property
     def num_heads(self: Any) -> int:
@@ -32,11 +38,16 @@ class AttentionHabits:
 
     @fused_attn.setter
     def fused_attn(self: Any, fused: bool) -> None:
-        self.fused = fused
+        self.fused, self.is_observed = fused, not fused
 
 
 class TimmHabits:
     """The methods that timm's Vision Transformers have, for `VisionTransformer`."""
+
+    @property
+    def is_observed(self: Any) -> bool:
+        """Whether a script reads the attention matrices of the last block, which then has a row for each token."""
+        return bool(getattr(getattr(self.blocks[-1], "attn", None), "is_observed", False))
 
     @property
     def num_features(self: Any) -> int:

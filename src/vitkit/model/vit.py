@@ -197,8 +197,7 @@ class VisionTransformer(TimmHabits, nn.Module):
     Three attributes change how the logits are computed, but not their values:
 
     - `fused_attention`: whether eqs. 6-7 are computed by one kernel.
-    - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers);
-      only with `fused_attention`.
+    - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers).
     - `checkpointing`: blocks to recompute in the backward pass, to save memory: True for all, n for every n-th.
 
     Args:
@@ -385,8 +384,7 @@ class VisionTransformer(TimmHabits, nn.Module):
 
     def _head_tokens(self, images: Tensor) -> Tensor:
         # In training, the statistics of batch norms are those of all tokens, also of those that the head does not read.
-        # Attention is written out for those who read its matrices, which then have a row for each token in each layer.
-        shortens = self.shortcut and self.fused_attention and not (self.training and self.config.norm_kind == "batch")
+        shortens = self.shortcut and not (self.training and self.config.norm_kind == "batch") and not self.is_observed
         tokens = self.encode(self.embed(images), self.config.tokens_read if shortens else None)
         return self.norm(tokens)  # (B, n, D)
 
