@@ -164,3 +164,11 @@ def test_a_terminal_with_ipython_is_no_notebook(monkeypatch: pytest.MonkeyPatch)
     module.get_ipython = lambda: SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", module)
     assert display_of_notebook() is None
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_a_checkup_shows_its_findings_and_a_picture(tmp_path: Path) -> None:
+    photos = runs.photos(tmp_path / "photos")
+    page = vitkit.doctor(photos)._repr_html_()
+    assert _Tags(page).seen.count("img") == 1 and "Nothing wrong was found." in page
+    assert re.findall(r"<td>(\w+)</td><td[^>]*>(\d+)</td>", page) == [(name, "12") for name in runs.COLOURS]

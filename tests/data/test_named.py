@@ -524,7 +524,7 @@ PUBLISHED = {
 
 
 @dataclass
-class Shelf:
+class ServedModels:
     """The archives of one data set in place of the network, and what was asked of them."""
 
     files: dict[str, bytes]
@@ -536,12 +536,12 @@ class Shelf:
         Path(root, filename or Path(urlsplit(url).path).name).write_bytes(self.files[Path(urlsplit(url).path).name])
 
 
-def publish(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Shelf, Tree]:
+def publish(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[ServedModels, Tree]:
     """Let torchvision find small archives where it looks for those of `name`, and not mind their checksums."""
     from torchvision.datasets import cifar, flowers102, mnist, stl10, svhn, utils
 
     files, tree = PUBLISHED[name]()
-    shelf = Shelf(files)
+    shelf = ServedModels(files)
     for module in (utils, flowers102, svhn):
         monkeypatch.setattr(module, "download_url", shelf.download)
     for module in (cifar, flowers102, mnist, stl10, svhn):

@@ -1,6 +1,6 @@
 """The classifiers of a server, each with a name and a version.
 
-`open_models` loads them onto a `Shelf`. Each `ServedModel` computes batches of predictions, features and explanations
+`open_models` loads them onto a `ServedModels`. Each `ServedModel` computes batches of predictions, features and explanations
 in several threads.
 """
 
@@ -51,7 +51,7 @@ _WHAT: tuple[Features, ...] = get_args(Features)
 
 def open_models(
     named: Sequence[str | Path | Classifier], *, backend: str, precision: str, device: str, batch: int | None, note: Say
-) -> Shelf:
+) -> ServedModels:
     """Open models by their sources, each optionally prefixed with a name: NAME=SOURCE.
 
     Raises:
@@ -70,7 +70,7 @@ def open_models(
         if any((other.name, other.version) == (name, model.version) for other in models):
             raise VitkitError(f"{name} is given twice with the same weights and classes: leave one out")
         models.append(model)
-    return Shelf(tuple(models))
+    return ServedModels(tuple(models))
 
 
 def split_name(entry: str | Path | Classifier) -> tuple[str, str | Path | Classifier]:
@@ -84,7 +84,7 @@ def split_name(entry: str | Path | Classifier) -> tuple[str, str | Path | Classi
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ServedModels:
     """The models of a server in the order of the command line. Requests without a model's name go to the first one."""
 
     models: tuple[ServedModel, ...]

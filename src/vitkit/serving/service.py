@@ -20,7 +20,7 @@ from vitkit.explanation.methods import method_names
 from vitkit.inference.pipeline import set_threads, threads
 from vitkit.inference.prediction import Columns
 from vitkit.serving.batching import ClosedError, FullError, Work, Workers
-from vitkit.serving.models import ServedModel, Shelf, ToExplain
+from vitkit.serving.models import ServedModel, ServedModels, ToExplain
 from vitkit.serving.questions import BadRequestError, Upload, part_of_one, whole_number
 from vitkit.text.cells import plural
 
@@ -136,7 +136,9 @@ class Service:
         is_closing: whether the server accepts no more requests; requests that it has accepted are still answered.
     """
 
-    def __init__(self, shelf: Shelf, *, wait: float, most: int, most_explanations: int, most_numbers: int) -> None:
+    def __init__(
+        self, shelf: ServedModels, *, wait: float, most: int, most_explanations: int, most_numbers: int
+    ) -> None:
         self.shelf, self.metrics = shelf, _Metrics()
         self.is_closing = False
         self._threads = threads()

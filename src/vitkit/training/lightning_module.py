@@ -30,7 +30,7 @@ else:
     LightningModule = object
 
 
-class _Classifier(LightningModule):
+class _FineTuning(LightningModule):
     """A classifier for Lightning's Trainer, which logs train_loss, val_loss and val_acc.
 
         from lightning import Trainer
@@ -87,9 +87,9 @@ class _Classifier(LightningModule):
 
 if TYPE_CHECKING:
 
-    class LightningClassifier(_Classifier): ...
+    class LightningClassifier(_FineTuning): ...
 
-    class PytorchLightningClassifier(_Classifier): ...
+    class PytorchLightningClassifier(_FineTuning): ...
 
 else:
 
@@ -102,5 +102,5 @@ else:
             base = import_module(package).LightningModule
         except ModuleNotFoundError as error:
             raise VitkitError(f"{name} needs {package}: pip install {package.replace('_', '-')}") from error
-        globals()[name] = type(name, (_Classifier, base), {"__module__": __name__, "__doc__": _Classifier.__doc__})
+        globals()[name] = type(name, (_FineTuning, base), {"__module__": __name__, "__doc__": _FineTuning.__doc__})
         return globals()[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,6 +83,17 @@ class Checkup(Result):
             *(map(str, self.diagnosis.findings) if self.diagnosis.findings else ["nothing wrong was found"]),
             *([f"with pictures: {self.out}"] if self.out is not None else []),
         ]
+
+    def _repr_html_(self) -> str:
+        """Return the findings, the images of each class, and a picture of them, for a notebook."""
+        from vitkit.text.html import finding, image, table, to_png
+
+        content = self.diagnosis.table
+        findings = "".join(finding(str(each)) for each in self.diagnosis.findings) or "<p>Nothing wrong was found.</p>"
+        caption, draw = next(iter(self.pictures().items()))
+        counts = [[escape(row["class"]), str(row["images"])] for row in self.rows()]
+        about = f"<p>{escape(content.name)}: {len(content)} images in {len(content.classes)} classes</p>"
+        return about + findings + image(caption, to_png(draw()), "png") + table(counts, ("class", "images"))
 
 
 @check_arguments

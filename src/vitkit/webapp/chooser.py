@@ -59,8 +59,8 @@ class Studio:
         @routes.get("")
         def show() -> dict[str, Any]:
             names = Workspace(Path(), self._runs, Path()).run_names()
-            found = [folder.to_dict() for folder in folders.offered(self._runs)]
-            return {"folders": found, "runs": names, "named": _named()}
+            choices = [folder.to_dict() for folder in folders.offered(self._runs)]
+            return {"folders": choices, "runs": names, "named": _named()}
 
         @routes.post("/open")
         def open_(choice: Choice) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _LONGEST = 100  # characters of a name that is sent
 
 
 @dataclass(frozen=True)
-class Folder:
+class PhotoFolder:
     """A folder or an archive of photographs that the page can choose.
 
     Attributes:
@@ -57,7 +57,7 @@ class Folder:
         return {"id": self.identifier, "title": self.title, "images": self.images}
 
 
-def folders(start: Path, *others: Path) -> list[Folder]:
+def folders(start: Path, *others: Path) -> list[PhotoFolder]:
     """Return the folders and archives with photographs below `start`, and those of `others` that exist.
 
     Hidden folders, run folders and links are not followed.
@@ -67,7 +67,7 @@ def folders(start: Path, *others: Path) -> list[Folder]:
     return sorted(offered.values(), key=lambda folder: folder.title)[:_OFFERED]
 
 
-def _below(top: Path, named_from: Path) -> Iterator[Folder]:
+def _below(top: Path, named_from: Path) -> Iterator[PhotoFolder]:
     counts: dict[Path, int] = {}
     archives: list[Path] = []
     searched = itertools.count()
@@ -85,10 +85,10 @@ def _below(top: Path, named_from: Path) -> Iterator[Folder]:
         archives += [folder / name for name in files if Path(name).suffix.lower() in STORAGES]
     for folder, images in counts.items():
         if len(folder.relative_to(top).parts) <= _DEEPEST:
-            yield Folder(folder, _title(folder, named_from), images)
+            yield PhotoFolder(folder, _title(folder, named_from), images)
     for archive in archives:
         if len(archive.relative_to(top).parts) <= _DEEPEST:
-            yield Folder(archive, _title(archive, named_from), None)
+            yield PhotoFolder(archive, _title(archive, named_from), None)
 
 
 def _title(path: Path, start: Path) -> str:
@@ -209,7 +209,7 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
     @routes.post("/new")
     def make(new: NewFolder) -> dict[str, Any]:
         path = new_folder(runs, new.name, photographs)
-        folder = Folder(path, path.name, 0)
+        folder = PhotoFolder(path, path.name, 0)
         sent[folder.identifier] = path
         return folder.to_dict()
 
@@ -223,13 +223,13 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
     return routes
 
 
-def offered(runs: Path, photographs: Path | None = None) -> list[Folder]:
+def offered(runs: Path, photographs: Path | None = None) -> list[PhotoFolder]:
     """Return the folders and archives that the page offers; see `router`."""
     others = [runs.parent / UPLOADS, *([photographs] if photographs is not None else [])]
     return folders(Path.cwd(), *others)
 
 
-def chosen(identifier: str, runs: Path, photographs: Path | None = None) -> Folder:
+def chosen(identifier: str, runs: Path, photographs: Path | None = None) -> PhotoFolder:
     """Return an offered folder by its identifier.
 
     Raises:

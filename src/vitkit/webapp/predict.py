@@ -74,7 +74,7 @@ class Answer:
     error: str = ""
 
 
-class Shelf:
+class StoredPredictions:
     """The predictions of a workspace, on disk."""
 
     def __init__(self, workspace: Workspace) -> None:
@@ -151,17 +151,19 @@ def _answers(file: Path) -> Iterator[Answer]:
 # --- What is taken along --------------------------------------------------------------------------------------
 
 
-def table_of(shelf: Shelf, item: Answers, withhold: float) -> tuple[list[str], list[list[str | float | None]]]:
+def table_of(
+    stored: StoredPredictions, item: Answers, withhold: float
+) -> tuple[list[str], list[list[str | float | None]]]:
     """Return the header and the rows of a table of predictions.
 
     Args:
-        shelf: the predictions of the workspace.
+        stored: the predictions of the workspace.
         item: the prediction.
         withhold: classes with a lower confidence are left empty, unless somebody chose them.
     """
     header = ["path", "label", "confidence", "predicted", "withheld", "corrected", "error"]
     rows: list[list[str | float | None]] = []
-    for number, row in enumerate(shelf.rows(item)):
+    for number, row in enumerate(stored.rows(item)):
         correction = item.corrections.get(str(number))
         if not row.ranking:
             rows.append([_below(row.path, item.folder), correction, None, None, None, correction, row.error])
@@ -183,7 +185,7 @@ def _csv_of(header: Sequence[str], rows: Sequence[Sequence[str | float | None]])
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
-def contact_sheet(shelf: Shelf, item: Answers, withhold: float) -> str:
+def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float) -> str:
     """Return a self-contained page with a thumbnail and the class of each photograph, to print or to send.
 
     Raises:
@@ -192,10 +194,10 @@ def contact_sheet(shelf: Shelf, item: Answers, withhold: float) -> str:
     from vitkit.reporting.gallery import gallery, thumbnails
     from vitkit.text.html import write_page
 
-    rows = shelf.rows(item)
+    rows = stored.rows(item)
     if len(rows) > _SHEET_MOST:
         raise VitkitError(f"a contact sheet has at most {_SHEET_MOST:,} photographs, not {len(rows):,}")
-    _, table = table_of(shelf, item, withhold)
+    _, table = table_of(stored, item, withhold)
     pictures = thumbnails((Path(row.path) for row in rows), 160)
     shown = [(picture, "", _caption(cells)) for picture, cells in zip(pictures, table, strict=True)]
     title = f"{item.title}: what {item.run} sees"
@@ -223,7 +225,9 @@ def _below(path: str, folder: str) -> str:
     return os.path.relpath(path, folder) if Path(path).is_relative_to(folder) else path
 
 
-def add_to_data(workspace: Workspace, shelf: Shelf, item: Answers, numbers: Sequence[int]) -> dict[str, Any]:
+def add_to_data(
+    workspace: Workspace, stored: StoredPredictions, item: Answers, numbers: Sequence[int]
+) -> dict[str, Any]:
     """Write the classes of photographs into a label file.
 
     Photographs in the studio's folder that have no class yet are added to its label file. Those of another folder get
@@ -233,7 +237,7 @@ def add_to_data(workspace: Workspace, shelf: Shelf, item: Answers, numbers: Sequ
     Raises:
         VitkitError: a row does not exist.
     """
-    rows = shelf.rows(item)
+    rows = stored.rows(item)
     if not all(0 <= number < len(rows) for number in numbers):
         raise VitkitError("there is no such photograph")
     root = Path(item.folder)
@@ -241,7 +245,7 @@ def add_to_data(workspace: Workspace, shelf: Shelf, item: Answers, numbers: Sequ
     base = workspace.photographs if is_inside else root
     edits = []
     for number in dict.fromkeys(numbers):
-        if label := shelf.label(item, number):
+        if label := stored.label(item, number):
             by = "" if str(number) in item.corrections else item.run
             edits.append(Edit(_below(rows[number].path, str(base)), label, proposed_by=by))
     if is_inside:
@@ -282,7 +286,7 @@ class Addition(BaseModel):
 
 def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
-    routes, shelf = APIRouter(prefix="/api/predict"), Shelf(workspace)
+    routes, stored = APIRouter(prefix="/api/predict"), StoredPredictions(workspace)
     work: Background[int] = Background()
     last: list[str] = [""]  # what is being predicted
 
@@ -291,7 +295,7 @@ def router(workspace: Workspace) -> APIRouter:
         folder = workspace.runs
         models = [name for name in workspace.run_names() if (folder / name / DESCRIPTION).is_file()]
         done = [
-            {"number": item.number, "run": item.run, "title": item.title, "when": item.when} for item in shelf.all()
+            {"number": item.number, "run": item.run, "title": item.title, "when": item.when} for item in stored.all()
         ]
         return {"models": models, "done": done}
 
@@ -301,7 +305,7 @@ def router(workspace: Workspace) -> APIRouter:
         folder = chosen(request.folder, workspace.runs, workspace.photographs)
         if not work.is_running:
             last[0] = folder.title
-            work.start("", lambda: shelf.compute(run, folder.path, folder.title))
+            work.start("", lambda: stored.compute(run, folder.path, folder.title))
         return state()
 
     @routes.get("/state")
@@ -310,14 +314,14 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/{number}")
     def show_rows(number: int) -> dict[str, Any]:
-        item = shelf.get(number)
-        rows = [[_below(row.path, item.folder), row.ranking, row.error] for row in shelf.rows(item)]
-        classes = sorted({label for row in shelf.rows(item) for label, _ in row.ranking})
+        item = stored.get(number)
+        rows = [[_below(row.path, item.folder), row.ranking, row.error] for row in stored.rows(item)]
+        classes = sorted({label for row in stored.rows(item) for label, _ in row.ranking})
         return {**asdict(item), "rows": rows, "classes": classes}
 
     @routes.get("/{number}/thumbnail/{row}")
     async def show_thumbnail(number: int, row: int, request: Request, large: bool = False) -> Response:
-        rows = shelf.rows(shelf.get(number))
+        rows = stored.rows(stored.get(number))
         if not 0 <= row < len(rows):
             raise VitkitError("there is no such photograph")
         file = Path(rows[row].path)
@@ -332,8 +336,8 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("/{number}/correct")
     def correct(number: int, correction: Correction) -> dict[str, Any]:
-        item = shelf.get(number)
-        if not all(0 <= i < len(shelf.rows(item)) for i in correction.numbers):
+        item = stored.get(number)
+        if not all(0 <= i < len(stored.rows(item)) for i in correction.numbers):
             raise VitkitError("there is no such photograph")
         changed = dict(item.corrections)
         label = checked_name(correction.label) if correction.label else ""
@@ -341,24 +345,24 @@ def router(workspace: Workspace) -> APIRouter:
             changed.pop(str(i), None)
             if label:
                 changed[str(i)] = label
-        shelf.keep(replace(item, corrections=changed))
+        stored.keep(replace(item, corrections=changed))
         return {"corrections": changed}
 
     @routes.post("/{number}/add")
     def add(number: int, addition: Addition) -> dict[str, Any]:
-        return add_to_data(workspace, shelf, shelf.get(number), addition.numbers)
+        return add_to_data(workspace, stored, stored.get(number), addition.numbers)
 
     @routes.get("/{number}/table.csv")
     def send_csv(number: int, withhold: float = 0.0) -> Response:
-        item = shelf.get(number)
+        item = stored.get(number)
         return Response(
-            _csv_of(*table_of(shelf, item, withhold)), media_type="text/csv", headers=_attached("csv", item)
+            _csv_of(*table_of(stored, item, withhold)), media_type="text/csv", headers=_attached("csv", item)
         )
 
     @routes.get("/{number}/table.xlsx")
     def send_workbook(number: int, withhold: float = 0.0) -> FileResponse:
-        item = shelf.get(number)
-        header, rows = table_of(shelf, item, withhold)
+        item = stored.get(number)
+        header, rows = table_of(stored, item, withhold)
         check_rows(len(rows))
         folder = tempfile.TemporaryDirectory()
         file = Path(folder.name) / "predictions.xlsx"
@@ -367,8 +371,8 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/{number}/sheet.html")
     def send_sheet(number: int, withhold: float = 0.0) -> HTMLResponse:
-        item = shelf.get(number)
-        return HTMLResponse(contact_sheet(shelf, item, withhold), headers=_attached("html", item))
+        item = stored.get(number)
+        return HTMLResponse(contact_sheet(stored, item, withhold), headers=_attached("html", item))
 
     return routes
 
