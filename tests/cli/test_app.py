@@ -241,7 +241,7 @@ def test_memory_that_is_short_anywhere_is_told_in_a_line(
     monkeypatch.setattr("vitkit.profiling.model_info.describe", fail)
     outcome = vitkit("info", "vit_tiny_patch16_224")
     assert outcome.code == 2
-    assert outcome.err == f"error: there is too little memory ({told}): free some, or ask for less at a time\n"
+    assert outcome.err == f"error: there is too little memory ({told}): free some, or use smaller batches or images\n"
 
 
 # --- A new verb -------------------------------------------------------------------------------------

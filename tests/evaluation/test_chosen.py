@@ -92,8 +92,8 @@ def test_the_report_says_why_the_calibration_error_rose_and_only_then() -> None:
             "test", ("a", "b", "c"), paths, labels, probabilities.astype(np.float32), temperature=temperature
         )
         told[temperature] = calibration_rise(own, figures(own)), "".join(confidence(own, figures(own), None))
-    assert told[1.0][0] is None and "rose" not in told[1.0][1]
+    assert told[1.0][0] is None and "increased" not in told[1.0][1]
     for temperature in (0.5, 2.0):
         rise, page = told[temperature]
         assert rise is not None and rise.by > 0 and not rise.is_chance
-        assert "The calibration error rose with the temperature" in page and "more than chance" in page
+        assert "The temperature increased the calibration error" in page and "more than chance" in page

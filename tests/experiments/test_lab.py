@@ -275,7 +275,7 @@ def test_the_page_has_both_figures_and_the_sentence(transferred: LabResult) -> N
     assert transferred.page is not None
     page = transferred.page.read_text(encoding="utf-8")
     assert page.count("data:image/svg+xml") == 2
-    assert "Fine-tuned (Figure 3)" in page and "5 images a class (Figure 4)" in page
+    assert "Fine-tuned (Figure 3)" in page and "5 images per class (Figure 4)" in page
     assert transferred.figures["sentence"] in transferred.lines()
 
 

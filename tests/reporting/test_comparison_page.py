@@ -112,7 +112,7 @@ def test_stress_and_validation_are_told(tmp_path: Path, split: str) -> None:
     chosen_on = ["epoch by val_acc"] if split == "val" else []
     text = page(tmp_path, figures(split=split, chosen_on=chosen_on, stress=[stress]))
     assert "Under stress: blurred" in captions(text)
-    assert ("50 validation images, which chose epoch by val_acc" in text) == (split == "val")
+    assert ("50 validation images, which were used to choose epoch by val_acc" in text) == (split == "val")
     assert ("50 test images" in text) == (split == "test")
 
 
@@ -123,9 +123,9 @@ def test_the_page_says_what_picked_the_best_and_what_the_curves_were_trained_on(
     tmp_path: Path, fractions: tuple[float, ...], given: str, drawn_pictures: None
 ) -> None:
     text = page(tmp_path, figures(fractions))
-    assert "88.5 %</span> accuracy to be expected" in text and "It measured 90.0 %" in text
-    assert "picked by these very images" in text and "A seed moves a training by 1.2 points." in text
-    assert f"trained on {given}: thin lines" in text
+    assert "88.5 %</span> expected accuracy" in text and "measured accuracy of 90.0 %" in text
+    assert "selected on the same images" in text and "A seed moves a training by 1.2 points." in text
+    assert f"trained on {given}. Thin lines" in text
 
 
 @pytest.mark.parametrize(("speed", "shown"), [(3925.4, "3,925"), (482.3, "482"), (1.25, "1.25")])

@@ -105,7 +105,7 @@ def test_a_cell_of_the_confusion_matrix_shows_its_photographs(browser: Any, repo
             shown, count = opened(page), int(cell.inner_text())
             texts = cards(shown)
             assert len(texts) == count <= 24, label
-            true, _, rest = label.partition(" taken for ")
+            true, _, rest = label.partition(" predicted as ")
             said = rest.rpartition(": ")[0]
             assert all(text.startswith(f"true: {true}\npredicted: {said} ") for text in texts)
             page.keyboard.press("Escape")
@@ -148,10 +148,10 @@ def test_the_threshold_says_what_is_left_and_shows_it(browser: Any, report: str,
         words = place.get_by_role("status").inner_text()
         assert f"({is_left.sum()} of {N})" in words
         assert f"{100 * is_right[is_left].mean():.1f} % of those are right" in words
-        place.get_by_role("button", name="Mistakes that are left").click()
+        place.get_by_role("button", name="Remaining mistakes").click()
         assert len(cards(opened(page))) == (is_left & ~is_right).sum()
         page.keyboard.press("Escape")
-        place.get_by_role("button", name="What is withheld").click()
+        place.get_by_role("button", name="Rejected images").click()
         shown = opened(page)
         assert shown.locator(".gallery > p").inner_text() == f"{(~is_left).sum()} images"
 
@@ -275,7 +275,7 @@ def test_a_thousand_classes_are_a_drawing_and_a_list(browser: Any, tmp_path: Pat
         assert rows.count() == 1
         rows.get_by_role("button").click()
         shown = opened(page)
-        assert shown.locator("h2").inner_text() == "class 995, taken for class 996"
+        assert shown.locator("h2").inner_text() == "class 995, predicted as class 996"
 
 
 def test_other_kinds_of_evaluations_are_shown_too(browser: Any, tmp_path: Path) -> None:
@@ -302,4 +302,4 @@ def test_other_kinds_of_evaluations_are_shown_too(browser: Any, tmp_path: Path) 
                 words = page.locator("[data-view=class_thresholds]").get_by_role("status").inner_text()
                 assert "100.0 % of the 3 images of the class are found (recall)" in words
             if name == "validation":
-                assert "every figure here is too optimistic" in page.inner_text("body")
+                assert "all figures here are too optimistic" in page.inner_text("body")

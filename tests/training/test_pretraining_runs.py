@@ -145,7 +145,7 @@ def test_the_page_shows_pictures_filled_in_and_needs_nothing_else(finished: Pret
     page = finished.report.read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 2
     assert "Pictures filled in" in page
-    assert "No label was shown" in page
+    assert "No labels were used" in page
     assert "http:" not in page and "https:" not in page.replace("https://arxiv.org", "")
 
 

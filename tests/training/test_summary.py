@@ -130,7 +130,7 @@ def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_t
     assert json.loads((folder / "evaluation.json").read_text())["accuracy"] < 1
     page = (folder / "report.html").read_text()
     explained = len(re.findall("<h3>[a-z]+, taken for [a-z]+</h3>", page))
-    assert explained >= 1 and page.count('<img alt="what speaks for') == 2 * explained
+    assert explained >= 1 and page.count('<img alt="evidence for') == 2 * explained
     assert page.count('data-map="') == 2 * explained, "which are shown beside the photograph, enlarged"
     assert not re.search('href="(?!#part-)', page), "mailed, it would lead nowhere"
     assert str(tmp_path) not in page

@@ -60,7 +60,7 @@ def test_photographs_are_brought_and_another_folder_is_opened(
 ) -> None:
     with served(studio) as address, watched(browser, size, scheme) as page:
         page.goto(address)
-        page.get_by_role("region", name="Bring photographs").wait_for()
+        page.get_by_role("region", name="Add photographs").wait_for()
         assert serious(page) == [] and is_within(page)
         page.locator("#upload-files").set_input_files(sorted((tmp_path / "photos" / "red").iterdir()))
         page.get_by_text("2 photographs of 2 · 2 without a class").wait_for()

@@ -193,7 +193,7 @@ def test_a_picture_is_brought_and_looked_into(browser: Any, address: str, pictur
         page.get_by_role("heading", name="Where it looks").wait_for()
         assert page.locator(".look-class").count() == 7
         assert page.get_by_text(HOSTILE).count() > 0
-        map_of = "What speaks for this class, {}".format
+        map_of = "Evidence for this class, {}".format
         page.get_by_role("img", name=map_of(page.locator(".look-class .cut").first.inner_text()), exact=True).wait_for()
         other = page.locator(".look-class .cut").nth(1)
         other.click()

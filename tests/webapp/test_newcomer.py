@@ -131,7 +131,7 @@ def label_all(page: Page, wrong: dict[str, str]) -> None:
 
 def train(page: Page, run: str) -> None:
     page.get_by_role("link", name="Train").click()
-    page.get_by_label("What learns").select_option("probe")
+    page.get_by_label("What is trained").select_option("probe")
     page.get_by_role("button", name="Train", exact=True).click()
     page.get_by_role("heading", name=run).wait_for()
 

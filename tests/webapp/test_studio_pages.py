@@ -132,7 +132,7 @@ def test_many_are_chosen_by_mouse_and_classes_are_merged(place: Workspace, brows
         page.get_by_role("button", name="one 5").click()
         page.get_by_text("5 photographs of 36").wait_for()
         page.get_by_label("Part of a file's name or folder").fill("img1 nothing")
-        page.get_by_text("No photograph fits all of these:").wait_for()
+        page.get_by_text("No photograph matches all of these:").wait_for()
         page.get_by_role("button", name="Name: img1 nothing").click()
         page.get_by_text("5 photographs of 36").wait_for()
         page.get_by_label("Part of a file's name or folder").fill("img1 nothing")
@@ -259,7 +259,7 @@ def test_a_training_that_ended_after_one_epoch_is_told_in_sentences(place: Works
     with studio(place, browser, tab="train") as page:
         page.get_by_text("The time (1m) is up: 1 of 70 epochs.").wait_for()
         page.get_by_text(
-            "Loss (less is better): 0.7 on training photographs, 0.6 on photographs for checking."
+            "Loss (lower is better): 0.7 on training photographs, 0.6 on photographs for checking."
         ).wait_for()
         assert page.locator(".chart svg").count() == 0
         assert serious(page) == []

@@ -182,7 +182,7 @@ def _describe(error: BaseException) -> str:
             message += f" {TORCHSCRIPT}."
         return message
     if is_memory_short(error):
-        return f"there is too little memory ({first_line(error)}): free some, or ask for less at a time"
+        return f"there is too little memory ({first_line(error)}): free some, or use smaller batches or images"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)

@@ -87,4 +87,4 @@ def _print_all(prediction: Prediction, columns: Columns) -> None:
     if columns.multi and prediction.error is None:
         say(f"label: {label}")
     if columns.row(prediction).is_rejected:
-        say(f"rejected: {label} has {prediction.confidence:.4f}, less than {columns.reject}")
+        say(f"rejected: the probability of {label} is {prediction.confidence:.4f}, less than {columns.reject}")

@@ -592,8 +592,8 @@ def explain_mistake(
         return str(error)
     pictures = {
         without_place(str(path)): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
-        f"what speaks for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, ON_PAGE),
-        f"what speaks for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
+        f"evidence for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, ON_PAGE),
+        f"evidence for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
     }
     return [(caption, draw.thumbnail(picture, 480)) for caption, picture in pictures.items()]
 

@@ -316,9 +316,9 @@ class ModelInfo:
         parameters: number of parameters.
         gmacs: 10^9 multiply-accumulates of the whole forward pass, attention products included, as articles count them;
             multiply by 2 for FLOPs.
-        gmacs_executed: the same for what `forward` really computes; its last block computes only what the head needs.
+        gmacs_executed: the same for what `forward` really computes; the last block computes only what the head needs.
         weight_bytes: size of the weights, by dtype.
-        activation_bytes: upper bound of what the backward pass keeps of one float32 image.
+        activation_bytes: upper bound of the memory that the backward pass keeps for one float32 image.
         stages: the steps of the forward pass.
     """
 
@@ -423,7 +423,7 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
         stage("patch embedding", "patch_embed.proj", (*config.grid, config.hidden_size)),
         stage("patches in a row", "patch_embed.norm", (config.patches, config.hidden_size), always=True),
         [CostStage("tokens, positions added", (config.tokens, config.hidden_size), count)],
-        stage("norm ahead of the layers", "norm_pre"),
+        stage("norm before the layers", "norm_pre"),
         stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
         _relative(stage),
         *_layers(stage),

@@ -23,10 +23,10 @@ from vitkit.text.html import figure, finding, folded, table, to_png, wide, write
 _POINTS = 100  # percentage points in 1
 
 _ABOUT = (
-    "Accuracy, calibration error and log loss are means over seeds, the rest are medians. Epochs and seconds to 90 % "
-    "and to the best are by validation accuracy; training speed includes validation. Prediction is timed for all "
-    "models in turn, in one process, by the plain model in float32, without reading files. A dash: not measured, or "
-    "not reached."
+    "Accuracy, calibration error and log loss are means over seeds; the other figures are medians. Epochs and seconds "
+    "to 90 % and to the best refer to validation accuracy. Training speed includes validation. Prediction is timed for "
+    "all models in turn, in one process, with the plain model in float32 and without reading files. A dash means not "
+    "measured or not reached."
 )
 
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
@@ -79,12 +79,12 @@ def _headline(figures: Mapping[str, Any]) -> str:
     of = "the only model"
     if best["of"] > 1:
         of = (
-            f"the best of {best['of']}. It measured {_POINTS * best['measured']:.1f} %, which is too optimistic: "
-            "it was picked by these very images"
+            f"the best of {best['of']}. Its measured accuracy of {_POINTS * best['measured']:.1f} % is too optimistic, "
+            "because it was selected on the same images"
         )
     moved = "" if luck is None else f'<p class="soft">{escape(_sentence(luck["sentence"]))}</p>'
     return (
-        f'<p><span class="figure">{_POINTS * best["expected"]:.1f} %</span> accuracy to be expected of '
+        f'<p><span class="figure">{_POINTS * best["expected"]:.1f} %</span> expected accuracy of '
         f'{escape(best["model"])}, {of} <span class="soft">(95 %: {bounds})</span></p>{moved}'
     )
 
@@ -95,12 +95,12 @@ def _sentence(text: str) -> str:
 
 def _judged(figures: Mapping[str, Any]) -> str:
     seeds, images = len(figures["seeds"]), images_in_words(figures["test_images"], figures["split"])
-    chosen = f", which chose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
-    over = f"the {seeds} seeds and these images" if seeds > 1 else "these images, with one seed,"
+    chosen = f", which were used to choose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
+    over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
     return (
-        f"All are judged by the same {images}{chosen}. Intervals are over {over} together; "
-        "p is among all pairs of a row's fraction, below 0.05 two are told apart. "
-        "“As trained” is of these trained models on other such images, whatever another seed would give."
+        f"All models are evaluated on the same {images}{chosen}. Intervals take into account {over}. p is adjusted for "
+        "all pairs with the same fraction of the data; below 0.05, two models can be distinguished. “As trained” "
+        "compares only these trained models on other images of this kind, not what other seeds would give."
     )
 
 
@@ -148,7 +148,7 @@ def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _model_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the table with a column for each model, since there are more figures than models."""
+    """Return a table with a column for each model, since there are more figures than models."""
     names, *values = zip(*rows, strict=True)
     lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
     return table(lines, ["", *map(escape, names)])
@@ -159,7 +159,7 @@ def _picture(caption: str, drawn: Figure, about: str) -> str:
 
 
 def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
-    """Return the functions that draw a comparison by epochs, data and computation, where it has such figures.
+    """Return the functions that draw a comparison by epochs, data and computation, if it has such figures.
 
     Args:
         models: the entry `models` of comparison.json.
@@ -179,10 +179,10 @@ def _pictures(models: Sequence[Model]) -> list[str]:
     part = models[0]["by_fraction"][-1]["fraction"]
     data = "all the data" if part == 1 else f"{part:g} of the training images"
     about = {
-        _BY_EPOCH: f"On validation images, trained on {data}: thin lines are seeds, thick ones their mean.",
-        _BY_DATA: "With 95 % intervals. Smaller subsets are in the larger ones; the images that judge are the same.",
+        _BY_EPOCH: f"On validation images, trained on {data}. Thin lines are seeds, thick lines their means.",
+        _BY_DATA: "With 95 % intervals. Larger subsets contain the smaller ones; all use the same evaluation images.",
         _BY_COMPUTATION: (
-            "A training step counts as three forward passes of its images, as one where a head alone is trained."
+            "A training step counts as three forward passes of its images, or as one if only a head is trained."
         ),
     }
     drawn = {caption: draw() for caption, draw in pictures_of(models).items()}
@@ -192,7 +192,7 @@ def _pictures(models: Sequence[Model]) -> list[str]:
 
 
 def reached(models: Sequence[Model]) -> list[str]:
-    """Say after how many epochs the model that validates best has what each other one has at its best."""
+    """Say after how many epochs the best model on validation images reaches the best accuracy of each other model."""
     means = {}
     for model in models:
         curves = [dict(run["curve"]) for run in _whole(model)]
@@ -209,8 +209,8 @@ def reached(models: Sequence[Model]) -> list[str]:
             there = next(epoch for epoch, value in curve.items() if value == highest)
             first = next(epoch for epoch, value in means[best].items() if value >= highest)
             said.append(
-                f"{best} has after {_epochs(first)} the {_POINTS * highest:.1f} % that {name} has at its best, "
-                f"after {_epochs(there)}"
+                f"{best} reaches {_POINTS * highest:.1f} %, the best accuracy of {name}, after {_epochs(first)}; "
+                f"{name} needs {_epochs(there)}"
             )
     return said
 
@@ -229,7 +229,7 @@ def _stressed(figures: Mapping[str, Any]) -> list[str]:
 def learning_curves(models: Sequence[Model]) -> Figure:
     """Plot validation accuracy by epoch, for runs on all the data.
 
-    Thin lines are seeds, thick ones their mean.
+    Thin lines are seeds, thick lines their means.
     """
     figure, axis = new_axes([model["name"] for model in models])
     for model, style in styled(models):
@@ -355,7 +355,7 @@ def new_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
 
 
 def finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
-    """Label the axes, of which y is an accuracy, and put the legend below them."""
+    """Label the axes, where y is an accuracy, and put the legend below them."""
     axis.set(xlabel=x, ylabel=y)
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.grid(alpha=0.25)

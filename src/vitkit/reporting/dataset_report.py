@@ -25,7 +25,7 @@ from vitkit.reporting.gallery import gallery, thumbnails
 from vitkit.system.files import without_place
 from vitkit.text.html import figure, finding, image, table, to_png, write_page
 
-_SHOWN, _IN_A_ROW = 60, 6  # maximum number of groups of copies; of pictures shown for a group
+_SHOWN, _IN_A_ROW = 60, 6  # maximum number of groups of copies, and of pictures shown for each group
 _THUMBNAIL = 160  # pixels
 
 SHOWN = 300  # photographs; more would slow browsers down
@@ -133,8 +133,8 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
         (shown, "", (f"label: {suspect.label}", f"looks like: {suspect.suggested} (by {suspect.score})", suspect.path))
         for suspect, shown in zip(suspects[:SHOWN], thumbnails(files[:SHOWN]), strict=False)
     ]
-    more = f"; the first {SHOWN} are shown" if len(suspects) > SHOWN else ""
-    summary = f"{len(suspects)} labels do not fit what the other images teach, the most doubtful first{more}"
+    more = f"; the {SHOWN} most doubtful are shown" if len(suspects) > SHOWN else ", the most doubtful first"
+    summary = f"{len(suspects)} labels contradict models that were trained on the other images{more}"
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{summary}{chance_in_words(suspects)}.</p>",

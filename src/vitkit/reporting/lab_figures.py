@@ -42,11 +42,11 @@ def pictures_of(kind: str, figures: Figures, lines: Mapping[str, Sequence[str]])
         case "computation":
             return {"Accuracy by computation": lambda: _by_computation(figures["variants"], lines)}
         case "few-shot":
-            return {"Accuracy by images a class": lambda: _few_shot(figures)}
+            return {"Accuracy by images per class": lambda: _few_shot(figures)}
         case "sizes":
             captions = {
                 "Fine-tuned (Figure 3)": "fine_tuned",
-                f"{figures['shots']} images a class (Figure 4)": "few_shot",
+                f"{figures['shots']} images per class (Figure 4)": "few_shot",
             }
             return {caption: partial(_by_size, figures, key) for caption, key in captions.items()}
     raise ValueError(kind)
@@ -65,7 +65,7 @@ def _dots(figures: Figures) -> Figure:
     spans = np.abs(ends.T - accuracies)
     axes[0].errorbar(accuracies, places, xerr=spans, fmt="o", color=BLUE, capsize=3, markersize=6)
     axes[0].axvline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":")
-    axes[0].set_xlabel("accuracy here, 95 % intervals\n(dotted: the most frequent class alone)", fontsize=9)
+    axes[0].set_xlabel("accuracy here, 95 % intervals\n(dotted: always the most frequent class)", fontsize=9)
     axes[0].xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes[0].set_yticks(places, [variant["label"] for variant in variants])
     axes[0].set_ylim(len(variants) - 0.5, -0.5)
@@ -91,7 +91,7 @@ def _tidy(axis: Axes) -> None:
 
 
 def _as_models(variants: Sequence[Figures]) -> list[dict[str, Any]]:
-    """Return variants in the form that comparisons are drawn from."""
+    """Return variants in the form that the drawing functions of comparisons read."""
     return [_line(variant["label"], [variant]) for variant in variants]
 
 
@@ -124,7 +124,7 @@ def _few_shot(figures: Figures) -> Figure:
     bars(axis, shots, [row["accuracy"] for row in rows], [row["interval"] for row in rows], style, figures["model"], 0)
     axis.axhline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":", label="chance")
     logarithmic(axis, set(shots))
-    return finish(drawn, axis, "training images a class", "accuracy on held-out images")
+    return finish(drawn, axis, "training images per class", "accuracy on held-out images")
 
 
 def _by_size(figures: Figures, key: str) -> Figure:
@@ -135,4 +135,4 @@ def _by_size(figures: Figures, key: str) -> Figure:
         accuracies, intervals = ([part[key][name] for part in parts] for name in ("accuracy", "interval"))
         bars(axis, [part["images"] for part in parts], accuracies, intervals, style, model["name"], place)
     logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
-    return finish(drawn, axis, "images in the pre-training", "accuracy on held-out images")
+    return finish(drawn, axis, "pre-training images", "accuracy on held-out images")

@@ -28,7 +28,7 @@ _MOST_NAMED, _UNNAMED = 60, 12.0  # maximum number of class names along an axis;
 MOST_SHADED = 1000  # maximum number of rows and columns of a matrix
 _CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines in one picture
-_MOST_BARS = 100  # of more bars, the numbers would overlap
+_MOST_BARS = 100  # the numbers of more bars would overlap
 _MOST_LINES, _WORST = 12, 5
 _MARKERS = "osD^vP*X<>phd"
 _NAMED = 30  # maximum number of class names among points
@@ -207,12 +207,12 @@ def ranking(
     if len(rankings) > len(shown):
         _draw_means(roc, recall, list(rankings.values()))
     roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
-    roc.set(title="ROC; area by class", xlabel="part of the other images taken", ylabel="part of the class's found")
+    roc.set(title="ROC; area by class", xlabel="false positive rate", ylabel="true positive rate")
     recall.set(title="Precision and recall; average precision", xlabel="recall", ylabel="precision")
     for axis in (roc, recall):
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         axis.grid(alpha=0.25)
-        if rankings:  # images of one class alone have no curve
+        if rankings:  # there is no curve if all images are of one class
             axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
 
@@ -257,7 +257,7 @@ def embedding(
     if has_legend:
         for i, label in enumerate(present.tolist()):
             axis.scatter([], [], s=30, c=_CYCLE[i % len(_CYCLE)], marker=_MARKERS[i], label=in_legend(classes[label]))
-        axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistaken (black edge)")
+        axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistake (black edge)")
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     else:
         outline = [withStroke(linewidth=2.5, foreground="white")]
@@ -265,9 +265,9 @@ def embedding(
             x, y = np.median(points[labels == label], axis=0)
             name = _shorten(classes[label], 16)
             axis.text(x, y, name, fontsize=7, ha="center", va="center", path_effects=outline)
-    title = "Images that the model sees alike lie together (t-SNE); black edge: mistaken"
+    title = "Images that look similar to the model are close together (t-SNE); black edge: mistake"
     if images > len(points):
-        title += f"\n{len(points)} of {images:,} images, drawn by lot"
+        title += f"\n{len(points)} of {images:,} images, chosen at random"
     axis.set(xticks=[], yticks=[], title=title)
     return figure
 

@@ -15,7 +15,7 @@ from vitkit.reporting.plots import BLUE, GREY, ORANGE
 from vitkit.text.html import figure, finding, listing, table, to_png, write_page
 
 _INCHES = 1.3  # of a picture
-_ROWS = ("the picture", "shown", "filled in")
+_ROWS = ("picture", "shown", "filled in")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def write_pretraining_report(
         recipe: the recipe as TOML.
     """
     note = (
-        "No label was shown. The loss says how well hidden patches are filled in, not how good a classifier comes of "
-        "it: fine-tune from this run, and from none, and compare."
+        "No labels were used. The loss measures how well hidden patches are filled in, not how good a classifier will "
+        "be: fine-tune from this run and from random weights, and compare."
     )
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -68,7 +68,7 @@ def write_pretraining_report(
         table([[escape(name), escape(value)] for name, value in facts.items()]),
         figure("Loss by epoch", to_png(_draw_losses(rows, kept))),
         figure("Pictures filled in", to_png(_draw_strips(strips)), is_photograph=True),
-        f"<p>{escape(shown)}. Where a patch is drawn after its own mean and contrast, those are given back to it.</p>",
+        f"<p>{escape(shown)}. Patches that were predicted normalised are drawn with their mean and contrast.</p>",
         "<h2>Recipe</h2>",
         listing(recipe),
     ]

@@ -41,18 +41,18 @@ _OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes with precedence, for each pair of cla
 _PATHS = 4_000_000  # characters of all paths in a page
 _STEPS = 200  # of the threshold
 _SINGLE = (
-    ("precision", "precision", "of the images said to be of the class, the part that is", 3),
-    ("recall", "recall", "of the images of the class, the part that is found", 3),
+    ("precision", "precision", "the fraction of the images predicted to be of the class that are of the class", 3),
+    ("recall", "recall", "the fraction of the images of the class that are predicted to be", 3),
     ("f1", "F1", "the harmonic mean of precision and recall", 3),
-    ("support", "images", "images of the class", 0),
-    ("roc_auc", "ROC area", "how often an image of the class is ranked before another one", 3),
+    ("support", "images", "the number of images of the class", 0),
+    ("roc_auc", "ROC area", "how often an image of the class is ranked before an image of another class", 3),
     ("average_precision", "average precision", "the mean precision over all recalls", 3),
 )
-_MULTI = (("threshold", "threshold", "the probability from which on the class is said", 3), *_SINGLE[:4], _SINGLE[5])
+_MULTI = (("threshold", "threshold", "the lowest probability that predicts the class", 3), *_SINGLE[:4], _SINGLE[5])
 
 
 def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
-    """Return the indices of the images that a page lists: all, or of too many, mistakes and a random sample."""
+    """Return the indices of the images that a page lists: all, or of too many, the mistakes and a random sample."""
     n = len(evaluation.paths)
     length = sum(map(len, evaluation.paths)) / max(n, 1)
     most = min(MOST_IMAGES, max(1_000, int(_PATHS / max(length, 1))))
@@ -184,7 +184,7 @@ def doubts_data(
         return None
     number = {name: i for i, name in enumerate(classes)}
 
-    def numbers(label: str) -> int | list[int]:  # a list where an image may have several classes
+    def numbers(label: str) -> int | list[int]:  # a list if an image may have several classes
         return number[label] if label in number else [number[name] for name in label.split(JOINT) if name]
 
     return {
@@ -218,7 +218,7 @@ def data_of_report(page: Path) -> dict[str, Any]:
         data = None
     if not isinstance(data, dict) or "images" not in data:
         raise VitkitError(
-            f"the {page.name} of {page.parent.name} contains no data to show: vitkit eval writes a new one"
+            f"the {page.name} of {page.parent.name} contains no data to show: write a new one with vitkit eval"
         )
     return {name: value for name, value in data.items() if name not in ("photographs", "doubts")}
 

@@ -54,18 +54,18 @@ def operating_table(numbers: Mapping[str, Any]) -> list[str]:
         values = [points[name]["recall"][row] for name in names]
         rows.append([f"recall of {escape(row)}", *("none" if value is None else f"{value:.3f}" for value in values)])
     words = (
-        "Answers and confidences can be for classes as frequent as they were in training, or for all alike, which "
-        "finds more of the rare ones and is wrong more often in all (--prior)."
+        "A model can predict for the class frequencies of its training data, or for equally frequent classes. The "
+        "latter finds more images of the rare classes and makes more errors overall (--prior)."
     )
     return ["<h2>The operating point</h2>", f"<p>{words}</p>", table(rows, ["", *heads])]
 
 
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script
-_BESIDE = {  # titles of figures that are not in the registry of metrics
+_OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
     "ece_before_temperature": "the calibration error at temperature 1",
     "temperature": "temperature",
-    "roc_auc": "area under ROC, mean of classes",
-    "average_precision": "average precision, mean of classes",
+    "roc_auc": "area under the ROC curve, mean over classes",
+    "average_precision": "average precision, mean over classes",
 }
 _NAMES = {"val": "validation images", "all": "all images"}
 
@@ -103,8 +103,8 @@ def caveat(evaluation: Evaluation) -> list[str]:
     if not evaluation.chosen:
         return []
     what = ", ".join(evaluation.chosen)
-    text = f"every figure here is too optimistic, as the validation images were also used to choose ({what})"
-    return [finding(f"note: {text}; only a test split gives figures on which nothing was chosen")]
+    text = f"all figures here are too optimistic, because the validation images were also used to choose ({what})"
+    return [finding(f"note: {text}; only the figures on a test split are not affected by such choices")]
 
 
 def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
@@ -113,7 +113,10 @@ def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
     left = [f"<p>The first {_CLASSES:,} classes; {more:,} more are in the page's data.</p>"] if more > 0 else []
     if isinstance(evaluation, MultiEvaluation):
         shown = [wide(multi_class_table(numbers["per_class"], _CLASSES))]
-        slider = ["<h2>Thresholds</h2>", _view("class_thresholds", "<p>They are in the table of classes.</p>")]
+        slider = [
+            "<h2>Thresholds</h2>",
+            _view("class_thresholds", "<p>The thresholds are in the table of classes.</p>"),
+        ]
         return ["<h2>Each class</h2>", _view("classes", *shown, *left), *slider]
     return ["<h2>Each class</h2>", _view("classes", wide(class_table(numbers["per_class"], _CLASSES)), *left)]
 
@@ -123,7 +126,7 @@ def confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes |
     if isinstance(evaluation, MultiEvaluation):
         return []
     if not numbers["confused"]:
-        words = ["<p>There are no mistakes.</p>"]
+        words = ["<p>The model made no mistakes.</p>"]
     else:
         pairs = [
             [escape(pair["true"]), escape(pair["predicted"]), str(pair["count"]), f"{100 * pair['share']:.1f} %"]
@@ -144,7 +147,7 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
         "<h2>Confidence</h2>",
         *_rise(evaluation, numbers),
         _view("reliability", *picture),
-        "<h3>Withholding uncertain answers</h3>",
+        "<h3>Rejecting uncertain predictions</h3>",
         _view("threshold", _threshold_table(evaluation)),
     ]
 
@@ -156,15 +159,15 @@ def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
         return []
     before, after, n = numbers["ece_before_temperature"], numbers["ece"], len(evaluation.labels)
     why = (
-        f"no more than chance makes it rise with {plural(n, 'image', 'images')} where the temperature is right"
+        f"with {plural(n, 'image', 'images')}, such a rise can occur by chance even if the temperature is right"
         if rise.is_chance
-        else f"more than chance makes it rise with {plural(n, 'image', 'images')}, so these images are not like those "
-        "that the temperature was fitted on, or those were few"
+        else f"with {plural(n, 'image', 'images')}, this is more than chance explains, so these images differ from "
+        "those that the temperature was fitted on, or it was fitted on too few"
     )
     text = (
-        f"The calibration error rose with the temperature, from {before:.4f} to {after:.4f}: {why}. The temperature is "
-        "the one that makes the log loss of the validation images least; the calibration error of other images, of "
-        "which chance moves every bar, is usually less with it and can be more."
+        f"The temperature increased the calibration error from {before:.4f} to {after:.4f}: {why}. The temperature "
+        "minimises the log loss on the validation images. It usually also reduces the calibration error on other "
+        "images, but not always, because that error is noisy."
     )
     return [f"<p>{escape(text)}</p>"]
 
@@ -176,14 +179,14 @@ def _threshold_table(evaluation: Evaluation) -> str:
         answered, right = (data[name][round(at * steps)] for name in ("answered", "right"))
         part = f"{100 * right / answered:.1f} %" if answered else "-"
         rows.append([f"{100 * at:.0f} %", f"{100 * answered / n:.1f} %", part, str(answered - right)])
-    return wide(table(rows, ["least confidence", "answered", "of those right", "mistakes left"]))
+    return wide(table(rows, ["minimum confidence", "images kept", "of those right", "mistakes left"]))
 
 
 def gallery_of(evaluation: Evaluation, photographs: ReportPhotographs) -> list[str]:
     """Return the section of photographs with their predictions; without a script, it shows the worst mistakes."""
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
-    held = [] if here == n else [f"photographs of {here:,} of {n:,} images are in this page"]
-    held += [] if listed == n else [f"{listed:,} images are listed, the others left out"]
+    held = [] if here == n else [f"this page contains the photographs of {here:,} of {n:,} images"]
+    held += [] if listed == n else [f"{listed:,} images are listed, and the others are left out"]
     words = f"<p>{'; '.join(held).capitalize()}.</p>" if held else ""
     cells = [
         (photographs.of_images[i], f'data-image="{photographs.place(i)}"', _lines(evaluation, i))
@@ -193,7 +196,7 @@ def gallery_of(evaluation: Evaluation, photographs: ReportPhotographs) -> list[s
     if isinstance(evaluation, MultiEvaluation):
         head = ""
     else:
-        head = "<h3>The most confident mistakes</h3>" if cells else "<p>There are no mistakes.</p>"
+        head = "<h3>The most confident mistakes</h3>" if cells else "<p>The model made no mistakes.</p>"
     return ["<h2>Photographs</h2>", words, _view("gallery", head, gallery(cells))]
 
 
@@ -271,9 +274,9 @@ def doubted(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> lis
     pairs = enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False))
     cells = [(shown, f'data-doubt="{place}"', _doubt(error)) for place, (error, shown) in pairs]
     words = (
-        f"{len(doubts)} labels do not fit what the other images teach; the most doubtful come first. "
-        f"{chance[0].upper()}{chance[1:]}: they are right and only hard, so look before you change one. The run's "
-        "folder lists all, in label_errors.csv."
+        f"{len(doubts)} labels contradict models that were trained on the other images; the most doubtful come first. "
+        f"{chance[0].upper()}{chance[1:]}: their labels are right and the images are only difficult, so look at an "
+        "image before you change its label. label_errors.csv in the run's folder lists all of them."
     )
     return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
 
@@ -286,7 +289,7 @@ def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[
     """Return the section that shows images as points in the plane."""
     if laid_out is None:
         return []
-    words = "Images that the model sees alike lie together (t-SNE); a ring round a point is a mistake."
+    words = "Images that look similar to the model are close together (t-SNE). A ring around a point marks a mistake."
     return [
         f"<h2>{escape(caption)}</h2>",
         f"<p>{words}</p>",
@@ -302,7 +305,7 @@ def figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
     if isinstance(evaluation, MultiEvaluation):
         return []
     rows = []
-    names = {name: metric.title for name, metric in METRICS["single"].items()} | _BESIDE
+    names = {name: metric.title for name, metric in METRICS["single"].items()} | _OTHER_TITLES
     for key, name in names.items():
         if numbers.get(key) is not None:
             bounds = numbers["intervals_95"].get(key)

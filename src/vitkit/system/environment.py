@@ -44,7 +44,7 @@ def private(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         seen = folder.stat()
     except OSError as error:
-        raise VitkitError(f"cannot make {folder}: {error.strerror}; VITKIT_STATE may name another folder") from error
+        raise VitkitError(f"cannot create {folder}: {error.strerror}; set VITKIT_STATE to another folder") from error
     if hasattr(os, "getuid") and (seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise VitkitError(
             f"{folder} belongs to another user, or other users may write to it: make it private (chmod 700)"

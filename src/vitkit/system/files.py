@@ -131,7 +131,7 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
 
     place = place or path.with_name(fitting(f".{path.name}", ".lock"))
     if place.is_symlink():
-        raise VitkitError(f"{place} is a link, where vitkit writes who works on {path}: remove it")
+        raise VitkitError(f"{place} is a link, and vitkit writes no lock through it: remove it")
     lock = FileLock(place, timeout=wait)
     try:
         lock.acquire()

@@ -1,4 +1,4 @@
-"""Show in a Jupyter notebook how long work will take, and pictures that change while it goes on.
+"""Show in a Jupyter notebook how long work will take, and pictures that change while it runs.
 
 Nothing here imports IPython: it is there already if the code runs in a notebook.
 """

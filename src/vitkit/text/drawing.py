@@ -1,7 +1,7 @@
-"""Where pictures are drawn, and how they are written: as PNG for a screen, as SVG or PDF for a page or a thesis.
+"""Create figures to draw on, and write pictures as PNG for screens, or as SVG or PDF for pages and theses.
 
-A function that draws a picture begins with `new_figure`. The caller decides what that is: a figure of its own, one of
-pyplot, which a notebook shows, or a part of a larger figure (`onto`).
+A function that draws a picture begins with `new_figure`. The caller decides what this returns: a new figure, a figure
+of pyplot, which a notebook shows, or a part of a larger figure (`onto`).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False)
         or_folder: whether the message says that a folder would do, too.
 
     Raises:
-        VitkitError: it is none of these kinds.
+        VitkitError: the file has none of these suffixes.
     """
     kind = target.suffix.lower()
     if kind not in kinds:

@@ -114,7 +114,7 @@ def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = 
 
 
 def _with_contents(body: str) -> str:
-    """Give the sections of a page names, and list them below its title if there are enough of them."""
+    """Give the sections of a page anchors, and list them below its title if there are enough of them."""
     titles = _SECTION.findall(body)
     numbers = itertools.count(1)
     named = _SECTION.sub(lambda match: f'<h2 id="part-{next(numbers)}">{match[1]}</h2>', body)
@@ -231,7 +231,7 @@ def image(name: str, data: bytes, kind: str, attributes: str = "") -> str:
     """Return a picture embedded in the page.
 
     Args:
-        name: the text that stands for the picture where it is not seen.
+        name: the alternative text.
         data: the content of its file.
         kind: png, jpeg or svg+xml.
         attributes: are added to the tag unchanged.

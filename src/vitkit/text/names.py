@@ -17,7 +17,7 @@ _UNSEEN = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-# Joiners and selectors of variants shape the character ahead of them: from Arabic to Khmer, in ideographs and emoji.
+# Joiners and selectors of variants shape the character before them: from Arabic to Khmer, in ideographs and emoji.
 _SHAPING = re.compile("(?<=[\u0600-\u17ff\u2190-\U0003ffff])[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 

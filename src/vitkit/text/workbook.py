@@ -1,4 +1,4 @@
-"""Write a table as an Excel workbook (.xlsx, ECMA-376) with one sheet, by the standard library alone.
+"""Write a table as an Excel workbook (.xlsx, ECMA-376) with one sheet, using only the standard library.
 
 Text is stored as inline strings, which spreadsheets never evaluate, so that a file called `=1+1.jpg` is no formula.
 Numbers are numbers, which can be sorted and filtered.
@@ -56,7 +56,7 @@ def check_rows(rows: int) -> None:
     """Check that a table fits into a sheet.
 
     Raises:
-        VitkitError: it has too many rows.
+        VitkitError: the table has too many rows.
     """
     if rows >= ROWS:
         raise VitkitError(f"a sheet has at most {ROWS - 1:,} rows below its header, not {rows:,}: write a .csv instead")

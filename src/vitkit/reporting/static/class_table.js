@@ -1,4 +1,4 @@
-// The table of classes: sorted by any column, filtered by name; a name shows its photographs.
+// The table of classes: sorted by any column, filtered by name; a click on a name shows its photographs.
 //
 // Format: columns [{key, title, help, digits}], rows {name, KEY: number or null}. `pick(number of the class)`.
 
@@ -26,7 +26,7 @@ export class ClassTable {
     return el("th", { scope: "col", "data-key": key, class: key === "name" ? "" : "number" }, button);
   }
 
-  /** By a column, the worst first; the other way round where it is sorted so already. */
+  /** Sort by a column, the worst first; in the opposite order if the table is sorted like this already. */
   sort(key) {
     this.set(this.by === key ? { isDown: !this.isDown } : { by: key, isDown: key === "support" });
   }
@@ -60,7 +60,7 @@ export class ClassTable {
   }
 }
 
-/** What is not known comes last, either way. */
+/** Compare two values; unknown values come last in both orders. */
 function compare(a, b, isDown) {
   if (a === null || b === null) return (a === null) - (b === null);
   const order = typeof a === "string" ? a.localeCompare(b) : a - b;

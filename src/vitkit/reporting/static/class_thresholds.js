@@ -1,4 +1,4 @@
-// Where an image may have several classes: what moving a class's threshold does to its precision and recall.
+// For images with several classes: how the threshold of a class affects its precision and recall.
 //
 // Format: classes [{name, at, support, said, right}]: the threshold in use; images that have the class; and at the
 // thresholds i / (n - 1), images that are said to have it, and how many of them do.
@@ -11,7 +11,7 @@ export class ClassThresholds {
     this.slider = el("input", { type: "range", min: 0, max: classes[0].said.length - 1, step: 1, oninput: () => this.update(), "aria-label": "Threshold of the class" });
     this.words = el("p", { role: "status" });
     const pick = choice("Class", classes.map((own, i) => [String(i), own.name]), "0", (value) => this.turn(Number(value)));
-    this.element = el("div", {}, pick, el("label", { class: "slider" }, "Say the class from this probability on", this.slider), this.words);
+    this.element = el("div", {}, pick, el("label", { class: "slider" }, "Predict the class from this probability", this.slider), this.words);
     this.turn(0);
   }
 
@@ -28,7 +28,7 @@ export class ClassThresholds {
     const at = percent(i / (own.said.length - 1), 0);
     this.slider.setAttribute("aria-valuetext", at);
     const found = own.support ? `${percent(right / own.support)} of the ${plural(own.support, "image", "images")} of the class are found (recall)` : "no image has the class";
-    const holds = said ? `${percent(right / said)} of the ${plural(said, "image", "images")} said to have it do (precision)` : "it is said of no image";
-    this.words.textContent = `From ${at} on (in use: ${percent(own.at)}): ${found}; ${holds}.`;
+    const holds = said ? `${percent(right / said)} of the ${plural(said, "image", "images")} predicted to have the class have it (precision)` : "it is predicted for no image";
+    this.words.textContent = `With the threshold ${at} (in use: ${percent(own.at)}): ${found}; ${holds}.`;
   }
 }

@@ -1,4 +1,4 @@
-// Which class is taken for which: a table of buttons of few classes, a drawing of many, and the pairs most often confused.
+// The confusion matrix: a table of buttons for few classes, a drawing for many, and the pairs most often confused.
 //
 // Format: pairs [true class, predicted class, images], the right ones too; `left_out`, images of pairs that are not
 // listed. `pick(true, predicted, images)`.
@@ -28,7 +28,7 @@ export class Confusion {
 
   said([label, said, count]) {
     const share = percent(this.share(label, count), 0);
-    return `${this.classes[label]} taken for ${this.classes[said]}: ${plural(count, "image", "images")}, ${share} of the class`;
+    return `${this.classes[label]} predicted as ${this.classes[said]}: ${plural(count, "image", "images")}, ${share} of the class`;
   }
 
   cells() {
@@ -57,7 +57,7 @@ export class Confusion {
     const cells = heads.map((text, i) => el("th", { scope: "col", class: i > 1 ? "number" : "" }, text));
     const table = el("table", { class: "pairs" }, el("thead", {}, el("tr", {}, ...cells)), this.body);
     const find = this.wrong.length > PAGE ? search("Class", (value) => this.set({ word: value.trim().toLowerCase() })) : null;
-    const title = el("h3", {}, this.wrong.length ? "Most often confused" : "No class is taken for another");
+    const title = el("h3", {}, this.wrong.length ? "Most often confused" : "No class is mistaken for another");
     const wide = el("div", { class: "wide", role: "region", tabindex: "0", "aria-label": "Pairs of classes most often confused" }, table);
     return el("div", {}, title, ...(find ? [find] : []), ...(this.wrong.length ? [wide] : []));
   }
@@ -82,7 +82,7 @@ export class Confusion {
   }
 }
 
-/** The matrix of many classes, a dot for each pair: what is nearest to the pointer is named, and shown when clicked. */
+/** The matrix of many classes, a dot for each pair. The dot nearest to the pointer is named; a click shows its images. */
 class Drawing {
   constructor(confusion) {
     this.confusion = confusion;

@@ -1,4 +1,4 @@
-// Elements from plain values. Whatever is a name (of a class, of a file) comes in as a string and becomes text.
+// Elements from plain values. Names of classes and files are passed as strings and become text.
 
 /**
  * An element.
@@ -11,7 +11,7 @@ export function el(tag, properties = {}, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
 
-/** As `el`, of an SVG drawing. */
+/** Like `el`, for an SVG drawing. */
 export function svg(tag, properties = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
 }
@@ -27,7 +27,7 @@ function fill(node, properties, children) {
   return node;
 }
 
-/** Children without those that are left out, in one row. */
+/** The children without those that are left out, as a flat list. */
 export function there(children) {
   return children.flat().filter((child) => child !== null && child !== undefined && child !== false);
 }
@@ -47,14 +47,14 @@ export function plural(count, one, many) {
   return `${whole(count)} ${count === 1 ? one : many}`;
 }
 
-/** A list to choose from, under its name. `choices`: value and text of each. */
+/** A drop-down list with its label. `choices` contains the value and text of each option. */
 export function choice(label, choices, chosen, onchange) {
   const options = choices.map(([value, text]) => el("option", { value, selected: value === chosen }, text));
   const select = el("select", { onchange: () => onchange(select.value) }, ...options);
   return el("label", { class: "choice" }, label, select);
 }
 
-/** A field for a few words, under its name. */
+/** A text field with its label. */
 export function search(label, onchange) {
   const input = el("input", { type: "search", spellcheck: "false", oninput: () => onchange(input.value) });
   return el("label", { class: "choice" }, label, input);

@@ -1,4 +1,4 @@
-// Images as points: those that the model sees alike lie together. A point shows its photograph.
+// Images as points; those that look similar to the model are close together. A point shows its photograph.
 //
 // Format: points [number of the image, x, y]. `pick(number of the image)`.
 
@@ -15,7 +15,7 @@ export class Embedding {
     this.points = [...points].sort((a, b) => a[1] - b[1]); // arrow keys go from left to right
     this.extent = [1, 2].map((axis) => [Math.min(...points.map((own) => own[axis])), Math.max(...points.map((own) => own[axis]))]);
     this.classes = [...new Set(points.map(([i]) => images.true[i]))].sort((a, b) => a - b);
-    const label = "Images as points. Arrow keys go from one to the next, Enter enlarges.";
+    const label = "Images as points. Arrow keys move from one to the next, and Enter enlarges it.";
     this.canvas = el("canvas", { class: "drawing", role: "application", tabindex: "0", "aria-label": label, ...this.listeners() });
     this.tip = el("div", { class: "tip", hidden: true, "aria-live": "polite" });
     const names = this.classes.map((number) => [String(number), images.classes[number]]);
@@ -36,7 +36,7 @@ export class Embedding {
   }
 
   legend() {
-    if (this.classes.length > COLOURS.length) return el("p", { class: "soft" }, "A ring round a point: a mistake. Colours repeat.");
+    if (this.classes.length > COLOURS.length) return el("p", { class: "soft" }, "A ring around a point marks a mistake. Colours repeat.");
     const marks = this.classes.map((number, i) => {
       const dot = el("span", { class: "dot" });
       dot.style.background = COLOURS[i];

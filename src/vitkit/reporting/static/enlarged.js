@@ -1,4 +1,4 @@
-// What opens over the page: one photograph, large; and the photographs of what was clicked.
+// Dialogs: one photograph enlarged, and the photographs that belong to a clicked element.
 
 import { el } from "./dom.js";
 import { Gallery, photograph } from "./gallery.js";
@@ -18,7 +18,7 @@ export class Enlarged {
     });
   }
 
-  /** Show the image at a place of a list. */
+  /** Show the image at this position of a list. */
   open(list, place) {
     Object.assign(this, { list, place });
     this.show();
@@ -46,7 +46,7 @@ export class Enlarged {
   }
 }
 
-/** The photographs of what was clicked, in a gallery of their own. */
+/** A gallery of the photographs that belong to a clicked element. */
 export class Selected {
   constructor(images, enlarge) {
     Object.assign(this, { images, enlarge });

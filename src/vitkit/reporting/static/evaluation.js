@@ -1,4 +1,4 @@
-// All views of an evaluation, each in a place of its own, and the photographs of what is clicked.
+// All views of an evaluation, each in its element of the page, and the photographs of what is clicked.
 
 import { ClassTable } from "./class_table.js";
 import { ClassThresholds } from "./class_thresholds.js";
@@ -39,12 +39,12 @@ export function showEvaluation(data, { placeOf, pictureOf, largeOf = pictureOf, 
 
 function pickClass(images, number, { rows }, select) {
   const has = (i) => images.isOf(images.true, i, number) || images.isOf(images.said, i, number);
-  select(`${rows[number].name}: of the class, or taken for it`, has);
+  select(`${rows[number].name}: images of the class, or predicted as it`, has);
 }
 
 function pickPair(images, label, said, count, select) {
   const fits = (i) => images.true[i] === label && images.said[i] === said;
-  const title = label === said ? `${images.classes[label]}, found` : `${images.classes[label]}, taken for ${images.classes[said]}`;
+  const title = label === said ? `${images.classes[label]}, predicted correctly` : `${images.classes[label]}, predicted as ${images.classes[said]}`;
   select(title, fits, count);
 }
 
@@ -54,6 +54,6 @@ function pickBin(images, bin, bins, count, select) {
 }
 
 function pickThreshold(images, at, isWithheld, select) {
-  const title = isWithheld ? `Withheld below ${percent(at)}` : `Mistakes of at least ${percent(at)}`;
+  const title = isWithheld ? `Rejected below ${percent(at)}` : `Mistakes with a confidence of at least ${percent(at)}`;
   select(title, (i) => (isWithheld ? images.confidence[i] < at : images.confidence[i] >= at && !images.isRight(i)));
 }

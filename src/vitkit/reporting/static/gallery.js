@@ -1,4 +1,4 @@
-// Photographs under what is said of them: sorted, filtered, enlarged.
+// Photographs with their labels and predictions: sorted, filtered, enlarged.
 
 import { choice, el, plural, search, whole } from "./dom.js";
 
@@ -52,7 +52,7 @@ export class Gallery {
 
   box() {
     const input = el("input", { type: "checkbox", checked: true, onchange: () => this.set({ isPicturedOnly: input.checked }) });
-    return el("label", { class: "box" }, input, "only those whose photograph is here");
+    return el("label", { class: "box" }, input, "only images whose photograph is in this page");
   }
 
   set(changes) {
@@ -66,7 +66,7 @@ export class Gallery {
     const found = this.chosen.filter((i) => fits(images, i) && (!word || images.mentions(i, word)));
     const shown = this.isPicturedOnly ? found.filter((i) => images.pictureOf(i) !== null) : found;
     this.found = shown.sort(ORDERS[this.order][1](images));
-    const here = this.isPicturedOnly && shown.length < found.length ? `; photographs of ${whole(shown.length)} are here` : "";
+    const here = this.isPicturedOnly && shown.length < found.length ? `; photographs of ${whole(shown.length)} are in this page` : "";
     this.count.textContent = `${plural(found.length, "image", "images")}${here}`;
     this.list.replaceChildren();
     this.showMore();

@@ -1,4 +1,4 @@
-// The images of an evaluation, as the views are given them.
+// The images of an evaluation, as passed to the views.
 //
 // Format (`reporting/report_data.py` writes it, and the studio's server sends the same):
 //   classes     names
@@ -13,7 +13,7 @@
 
 import { percent } from "./dom.js";
 
-/** Which image is what; every view asks it. */
+/** The classes, predictions and photographs of the images, for all views. */
 export class Images {
   constructor(data, pictureOf, largeOf = pictureOf) {
     Object.assign(this, data, { pictureOf, largeOf });
@@ -34,7 +34,7 @@ export class Images {
     return own.length ? own.join(", ") : "none";
   }
 
-  /** What is said of an image, a line each. */
+  /** The caption of an image, as lines. */
   lines(i) {
     const now = this.since?.[i] ?? null;
     const since = now === null ? [] : [`now: ${now || "left out"}, as a model proposed`];
@@ -47,7 +47,7 @@ export class Images {
   }
 }
 
-/** Labels that are likely wrong, in the place of `Images`; the more doubtful, the higher the score. */
+/** Suspected label errors, used like `Images`; a higher score is more doubtful. */
 export class Doubts extends Images {
   constructor({ classes, path, label, suggested, score }, pictureOf) {
     super({ classes, path, total: path.length, true: label, said: suggested, confidence: score }, pictureOf);

@@ -1,4 +1,4 @@
-// How often the answers of a confidence are right; a bar shows its photographs.
+// How often predictions of a given confidence are right; a click on a bar shows its photographs.
 //
 // Format: now and before (null without a temperature), each {counts, confidence, accuracy, ece}, a number for each of
 // as many bins of confidence, (low, high]. `pick(bin, bins, images)`.
@@ -14,9 +14,9 @@ export class Reliability {
     const bars = now.counts.map((count, bin) => (count ? this.bar(bin) : null));
     const outline = before ? before.counts.map((count, bin) => (count ? this.outline(before, bin) : null)) : [];
     const line = svg("line", { class: "ideal", x1: X(0), y1: Y(0), x2: X(1), y2: Y(1) });
-    const label = "Part of the answers that is right, by confidence";
+    const label = "Fraction of correct predictions, by confidence";
     const drawing = svg("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": label }, ...axes("confidence", "right"), ...bars, ...outline, line);
-    this.words = el("p", { class: "soft" }, "Bars on the dashed line are what one wants: of the answers with 80 % confidence, 80 % right.");
+    this.words = el("p", { class: "soft" }, "Ideally, the bars end on the dashed line: of the predictions with 80 % confidence, 80 % are right.");
     const was = before ? ` It was ${before.ece.toFixed(4)} at temperature 1 (hollow marks).` : "";
     const error = el("p", {}, `Calibration error: ${now.ece.toFixed(4)}, the mean gap between confidence and accuracy.${was}`);
     this.element = el("div", {}, drawing, error, this.words);
@@ -60,7 +60,7 @@ export function axes(across, up) {
   return [...lines, ...below, ...beside, name, turned];
 }
 
-/** A place in the drawing, of parts 0 to 1. */
+/** The position in the drawing of values between 0 and 1. */
 export function placeIn(across, up) {
   return [X(across), Y(up)];
 }

@@ -1,11 +1,11 @@
-// The report: what stands in the page is shown again by views that answer to a click. Without a script it is read as it is.
+// The report: interactive views replace the static content of the page. Without scripts, the page is read as it is.
 
 import { Enlarged } from "./enlarged.js";
 import { showEvaluation } from "./evaluation.js";
 import { Gallery } from "./gallery.js";
 import { Doubts } from "./images.js";
 
-/** The page's own photographs and maps, by the image that they are of. */
+/** The photographs and maps that the page contains, by image. */
 function collect(attribute) {
   const found = new Map();
   for (const image of document.querySelectorAll(`img[${attribute}]`)) {
@@ -28,7 +28,7 @@ function start(data) {
   document.documentElement.classList.add("live");
 }
 
-/** The labels to look at, which open one by one like the others. */
+/** The gallery of suspected label errors. */
 function gallery(doubts) {
   const enlarged = new Enlarged(doubts);
   document.body.append(enlarged.element);

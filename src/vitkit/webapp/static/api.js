@@ -1,4 +1,4 @@
-// Asks the studio, and says what went wrong in one calm line.
+// Sends requests to the studio, and shows errors in one line.
 
 import { el } from "./dom.js";
 
@@ -36,12 +36,12 @@ async function answer(ask) {
   return told;
 }
 
-/** A line that goes by itself, read out politely. */
+/** Shows a line that disappears by itself; screen readers read it politely. */
 export function say(text, ...more) {
   show("says", text, more, 5000);
 }
 
-/** What went wrong, for longer, read out at once; an aborted request is no news. */
+/** Shows an error for longer; screen readers read it at once. Aborted requests are not shown. */
 export function fail(error) {
   if (error.name === "AbortError") return;
   show("fails", error.message || String(error), [], 12000);

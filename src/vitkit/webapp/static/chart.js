@@ -1,4 +1,4 @@
-// A drawing of a few lines, with the same numbers as a table for who cannot see it.
+// A drawing of a few lines, with the same numbers as a table for readers who cannot see it.
 
 import { el } from "./dom.js";
 

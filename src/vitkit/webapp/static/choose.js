@@ -1,4 +1,4 @@
-// What is shown before a folder is open: photographs, runs and data sets to choose, and a place to bring photographs.
+// The page before a folder is open: a choice of photographs, runs and data sets, and a place to add photographs.
 
 import { fail, get, post } from "./api.js";
 import { el, fill } from "./dom.js";
@@ -23,7 +23,7 @@ export async function show(main) {
   const list = (title, rows, none) => el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), rows.length ? el("ul", { class: "choices" }, rows) : el("p", { class: "soft" }, none));
   fill(main, el("h2", {}, "Which photographs?"), told, el("div", { class: "choose" },
     list("Folders and archives here", folders.map((own) => choice("folder", own.id, own.title, own.images === null ? "archive" : own.images.toLocaleString("en"))), "There are no photographs below the folder in which the studio was started."),
-    el("section", { class: "panel", "aria-label": "Bring photographs" }, el("h2", {}, "Bring photographs"), uploadPlace((folder) => open("folder", folder.id, folder.title))),
+    el("section", { class: "panel", "aria-label": "Add photographs" }, el("h2", {}, "Add photographs"), uploadPlace((folder) => open("folder", folder.id, folder.title))),
     runs.length > 0 && list("Runs", runs.map((name) => choice("run", name, name, "with its photographs")), ""),
     list("Data sets to try", named.map((own) => choice("named", own.name, own.name, own.megabytes ? `${own.megabytes.toLocaleString("en")} MB download` : "on this machine")), "")));
 }

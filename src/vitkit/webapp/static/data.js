@@ -1,4 +1,4 @@
-// The Data tab: the photographs in a grid, what is said of them, and what is chosen to be said next.
+// The Data tab: the photographs in a grid, their labels, and the photographs to label next.
 
 import { fail, get, post, say } from "./api.js";
 import { LabelBar } from "./data_label.js";
@@ -133,7 +133,7 @@ class DataPage {
       el("button", { type: "button", onclick: () => this.filtered({ top: true, leaveOrder: true }) }, "Back to all")));
   }
 
-  /** What is asked for fits no photograph: says what that is, and offers to drop each part of it. */
+  /** Shown if no photograph matches the filters: lists them, and offers to drop each of them. */
   wayOut() {
     const { filter } = this.photos;
     const drop = (part, value, title) => el("button", { type: "button", onclick: () => {
@@ -149,7 +149,7 @@ class DataPage {
       this.find.value = "";
       this.filtered({ top: true, leaveOrder: true });
     };
-    return el("div", { class: "way-out row" }, el("p", {}, parts.length > 1 ? "No photograph fits all of these:" : "No photograph fits this:"), parts,
+    return el("div", { class: "way-out row" }, el("p", {}, parts.length > 1 ? "No photograph matches all of these:" : "No photograph matches this:"), parts,
       el("button", { type: "button", class: "primary", onclick: all }, "Show all photographs"));
   }
 
@@ -175,7 +175,7 @@ class DataPage {
     return true;
   }
 
-  /** Text is a class, empty leaves out, null takes the class away. The page shows it, and moves on, before it is saved. */
+  /** Labels the photographs: text is a class, "" leaves them out, null removes the class. The page changes before it is saved. */
   label(text, ids = this.grid.chosen()) {
     if (!ids.length) {
       say("Choose a photograph first: click it, or move to it with the arrow keys.");
@@ -235,7 +235,7 @@ class DataPage {
     this.edit(path);
   }
 
-  /** Photographs that have come, or gone, since the studio was started. */
+  /** Shows photographs that were added or removed since the studio was started. */
   async again() {
     try {
       const before = this.photos.paths.length;
@@ -271,7 +271,7 @@ class DataPage {
     return !this.stopped;
   }
 
-  /** Asks how to compare photographs where no model is on this machine; empty if neither way. */
+  /** Asks how to compare photographs if no model is on this machine; returns "" if neither way is chosen. */
   wayToSee(download) {
     return new Promise((resolve) => {
       let way = "";
@@ -279,7 +279,7 @@ class DataPage {
       const made = dialog("How are the photographs compared?",
         el("p", {}, "No model that recognises what photographs show is on this machine yet."),
         download && el("p", {}, el("button", { type: "button", class: "primary", onclick: choose("download") }, `Download a small model (${download.megabytes} MB download)`), el("br"), el("span", { class: "small soft" }, `${download.source}; it is kept for later trainings.`)),
-        el("p", {}, el("button", { type: "button", onclick: choose("colours") }, "Compare colours and shapes"), el("br"), el("span", { class: "small soft" }, "Computed on the spot from your photographs, without a download. It finds pictures that look alike, and does not know what they show.")),
+        el("p", {}, el("button", { type: "button", onclick: choose("colours") }, "Compare colours and shapes"), el("br"), el("span", { class: "small soft" }, "Computed from your photographs without a download. This finds pictures that look alike, but does not recognise what they show.")),
         !download && el("p", { class: "small soft" }, "Downloads are switched off (VITKIT_OFFLINE). A file of weights can be passed with --weights FILE when the studio is started."));
       made.addEventListener("close", () => resolve(way));
     });
@@ -303,11 +303,11 @@ class DataPage {
 
   alike(id) {
     if (id === null || id === undefined) return null;
-    return this.inOrder(async () => ({ ...await get(`/api/data/alike/${id}`), title: `Most like ${this.photos.file(id)} first` }));
+    return this.inOrder(async () => ({ ...await get(`/api/data/alike/${id}`), title: `Most similar to ${this.photos.file(id)} first` }));
   }
 
   next() {
-    return this.inOrder(async () => ({ ...await post("/api/data/next", { count: BATCH }), isNext: true, title: "Label these next: they are unlike one another, or hard to tell apart" }));
+    return this.inOrder(async () => ({ ...await post("/api/data/next", { count: BATCH }), isNext: true, title: "Label these next: they differ from one another, or are hard to classify" }));
   }
 
   // --- The doctor -------------------------------------------------------------------------------------------
@@ -336,6 +336,6 @@ class DataPage {
 }
 
 function keys() {
-  const rows = [["← ↑ → ↓", "move"], ["Shift + arrows, Shift + click", "choose up to there"], ["Space, Ctrl + click", "choose one more"], ["Ctrl + A", "choose all that are shown"], ["1 … 9", "give the class of that number"], ["a letter", "type a class's name"], ["Delete", "leave out"], ["Ctrl + Z, Ctrl + Shift + Z", "undo, redo"], ["Enter", "look at it large"], ["Escape", "choose none"]];
+  const rows = [["← ↑ → ↓", "move"], ["Shift + arrows, Shift + click", "choose up to there"], ["Space, Ctrl + click", "choose one more"], ["Ctrl + A", "choose all photographs shown"], ["1 … 9", "assign the class with that number"], ["a letter", "type a class's name"], ["Delete", "leave out"], ["Ctrl + Z, Ctrl + Shift + Z", "undo, redo"], ["Enter", "enlarge it"], ["Escape", "choose none"]];
   dialog("Keys", el("table", {}, el("tbody", {}, rows.map(([key, what]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, what))))));
 }

@@ -1,4 +1,4 @@
-// The bar below the photographs: gives what is chosen a class.
+// The bar below the photographs, which assigns a class to the chosen ones.
 
 import { count, el, fill } from "./dom.js";
 
@@ -12,13 +12,13 @@ export class LabelBar {
     this.meant = el("span", { class: "small soft", "aria-live": "polite" });
     this.count = el("span", { class: "chosen-count" });
     this.look = el("button", { type: "button", onclick: tell.look }, "Enlarge");
-    this.alike = el("button", { type: "button", onclick: tell.alike, title: "The photographs in the order of how much they look like this one" }, "More like this");
-    this.out = el("button", { type: "button", title: "Not trained on, not tested on; the file stays where it is (Delete)", onclick: () => tell.label("") }, "Leave out");
+    this.alike = el("button", { type: "button", onclick: tell.alike, title: "Sort the photographs by their similarity to this one" }, "More like this");
+    this.out = el("button", { type: "button", title: "Use it neither for training nor for the test; the file stays where it is (Delete)", onclick: () => tell.label("") }, "Leave out");
     this.none = el("button", { type: "button", title: "Back to photographs without a class", onclick: () => tell.label(null) }, "No class");
     this.keep = el("button", { type: "button", title: "The label is right; it is no longer listed as suspected", onclick: () => this.press(tell.keep) }, "Keep the label");
     this.follow = el("button", { type: "button", title: "Recorded as proposed by a model", onclick: () => this.press(tell.follow) });
     this.chips = el("div", { class: "chips", role: "group", "aria-label": "Classes to give" });
-    this.element = el("div", { class: "label-bar row", role: "group", "aria-label": "What is said of the chosen photographs" },
+    this.element = el("div", { class: "label-bar row", role: "group", "aria-label": "Class of the chosen photographs" },
       this.chips, this.count, this.keep, this.follow, this.input, this.list, this.meant, this.out, this.none, this.alike, this.look);
   }
 
@@ -50,7 +50,7 @@ export class LabelBar {
     this.hint();
   }
 
-  /** The class that is meant: one of this name, the only one that begins so, or a new one. */
+  /** The class for a text: the class with this name, the only one that begins with it, or a new one. */
   target() {
     const text = this.input.value.trim();
     const names = this.photos.classes.map((own) => own.name);

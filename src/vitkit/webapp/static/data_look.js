@@ -1,4 +1,4 @@
-// One photograph, large, with what is known of it; arrow keys go on, digits label.
+// One photograph enlarged, with its label and findings; arrow keys move to the next, digits label it.
 
 import { dialog, el, fill } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// Beside the photographs: the classes, splits and findings by which they are chosen.
+// The panel next to the photographs: filters for classes, splits and findings.
 
 import { FINDINGS, NONE, OUT } from "./data_state.js";
 import { dialog, el, fill } from "./dom.js";
@@ -93,16 +93,16 @@ export class Panel {
     name.select();
   }
 
-  /** How far the doctor is, and what was found. */
+  /** The progress of the doctor, and its findings. */
   checking(told, asked) {
     const found = this.photos.check;
     const button = el("button", { type: "button", disabled: told.running, onclick: () => this.tell.check() }, found ? "Check again" : "Check the photographs");
     fill(this.found, el("h2", {}, "Findings"),
-      !found && el("p", { class: "small soft" }, "Looks for files that cannot be read, and for pictures that are there twice."),
+      !found && el("p", { class: "small soft" }, "Looks for files that cannot be read, and for pictures that occur more than once."),
       button, told.running && el("p", { class: "small", role: "status" }, stage(told, "Checking")),
       told.error && el("p", { class: "small bad" }, told.error),
       found && (found.findings.length ? el("ul", { class: "small findings" }, found.findings.map((own) => el("li", { class: `wrap ${own.severity}` }, own.text)))
-        : el("p", { class: "small good" }, "Nothing wrong was found.")));
+        : el("p", { class: "small good" }, "No problems were found.")));
     if (asked && !told.running && found) this.busy("");
   }
 }

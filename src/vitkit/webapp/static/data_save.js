@@ -1,4 +1,4 @@
-// Sends what is said of photographs to the studio, one thing after the other, and again until it is in the label file.
+// Sends labels to the studio, one request after the other, and repeats them until they are in the label file.
 
 import { fail, get, post } from "./api.js";
 
@@ -80,7 +80,7 @@ export class Saver {
     return post("/api/data/labels", { version: this.photos.version, images, label, run, suggested: there(suggested) });
   }
 
-  /** The folder has changed: the photographs have other numbers now. */
+  /** Handles a changed folder, in which the photographs have new numbers. */
   async reload() {
     try {
       await this.photos.load(true);
@@ -91,7 +91,7 @@ export class Saver {
     }
   }
 
-  /** The studio does not take a label: the page shows again what the label file has. */
+  /** Handles a label that the studio refuses: the page shows the content of the label file again. */
   async refused(error) {
     fail(error);
     this.tell.pending(this.photos.pending.length, false);
@@ -103,7 +103,7 @@ export class Saver {
     this.tell.saved();
   }
 
-  /** Waits, though not for ever, until all is in the label file. */
+  /** Waits, for a limited time, until everything is in the label file. */
   async stop() {
     if (this.running) await Promise.race([new Promise((resolve) => { this.drained = resolve; }), new Promise((resolve) => { setTimeout(resolve, PATIENCE); })]);
     if (!this.running) removeEventListener("beforeunload", this.warn);

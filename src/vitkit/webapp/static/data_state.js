@@ -1,4 +1,4 @@
-// What the Data tab knows of the photographs, and which of them are shown.
+// The state of the Data tab: the photographs, and which of them are shown.
 
 import { get } from "./api.js";
 
@@ -17,7 +17,7 @@ export function ahead() {
 export class Photos {
   constructor() {
     this.filter = { label: null, split: "", finding: "", text: "" };
-    this.order = null; // photographs in an order of their own, as those alike
+    this.order = null; // photographs in a special order, for example by similarity
     this.check = null;
     this.pending = []; // labels that are on their way to the label file: [{ paths, label }]
     this.suggestions = new Map(); // [class, confidence] of photographs without a class
@@ -27,7 +27,7 @@ export class Photos {
   async load(anew = false) {
     const told = (!anew && await early) || await get(`/api/data/all${anew ? "?anew=true" : ""}`);
     early = null;
-    if (told.version !== this.version) this.suggestions.clear(); // whose numbers mean others now
+    if (told.version !== this.version) this.suggestions.clear(); // whose numbers now refer to other photographs
     Object.assign(this, told);
     this.doubts = new Map(Object.entries(told.doubts).map(([id, doubt]) => [Number(id), doubt]));
     this.lower = told.paths.map((path) => path.toLowerCase());
@@ -35,7 +35,7 @@ export class Photos {
     this.take(told);
   }
 
-  /** What the studio answers to every edit. */
+  /** Applies the studio's response to an edit. */
   take(told) {
     if (told.version !== this.version) throw new Error("The photographs in the folder have changed: load them again.");
     const { classes, names, labels, can_undo, can_redo, unmatched, news, decided } = told;
@@ -81,7 +81,7 @@ export class Photos {
     return Boolean(label) && this.suggestion(id)?.[0] === label;
   }
 
-  /** What a photograph's class is called; empty where it has none. */
+  /** The name of a photograph's class; empty if it has none. */
   label(id) {
     return this.labels[id] >= 0 ? this.names[this.labels[id]] : "";
   }
@@ -100,7 +100,7 @@ export class Photos {
     return parts.join(", ");
   }
 
-  /** What is wrong with a photograph, in words. */
+  /** Sentences about the problems of a photograph. */
   troubles(id) {
     const told = [];
     const found = this.check;
@@ -129,7 +129,7 @@ export class Photos {
     this.check = { ...found, copied };
   }
 
-  /** How many photographs each finding has. */
+  /** The number of photographs of each finding. */
   findings() {
     const kinds = [
       ["doubt", (id) => this.doubt(id)],
@@ -166,7 +166,7 @@ export class Photos {
     return this.label(id) === label || (this.multi && this.classesIn(this.label(id)).includes(label));
   }
 
-  /** Copies beside one another. */
+  /** Sorts copies of one picture next to each other. */
   together(ids) {
     const place = new Map();
     this.check.copies.forEach((own, group) => own.images.forEach((id) => place.set(id, group)));

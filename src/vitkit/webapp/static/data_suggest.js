@@ -1,4 +1,4 @@
-// Classes that the newest model suggests for photographs without one: asks for them, and accepts those it is sure of.
+// Classes that the newest model suggests for photographs without one; confident suggestions can be accepted together.
 
 import { fail, get, post, say } from "./api.js";
 import { percent } from "./data_state.js";

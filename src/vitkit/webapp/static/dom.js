@@ -4,13 +4,13 @@ import { el, there } from "./views/dom.js"; // those of the report
 
 export { el, plural as count } from "./views/dom.js";
 
-/** Puts these in the place of all that is in an element. */
+/** Replaces the content of an element. */
 export function fill(parent, ...children) {
   parent.replaceChildren(...there(children));
   return parent;
 }
 
-/** A dialog that closes on Escape and on its button; gives back the element, already shown. */
+/** Shows a dialog that closes on Escape and on its button; returns the element. */
 export function dialog(title, ...children) {
   const made = el("dialog", { class: "dialog", "aria-label": title },
     el("header", {}, el("h2", {}, title), el("button", { type: "button", class: "quiet", "aria-label": "Close", onclick: () => made.close() }, "✕")),

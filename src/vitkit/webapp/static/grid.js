@@ -1,4 +1,4 @@
-// A grid of any number of pictures, of which only those in sight are in the page. A listbox for screen readers.
+// A grid of any number of pictures; only the visible ones are in the page. For screen readers, it is a listbox.
 
 import { el } from "./dom.js";
 
@@ -63,7 +63,7 @@ export class Grid {
     this.arrange();
   }
 
-  /** What an action is meant for: what is selected, else the one with the focus. */
+  /** The targets of an action: the selected items, or the item with the focus if nothing is selected. */
   chosen() {
     if (this.selected.size) return this.ids.filter((id) => this.selected.has(id));
     return this.ids.length && this.active ? [this.ids[this.focus]] : [];
@@ -96,7 +96,7 @@ export class Grid {
     this.draw();
   }
 
-  /** The places that are in the page: those in sight and some above and below. */
+  /** The positions that are in the page: the visible ones, and some above and below. */
   inSight() {
     const first = Math.max(0, Math.floor(this.element.scrollTop / this.pitch) - AHEAD) * this.columns;
     const rows = Math.ceil(Math.min(this.element.clientHeight, innerHeight) / this.pitch) + 1 + 2 * AHEAD;
@@ -116,7 +116,7 @@ export class Grid {
     this.later = setTimeout(() => { this.hurried = false; this.load(); }, SETTLED);
   }
 
-  /** Brings what is in sight into the page, and takes out what is not. */
+  /** Adds the visible cells to the page, and removes the others. */
   draw() {
     if (!this.columns) return;
     const { first, last } = this.inSight();
@@ -126,13 +126,13 @@ export class Grid {
     this.mark();
   }
 
-  /** Draws anew what may have changed about the pictures in sight. */
+  /** Updates the visible cells. */
   refresh() {
     for (const [place, cell] of this.cells) this.describe(cell, place);
     this.mark();
   }
 
-  /** Puts a cell before the next one: they are read out in the order in which they are seen. */
+  /** Inserts a cell before the next one, so that screen readers read them in the visible order. */
   put(place, cell = this.spare.pop() || this.make(), next = this.cells.get(place + 1) ?? null) {
     const [row, column] = [Math.floor(place / this.columns), place % this.columns];
     cell.style.transform = `translate(${column * (this.side + GAP)}px, ${row * this.pitch}px)`;

@@ -1,4 +1,4 @@
-// The Look tab: bring a picture, and see what a model says of it and where it looks.
+// The Look tab: what a model predicts for a picture, and where it looks.
 
 import { fail, get, say } from "./api.js";
 import { el, fill } from "./dom.js";
@@ -7,8 +7,8 @@ import { overlay, scale } from "./look_map.js";
 import { modelChoice, noModel } from "./models.js";
 
 const TITLES = {
-  gradient: "What speaks for this class", rollout: "What is looked at, all layers", raw: "What is looked at, last layer",
-  "gradient-attention": "What speaks for this class, last layer", occlusion: "What is missed when it is covered",
+  gradient: "Evidence for this class", rollout: "Attention through all layers", raw: "Attention in the last layer",
+  "gradient-attention": "Evidence for this class, last layer", occlusion: "Effect of covering each part",
 };
 
 export async function show(main, studio) {
@@ -30,7 +30,7 @@ class LookPage {
   async build(main) {
     const { models } = await get("/api/look/models");
     if (!models.length) {
-      fill(main, noModel(this.studio, "No model is trained yet", "Once a training is done, bring any picture here and see what its model makes of it."));
+      fill(main, noModel(this.studio, "No model is trained yet", "Once a training is done, bring any picture here and see what its model predicts."));
       return;
     }
     this.found = el("div", { class: "look-found", "aria-live": "polite" });
@@ -75,7 +75,7 @@ class LookPage {
     this.look();
   }
 
-  /** Asks about the picture; gives back null where another was brought meanwhile, or it failed. */
+  /** Sends a request about the picture; returns null if it failed or another picture was chosen meanwhile. */
   async ask(what, more = {}) {
     const turn = this.turn;
     const query = new URLSearchParams({ run: this.run, ...more });
@@ -114,8 +114,8 @@ class LookPage {
     fill(this.found,
       el("section", { class: "panel", "aria-label": "What the model says" },
         el("h2", { class: "wrap" }, said, " ", el("span", { class: "chip" }, percent(seen.confidence))),
-        seen.note && el("p", { class: "warn small" }, `It may be meant brighter or darker: ${seen.note}`),
-        el("p", { class: "small soft" }, seen.methods.length ? "Click a class to see what speaks for it." : ""),
+        seen.note && el("p", { class: "warn small" }, `It may be meant to be brighter or darker: ${seen.note}`),
+        el("p", { class: "small soft" }, seen.methods.length ? "Click a class to see the evidence for it." : ""),
         el("ul", { class: "look-classes" }, seen.top.map((own) => this.classRow(own)))),
       el("section", { class: "panel", "aria-label": "Where it looks" }, el("h2", {}, "Where it looks"),
         el("div", { class: "look-maps" },
@@ -130,18 +130,18 @@ class LookPage {
       this.target = own.label;
       for (const other of this.found.querySelectorAll(".look-class")) other.setAttribute("aria-pressed", String(other === row));
       for (const map of this.maps) map?.load();
-      say(`Shown: what speaks for ${own.label}`);
+      say(`Shown: the evidence for ${own.label}`);
     } }, el("span", { class: "cut" }, own.label), el("span", { class: "number" }, percent(own.confidence)), el("meter", { min: 0, max: 1, value: own.confidence, "aria-hidden": "true" }));
     return el("li", {}, row);
   }
 
-  /** One of two maps beside the photograph, and the choice of how it is made. */
+  /** One of the two maps next to the photograph, and the choice of its method. */
   mapFigure(place) {
     const { methods } = this.seen;
     if (place >= methods.length) return null;
     const canvas = el("canvas", { role: "img" });
     const tells = el("span", { class: "small soft look-tells" });
-    const choice = el("select", { "aria-label": `Map ${place + 1}: how it is made`, onchange: () => load() }, methods.map((own) => el("option", { value: own.name }, TITLES[own.name] || own.name)));
+    const choice = el("select", { "aria-label": `Map ${place + 1}: method`, onchange: () => load() }, methods.map((own) => el("option", { value: own.name }, TITLES[own.name] || own.name)));
     choice.value = methods[place].name;
     const load = async () => {
       const method = choice.value;

@@ -28,7 +28,7 @@ export function grid(values, strength = 1, fade = false) {
   return made;
 }
 
-/** Draws a picture and, upon the part of it that the model saw (left, top, right, bottom, 0 to 1), a grid. */
+/** Draws a picture and, on the part of it that the model saw (left, top, right, bottom, 0 to 1), a grid. */
 export async function overlay(canvas, picture, values, box) {
   const image = new Image();
   image.src = picture;
@@ -48,7 +48,7 @@ export async function overlay(canvas, picture, values, box) {
   context.drawImage(grid(values, 0.72, true), left, top, right - left, bottom - top);
 }
 
-/** What the colours mean: from nothing to the largest value of the map. */
+/** The colour scale: from zero to the largest value of the map. */
 export function scale() {
   const strip = grid([Array.from({ length: 64 }, (_, i) => (i * 255) / 63)]);
   strip.setAttribute("aria-hidden", "true");

@@ -19,7 +19,7 @@ export class PatchView {
     this.heads = el("div", { class: "look-heads" });
     this.element = el("section", { class: "panel", "aria-label": "What a patch attends to" },
       el("h2", {}, "What a patch attends to"),
-      el("p", { class: "small soft" }, `The model cuts the picture into ${this.rows} × ${this.columns} patches. In every layer, each of its heads lets a patch look at the others. Click a patch: bright is what it looks at.`),
+      el("p", { class: "small soft" }, `The model cuts the picture into ${this.rows} × ${this.columns} patches. In every layer, each of its heads lets a patch look at the others. Click a patch: the brighter another patch is, the more it is looked at.`),
       el("div", { class: "look-attention" }, el("div", {}, this.place, this.told), this.heads));
     this.draw();
   }

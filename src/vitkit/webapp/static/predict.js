@@ -1,4 +1,4 @@
-// The Predict tab: a folder, what a model says of each photograph in it, and what is done with that.
+// The Predict tab: a folder, the predictions for its photographs, and what can be done with them.
 
 import { fail, get, post, say } from "./api.js";
 import { percent } from "./data_state.js";
@@ -122,7 +122,7 @@ class PredictPage {
     return this.shown.rows[i][1][0]?.[1] ?? 0;
   }
 
-  /** Whether the class of a row is withheld: too unsure, and nobody has said what it is. */
+  /** Whether the prediction of a row is rejected: its confidence is too low, and nobody has corrected it. */
   isWithheld(i) {
     return this.shown.rows[i][1].length > 0 && this.shown.corrections[i] === undefined && this.confidence(i) < this.withhold;
   }
@@ -149,7 +149,7 @@ class PredictPage {
     this.counts = el("p", { class: "soft", role: "status" });
     this.body = el("tbody");
     this.more = el("button", { type: "button", onclick: () => { this.most += PAGE; this.draw(); } });
-    this.files = el("div", { class: "row", role: "group", "aria-label": "Take it along" });
+    this.files = el("div", { class: "row", role: "group", "aria-label": "Save" });
     this.names = el("datalist", { id: "predict-classes" }, shown.classes.map((name) => el("option", { value: name })));
     fill(this.result, el("section", { class: "panel", "aria-label": "Predictions" }, el("h2", { class: "wrap" }, `${shown.title}, by ${shown.run}`),
       el("div", { class: "row predict-tools" }, labels, kinds, order, find, el("label", { for: "withhold" }, "Withhold below"), withhold, el("span", {}, "%")),
@@ -215,7 +215,7 @@ class PredictPage {
       const told = await post(`/api/predict/${this.shown.number}/add`, { numbers });
       const rest = numbers.length - told.added;
       say(`${count(told.added, "label", "labels")} written into ${told.file}${told.inside && rest ? `; ${rest} have a class already, which stays` : ""}.`);
-      if (!told.inside) dialog("Written into a label file", el("p", {}, "These photographs lie in another folder. To look at them and to train on them, open it in the studio:"), el("pre", { tabindex: 0 }, `vitkit studio ${told.folder} --labels ${told.file}`));
+      if (!told.inside) dialog("Written into a label file", el("p", {}, "These photographs are in another folder. To look at them and to train on them, open it in the studio:"), el("pre", { tabindex: 0 }, `vitkit studio ${told.folder} --labels ${told.file}`));
     } catch (error) {
       fail(error);
     }

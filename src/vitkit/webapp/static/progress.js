@@ -1,8 +1,8 @@
-// How far something is that takes a while, in words and as a bar.
+// The progress of long work, in words and as a bar.
 
 import { el } from "./dom.js";
 
-/** About how long, such as "about 2 minutes left"; empty where it is not known. */
+/** The time left, such as "about 2 minutes left"; empty if it is unknown. */
 export function timeLeft(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "";
   if (seconds < 5) return "a few seconds left";

@@ -1,4 +1,4 @@
-// The Results tab: runs side by side, what a model is right and wrong about, and labels that look wrong.
+// The Results tab: runs side by side, the right and wrong predictions of a model, and suspected label errors.
 
 import { fail, get, post, say } from "./api.js";
 import { count, el, fill } from "./dom.js";
@@ -6,13 +6,13 @@ import { showEvaluation } from "./views/evaluation.js";
 
 const VIEWS = "/static/views/views.css";
 const PARTS = [
-  ["gallery", "Photographs", "Each with its class and what the model says; click one to enlarge it."],
-  ["classes", "Each class", "Precision: of what is said to be of the class, the part that is. Recall: of the class, the part that is found."],
-  ["confusion", "Which class is taken for which", "Click a cell to see its photographs."],
-  ["reliability", "How far its confidence can be trusted", "Click a bar to see its photographs."],
-  ["threshold", "Withholding uncertain answers", "How many answers remain, and how many of them are right."],
-  ["class_thresholds", "Thresholds", "From which probability on a class is said."],
-  ["embedding", "As the model sees them", "Photographs that the model sees alike lie together; a ring is a mistake."],
+  ["gallery", "Photographs", "Each photograph with its class and the prediction; click one to enlarge it."],
+  ["classes", "Each class", "Precision: the fraction of the photographs predicted as the class that belong to it. Recall: the fraction of the class that is found."],
+  ["confusion", "Which classes are confused", "Click a cell to see its photographs."],
+  ["reliability", "How reliable its confidence is", "Click a bar to see its photographs."],
+  ["threshold", "Rejecting uncertain predictions", "How many predictions remain, and how many of them are right."],
+  ["class_thresholds", "Thresholds", "The probability from which a class is predicted."],
+  ["embedding", "As the model sees them", "Photographs that look similar to the model are close together; a ring marks a mistake."],
 ];
 const FEW = 10, MORE = 30; // doubtful labels shown at first, and with each press
 const STATES = { open: "", kept: "kept as it is", relabelled: "relabelled", excluded: "left out" };
@@ -89,7 +89,7 @@ class ResultsPage {
       el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("p", { class: "small soft" }, about), places.get(name)));
     const dialogs = el("div");
     const { note } = this.runs.find((run) => run.name === this.name);
-    const report = el("a", { class: "button", href: `${address}/report`, download: `${this.name}.html` }, "Save the report, one file to mail");
+    const report = el("a", { class: "button", href: `${address}/report`, download: `${this.name}.html` }, "Save the report as one file");
     this.classes = data.images.classes;
     this.doubts = el("section", { class: "panel", "aria-label": "Labels to look at" });
     fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), note && el("p", { class: "warn wrap" }, note), this.doubts, parts, dialogs);
@@ -123,19 +123,19 @@ class ResultsPage {
       }
     };
     const decided = suspects.filter((own) => own.state !== "open").length;
-    const words = total ? `${count(total, "label does", "labels do")} not fit what the other photographs teach, the most doubtful first${chance}. Many are right and only hard. ${decided} of ${suspects.length} shown are decided.` : "No more labels look wrong than chance explains.";
+    const words = total ? `${count(total, "label does", "labels do")} not agree with a model trained on the other photographs, the most doubtful first${chance}. Many are right, and the photographs only difficult. ${decided} of ${suspects.length} shown are decided.` : "No more labels look wrong than chance explains.";
     const again = el("button", { type: "button", class: "primary", disabled: Boolean(whyNot), onclick: () => this.studio.goto("train", `again:${this.name}`) }, "Train again with these labels");
     const left = suspects.length - this.most;
     const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
     const had = document.activeElement?.dataset?.decides;
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
-      el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its part, so the figures can be compared. Where you follow the model, or leave out what it doubts, its figure stays that of the labels of before.")),
+      el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its split, so the figures can be compared. If you follow the model, or leave out a photograph that it doubts, the figures still use the earlier label.")),
       el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(`${address}/suspects/${number}?list=${encodeURIComponent(version)}`, own, number, whyNot ? null : send))),
       left > 0 && more);
     if (had) this.doubts.querySelector(`[data-decides="${had}"]`)?.focus();
   }
 
-  /** Any other class. */
+  /** The field for any other class. */
   another(own, number, send) {
     const others = this.classes.filter((name) => name !== own.label && name !== own.suggested);
     if (!others.length) return null;
@@ -160,7 +160,7 @@ function agreement(name, other, { listed, shared, right, only }) {
   if (!shared) return `${name} and ${other} were tested on different photographs: their figures cannot be compared.`;
   const same = shared === listed[0] && shared === listed[1];
   const tested = same ? `Both were tested on the same ${count(shared, "photograph", "photographs")}` : `${count(shared, "photograph is", "photographs are")} in both tests (of ${listed[0]} and ${listed[1]})`;
-  return `${tested}: there ${name} has ${percent(right[0] / shared)} right and ${other} ${percent(right[1] / shared)}; only ${name}: ${only[0]}, only ${other}: ${only[1]}.`;
+  return `${tested}: ${name} has ${percent(right[0] / shared)} right and ${other} ${percent(right[1] / shared)}; ${only[0]} only ${name} and ${only[1]} only ${other}.`;
 }
 
 function percent(part) {

@@ -28,7 +28,7 @@ async function start() {
   await open();
 }
 
-/** A sheet that is there when this is done: what is measured before would be measured wrong. */
+/** Loads a style sheet, and waits for it, since sizes that are measured before would be wrong. */
 function styled(address) {
   if (document.querySelector(`link[href="${address}"]`)) return null;
   const link = el("link", { rel: "stylesheet", href: address });

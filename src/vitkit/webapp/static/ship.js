@@ -1,4 +1,4 @@
-// The Ship tab: take a model along – its card, files for other programs, and the command that serves it.
+// The Ship tab: the card of a model, files for other programs, and the command that serves it.
 
 import { fail, get, post, say } from "./api.js";
 import { el, fill } from "./dom.js";
@@ -24,7 +24,7 @@ class ShipPage {
   async build(main) {
     const { models, formats } = await get("/api/ship/models");
     if (!models.length) {
-      fill(main, noModel(this.studio, "There is nothing to ship yet", "Once a training is done, its model can be taken along from here."));
+      fill(main, noModel(this.studio, "There is nothing to ship yet", "Once a training is done, its model can be exported here."));
       return;
     }
     this.formats = formats;
@@ -48,12 +48,12 @@ class ShipPage {
     this.exports = el("div", {});
     fill(this.body,
       el("section", { class: "panel", "aria-label": "Files for other programs" }, el("h2", {}, "Files for other programs"),
-        el("p", { class: "small soft" }, "Each file is read back and asked the same photographs as the model: it is kept only if it answers alike."), this.exports),
+        el("p", { class: "small soft" }, "Each file is read back and tested on the same photographs as the model. It is kept only if its predictions agree."), this.exports),
       el("section", { class: "panel", "aria-label": "Serve it" }, el("h2", {}, "Serve it"),
-        el("p", {}, "This one command answers other programs on this machine, with a page at /docs that shows how to ask:"), copied(told.command),
-        el("p", { class: "small soft" }, "With --host 0.0.0.0 other machines may ask too; it then makes a token that they need.")),
+        el("p", {}, "This command serves predictions to other programs on this machine; its page /docs describes the requests:"), copied(told.command),
+        el("p", { class: "small soft" }, "With --host 0.0.0.0, other machines can connect, too; they need the token that the command then prints.")),
       el("section", { class: "panel", "aria-label": "Model card" }, el("h2", {}, "Model card"),
-        el("p", { class: "small soft" }, "What the model is, what it learned from, and how good it is: for everybody who gets it."),
+        el("p", { class: "small soft" }, "It describes the model, its training data and its accuracy for everyone who receives the model."),
         el("p", {}, el("a", { class: "button", href: `/api/ship/card?run=${encodeURIComponent(run)}`, download: "MODEL_CARD.md" }, "Download the card")),
         el("pre", { class: "ship-card", tabindex: "0", "aria-label": "Text of the model card" }, told.card)));
     this.follow(state);
@@ -85,7 +85,7 @@ class ShipPage {
       const found = state.found && state.found.run === this.run && state.found.to === form.name ? state.found : null;
       return el("li", { class: "ship-form" },
         el("div", {}, el("strong", {}, form.runtime), " ", el("span", { class: "small soft" }, FOR[form.name] || ""),
-          found && el("p", { class: "good small" }, `Checked: on ${found.compared_on} it gives the model's answer for ${(100 * found.agreement).toFixed(found.agreement === 1 ? 0 : 2)} %.`),
+          found && el("p", { class: "good small" }, `Checked: on ${found.compared_on}, its prediction is the model's for ${(100 * found.agreement).toFixed(found.agreement === 1 ? 0 : 2)} %.`),
           found && el("details", {}, el("summary", {}, "What the check found"), el("pre", {}, found.lines.join("\n"))),
           busy && el("p", { class: "small", role: "status" }, state.what ? `${state.what} …` : "Begins …"),
           busy && el("progress", { "aria-label": "Export", ...(state.total ? { value: state.done, max: state.total } : {}) })),
@@ -112,7 +112,7 @@ function copied(text) {
       await navigator.clipboard.writeText(text);
       say("Copied.");
     } catch {
-      fail(new Error("The browser does not let pages copy here: select the line, and copy it by hand."));
+      fail(new Error("The browser does not allow the page to copy text: select the line and copy it yourself."));
     }
   };
   return el("div", { class: "row ship-command" }, el("pre", { tabindex: "0", "aria-label": "The command" }, text), el("button", { type: "button", onclick: copy }, "Copy"));

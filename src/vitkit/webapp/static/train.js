@@ -1,4 +1,4 @@
-// The Train tab: what to teach and from what; the queue; and how each training goes.
+// The Train tab: the settings of a new training, the queue, and the progress of each training.
 
 import { fail, get, post, say } from "./api.js";
 import { chart } from "./chart.js";
@@ -6,11 +6,11 @@ import { el, fill } from "./dom.js";
 import { timeLeft } from "./progress.js";
 
 const METHODS = [
-  ["auto", "Automatic", "The last layer alone below 40 photographs a class, else the whole model."],
-  ["probe", "The last layer alone", "Quick, and best with few photographs: the model's eyes stay as they are."],
+  ["auto", "Automatic", "Only the last layer if there are fewer than 40 photographs per class, otherwise the whole model."],
+  ["probe", "Only the last layer", "Fast, and best with few photographs: the rest of the model stays as it is."],
   ["lora", "Small changes throughout", "Learns more than the last layer, and takes less memory than the whole model."],
   ["full", "The whole model", "Best with many photographs; takes the longest."],
-  ["scratch", "A new model, from nothing", "Needs very many photographs; nothing is known before."],
+  ["scratch", "A new model from scratch", "Needs very many photographs, because it starts without any knowledge."],
 ];
 const TIMES = [["", "As long as it takes"], ["2m", "2 minutes"], ["10m", "10 minutes"], ["30m", "30 minutes"], ["1h", "1 hour"], ["3h", "3 hours"]];
 const STATES = { queued: "waiting", running: "running", done: "done", stopped: "stopped", failed: "failed" };
@@ -54,13 +54,13 @@ class TrainPage {
     const weights = el("select", { id: "weights" }, kinds.map(([kind, title]) => {
       const own = offers.filter((offer) => offer.kind === kind);
       return own.length > 0 && el("optgroup", { label: title }, own.map((offer) => el("option", { value: offer.source }, offer.title + (offer.here ? "" : ` (${offer.megabytes} MB download)`))));
-    }), el("optgroup", { label: "From nothing" }, el("option", { value: "none" }, "A new model")));
+    }), el("optgroup", { label: "From scratch" }, el("option", { value: "none" }, "A new model")));
     const about = el("p", { class: "small soft", id: "method-about" });
     const method = el("select", { id: "method", "aria-describedby": "method-about", onchange: () => explain() }, METHODS.map(([value, title]) => el("option", { value }, title)));
     const explain = () => { about.textContent = METHODS.find(([value]) => value === method.value)[2]; };
     const time = el("select", { id: "time" }, TIMES.map(([value, title]) => el("option", { value }, title)));
     const done = this.runs.filter((run) => run.state === "done" || run.state === "stopped");
-    const split = el("select", { id: "split" }, el("option", { value: "" }, "Deal them out anew"), done.map((run) => el("option", { value: run.name }, `As in ${run.name}`)));
+    const split = el("select", { id: "split" }, el("option", { value: "" }, "Draw a new split"), done.map((run) => el("option", { value: run.name }, `As in ${run.name}`)));
     if (this.again) split.value = this.again;
     else if (done.length) split.value = done[0].name;
     explain();
@@ -69,19 +69,19 @@ class TrainPage {
       try {
         const { run, notes } = await post("/api/train/start", { weights: weights.value, method: weights.value === "none" ? "scratch" : method.value, time: time.value, split_from: split.value });
         this.chosen = run;
-        say(`${run} is in the queue. It goes on when this page, or the studio, is closed.`);
+        say(`${run} is in the queue. It continues when this page or the studio is closed.`);
         for (const note of notes) say(note);
         await this.follow();
       } catch (error) {
         fail(error);
       }
     };
-    const few = offers.length === 0 && el("p", { class: "small bad" }, "No model is here to begin from, and downloading is switched off: start the studio with --weights FILE. A new model learns from nothing, and needs very many photographs.");
+    const few = offers.length === 0 && el("p", { class: "small bad" }, "No model is here to begin from, and downloading is switched off: start the studio with --weights FILE. A new model from scratch needs very many photographs.");
     return el("form", { class: "panel", onsubmit: start, "aria-label": "A new training" }, el("h2", {}, this.again ? "Train again" : "Train"),
       field("weights", "Begin from", weights, "A model that has seen many pictures learns from few."), few,
-      el("div", { class: "field" }, el("label", { for: "method" }, "What learns"), method, about),
+      el("div", { class: "field" }, el("label", { for: "method" }, "What is trained"), method, about),
       field("time", "At most", time),
-      done.length > 0 && field("split", "Photographs held back for the test", split, "As before, so that the figures can be compared; new photographs are dealt out."),
+      done.length > 0 && field("split", "Photographs held back for the test", split, "As before, so that the figures can be compared; new photographs are assigned at random."),
       el("button", { class: "primary" }, "Train"));
   }
 
@@ -154,9 +154,9 @@ class TrainPage {
     const results = run.state === "done" && this.studio.tabs.some((tab) => tab.name === "results");
     return el("div", { class: "row" },
       run.state === "running" && run.can_stop && el("button", { type: "button", onclick: () => act("stop", `${run.name} stops after this step, and keeps what it has learned.`) }, "Stop"),
-      run.state === "queued" && el("button", { type: "button", onclick: () => act("stop", `${run.name} is taken from the queue.`) }, "Take from the queue"),
-      run.state === "stopped" && run.can_resume && el("button", { type: "button", class: "primary", onclick: () => act("resume", `${run.name} goes on.`) }, "Go on"),
-      run.state === "failed" && el("button", { type: "button", onclick: () => act("forget", `${run.name} is no longer in the list.`) }, "Take from the list"),
+      run.state === "queued" && el("button", { type: "button", onclick: () => act("stop", `${run.name} is removed from the queue.`) }, "Remove from the queue"),
+      run.state === "stopped" && run.can_resume && el("button", { type: "button", class: "primary", onclick: () => act("resume", `${run.name} continues.`) }, "Continue"),
+      run.state === "failed" && el("button", { type: "button", onclick: () => act("forget", `${run.name} is no longer in the list.`) }, "Remove from the list"),
       results && el("button", { type: "button", class: "primary", onclick: () => this.studio.goto("results", run.name) }, "See the results"));
   }
 
@@ -180,7 +180,7 @@ class TrainPage {
   }
 }
 
-/** The time that is left, from that of the epochs that are done and from the limit. */
+/** The time left, estimated from the finished epochs and the limit. */
 function leftOf(run, done, of) {
   const seconds = run.metrics.at(-1)?.seconds;
   if (!seconds || !done) return "";
@@ -207,6 +207,6 @@ function curves(rows) {
   if (!rows.length) return null;
   const line = (key, title) => ({ title, points: rows.filter((row) => row[key] !== undefined).map((row) => [row.epoch + 1, row[key]]) });
   return el("div", { class: "curves" },
-    chart("Loss (less is better)", "epoch", [line("train_loss", "on training photographs"), line("val_loss", "on photographs for checking")]),
+    chart("Loss (lower is better)", "epoch", [line("train_loss", "on training photographs"), line("val_loss", "on photographs for checking")]),
     chart("Accuracy", "epoch", [line("train_acc", "on training photographs"), line("val_acc", "on photographs for checking")], { percent: true }));
 }

@@ -1,4 +1,4 @@
-// Sends photographs, a folder or an archive of them to the studio, which writes them into a new folder.
+// Sends photographs, or a folder or archive of them, to the studio, which writes them into a new folder.
 
 import { fail, post, say } from "./api.js";
 import { count, el, fill } from "./dom.js";
@@ -7,7 +7,7 @@ import { timeLeft } from "./progress.js";
 const PART = 16 * 2 ** 20; // bytes that are sent at a time
 const KINDS = "image/*,.heic,.heif,.avif,.zip,.tar,.tgz";
 
-/** A place to drop photographs, folders and archives; `done(folder)` gets what was made of them. */
+/** A place to drop photographs, folders and archives; `done(folder)` is called with the new folder. */
 export function uploadPlace(done) {
   const told = el("div", { role: "status" });
   const send = async (files) => {
