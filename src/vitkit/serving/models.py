@@ -1,7 +1,7 @@
 """The classifiers of a server, each with a name and a version.
 
-`open_models` loads them onto a `ServedModels`. Each `ServedModel` computes batches of predictions, features and explanations
-in several threads.
+`open_models` loads them and returns a `ServedModels`. Each `ServedModel` computes batches of predictions, features and
+explanations in several threads.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function so that it refuses empty paths and arguments whose type or range violates its annotations.
 
     Whole numbers are accepted as floats, and numpy's numbers as Python's. An argument `progress` becomes the receiver
-    of all progress that is reported during the call. In a notebook, a progress bar is shown if `progress` is not passed.
+    of all progress that is reported during the call. Without it, notebooks show a progress bar.
     """
     signature = inspect.signature(function)
     kinds: dict[str, tuple[str, ...]] = {}
