@@ -235,7 +235,7 @@ def _check_list(path: Path) -> None:
                 head = file.read(_END_64.size)
                 size = _END_64.unpack(head)[1] if len(head) == _END_64.size else size
     if size > _MOST_LISTED:
-        raise VitkitError(f"{path} lists its members in {size:,} bytes: unpack it, and use the folder")
+        raise VitkitError(f"{path} has a list of members of {size:,} bytes: unpack it, and use the folder")
 
 
 def _index_of_tar(path: Path) -> _MemberIndex:
@@ -351,7 +351,7 @@ class _Tree:
         if unsafe := self.index.unsafe:
             members = plural(len(unsafe), "member is", "members are")
             names = listed([repr(name[:80]) for name in unsafe])
-            lines.append(f"{members} left out, whose names no file below a folder can have: {names}")
+            lines.append(f"{members} left out because of invalid names: {names}")
         return tuple(lines)
 
 

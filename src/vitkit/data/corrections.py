@@ -280,7 +280,10 @@ def _in_words(
     if stale := tally.stale(before):
         paths = listed([table.paths[i] for i in stale])
         pictures = plural(len(stale), "picture is", "pictures are")
-        notes.append(f"{pictures} of a class in the data that {name} did not find there; its labels hold: {paths}")
+        notes.append(
+            f"{pictures} in another class of the data than when {name} was written; "
+            f"the labels of {name} are used: {paths}"
+        )
     return notes, [*_of_lost(name, table, tally), *_of_homeless(name, homeless)]
 
 
@@ -301,9 +304,9 @@ def _counts(before: Sequence[str], after: Sequence[str], added: dict[str, str]) 
 def _of_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[str]:
     old, new = set(table.classes) - {UNLABELLED}, set(changed.classes)
     if more := sorted(new - old):
-        yield f"new by {name}: {'class' if len(more) == 1 else 'classes'} {listed(more, 10)}"
+        yield f"{name} adds the {'class' if len(more) == 1 else 'classes'} {listed(more, 10)}"
     if gone := sorted(old - new):
-        yield f"without a picture by {name}, and so gone: {'class' if len(gone) == 1 else 'classes'} {listed(gone, 10)}"
+        yield f"{name} leaves no picture in the {'class' if len(gone) == 1 else 'classes'} {listed(gone, 10)}"
 
 
 def _of_lost(name: str, table: ImageTable, tally: _EditTally) -> Iterator[str]:
@@ -311,14 +314,15 @@ def _of_lost(name: str, table: ImageTable, tally: _EditTally) -> Iterator[str]:
         path, match, change = ("path", "matches", "changes") if len(tally.lost) == 1 else ("paths", "match", "change")
         yield (
             f"{len(tally.lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing: "
-            f"{listed(list(tally.lost))}; paths are as seen from the data's folder, or absolute"
+            f"{listed(list(tally.lost))}; paths must be relative to the data's folder, or absolute"
         )
 
 
 def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
     if homeless:
         pictures = plural(len(homeless), "picture", "pictures")
-        yield f"{pictures} of {name} left out, in no folder of the data's splits: {listed(homeless)}"
+        outside = "because they lie outside the folders of the data's splits"
+        yield f"{pictures} of {name} left out, {outside}: {listed(homeless)}"
 
 
 # --- One by one --------------------------------------------------------------------------------------------------

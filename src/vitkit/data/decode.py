@@ -370,7 +370,7 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     try:
         return Image.open(source, formats=_available())
     except UnidentifiedImageError as error:
-        raise OSError("HEIF that is not whole, or of an unknown kind") from error
+        raise OSError("incomplete HEIF, or HEIF of an unknown kind") from error
 
 
 def decoders() -> str:
@@ -594,7 +594,11 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
         bits = next((usual for usual in _USUAL_BITS if high < 2**usual), None)
         if bits is None:
             return low, high, f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
-        return 0.0, float(2**bits - 1), f"it does not say how many of its {samples.bits} bits are used; {bits} would do"
+        return (
+            0.0,
+            float(2**bits - 1),
+            f"it does not say how many of its {samples.bits} bits are used; {bits} are enough",
+        )
     bits = samples.bits - (samples.kind == "signed")
     is_dark = bits > 8 and 0 < high < 2 ** (bits - 2)
     return 0.0, float(2**bits - 1), _dark(high, bits) if is_dark else None

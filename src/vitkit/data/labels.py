@@ -236,7 +236,7 @@ def _content_for_writing(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise VitkitError(f"label file {path}: {error.strerror}; name another") from error
+        raise VitkitError(f"label file {path}: {error.strerror}; choose another file") from error
 
 
 def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = None) -> LabelFile:

@@ -385,7 +385,7 @@ def _from(entry: DataSet) -> str:
 
 def _instead(entry: DataSet) -> str:
     where = f" ({entry.page})" if entry.page else ""
-    return f"try again, or download it yourself{where} and name its folder"
+    return f"try again, or download it yourself{where} and use its folder"
 
 
 def _reason(error: BaseException) -> str:

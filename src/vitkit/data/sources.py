@@ -148,7 +148,7 @@ def find_source(data: str | Path) -> SourceKind | None:
         VitkitError: there is no such path or name, or no kind has the suffix of the file.
     """
     if not str(data):
-        raise VitkitError('DATA is empty (""): name a folder, a CSV file or a data set; . is this folder')
+        raise VitkitError('DATA is empty (""): pass a folder, a CSV file or the name of a data set; . is this folder')
     root = Path(data)
     if not root.exists():
         if str(data) in DATASETS:
@@ -168,7 +168,7 @@ def _within(table: ImageTable) -> str:
     holds_folders = folder.is_dir() and any(
         child.is_dir() and not is_passed_over(child.name) for child in folder.iterdir()
     )
-    return f": if the folders in it are the classes, name {folder}" if holds_folders else ""
+    return f": if the folders in it are the classes, use {folder} as the data" if holds_folders else ""
 
 
 def read_folders(name: str, root: Path, layout_name: LayoutName) -> ImageTable:

@@ -169,7 +169,7 @@ class Changes:
         paths = {"changed": list(self.changed), "missing": list(self.missing)}
         return {"changed": {"images": count, **paths, "text": self.text}}
 
-    def refuse(self, remedy: str = "say where they are now: --data-root DIR") -> None:
+    def refuse(self, remedy: str = "set their new folder with --data-root DIR") -> None:
         """Raise an error if an image has changed.
 
         Args:

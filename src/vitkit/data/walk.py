@@ -55,11 +55,11 @@ class Overlooked:
         if self.closed:
             named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
             folders = plural(len(named), "folder", "folders")
-            lines.append(f"{folders} cannot be read, and what is in there is left out: {listed(named)}")
+            lines.append(f"{folders} cannot be read, and their content is left out: {listed(named)}")
         if self.hidden:
             folders = plural(len(self.hidden), "hidden folder", "hidden folders")
             names = listed([_from(root, folder) for folder in sorted(self.hidden)])
-            lines.append(f"images in {folders} are left out; rename what is meant to be read: {names}")
+            lines.append(f"images in {folders} are left out; rename the folders to include them: {names}")
         return lines
 
 
@@ -191,7 +191,7 @@ def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) ->
 
 def _find(source: str, overlooked: Overlooked) -> list[str]:
     if not source:
-        raise VitkitError('one of the sources is empty (""): name a file, a folder or a pattern; . is this folder')
+        raise VitkitError('one of the sources is empty (""): pass a file, a folder or a pattern; . is this folder')
     closed = len(overlooked.closed)
     if Path(source).exists() or below_storage(source) is not None:
         paths = _as_named(source, overlooked)

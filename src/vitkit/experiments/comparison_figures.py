@@ -122,7 +122,10 @@ class JudgedFamily:
 
 
 def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
-    """Return the models at each fraction; the effect of the seed is estimated over all models and fractions."""
+    """Return, for each fraction of the data, the models to compare with one another.
+
+    The effect of the seed is estimated from all models and fractions.
+    """
     places, answers, spreads = [], [], []
     for judged_fraction in judged:
         jobs = [job for job in plan.jobs if job.fraction == judged_fraction.fraction]

@@ -89,7 +89,7 @@ def _screen(content: bytes, weights: int) -> str:
         weights: size of the .bin file in bytes, within which all constants must lie.
     """
     if not content.startswith(_BEGINNING):
-        raise VitkitError("it does not begin as such a model does")
+        raise VitkitError("it does not start like a model that vitkit wrote")
     if b"<!" in content or b"<?" in content[2:]:
         raise VitkitError("it has a document type, a comment or an instruction")
     root = ET.fromstring(content.decode())  # noqa: S314  # see above
@@ -114,7 +114,7 @@ def _check_places(element: ET.Element, place: str) -> None:
     required, optional = _PLACES[place]
     has = set(element.keys())
     if not required <= has or (optional is not None and not has <= required | optional):
-        raise VitkitError(f"an element {place!r} has the attributes {sorted(has)}")
+        raise VitkitError(f"its element {place!r} has unexpected attributes: {', '.join(sorted(has))}")
     for child in element:
         _check_places(child, f"{place}/{child.tag}")
 

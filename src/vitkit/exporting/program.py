@@ -232,7 +232,7 @@ def _refuse_code(described: dict[str, Any]) -> None:
         raise VitkitError("it is refused: it contains code or objects, which vitkit does not write")
     for text in _expressions(described):
         if not isinstance(text, str) or not _SYMBOL.fullmatch(text):
-            raise VitkitError(f"it is refused for its expression {text!r:.80}, which vitkit does not write")
+            raise VitkitError(f"it is refused: it contains the expression {text!r:.80}, which vitkit does not write")
 
 
 def _expressions(value: Any) -> Iterator[Any]:

@@ -179,8 +179,8 @@ class ImagesAndWords:
             classes: at least one name.
             templates: sentences with {} for the name, which are averaged; the default is the published one.
             one: whether an image has exactly one of the classes (softmax), or each class has an independent probability
-                (sigmoid); the default is how the model was trained. If exactly one class is right, the softmax is what
-                the sigmoids amount to.
+                (sigmoid); the default is how the model was trained. A model that was trained with a sigmoid supports
+                both: given that exactly one class is right, its probabilities are the softmax of the logits.
 
         Raises:
             VitkitError: a name or template is invalid, two names have the same tokens, or the model was not trained for

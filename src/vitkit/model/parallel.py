@@ -76,11 +76,11 @@ _JOINED: dict[str, dict[str, Joined]] = {
 
 
 class ParallelTimm:
-    """The names of timm's `ParallelScalingBlock` and `DiffParallelScalingBlock`."""
+    """Read and write parallel blocks with timm's names (`ParallelScalingBlock`, `DiffParallelScalingBlock`)."""
 
     @staticmethod
     def read(names: Collection[str]) -> dict[str, Joined]:
-        """Return, by our name in every block, timm's names and the function that makes our tensor of timm's."""
+        """Return, for each of our tensors by name, timm's names and the function that makes it from timm's tensors."""
         matches = [match for name in names if (match := _BLOCK.fullmatch(name))]
         parts = {match[2] for match in matches}
         pieces: dict[str, Joined] = {

@@ -51,13 +51,15 @@ def load_of_run(path: Path) -> Recipe:
     """Read the recipe in a run's folder in order to continue it.
 
     Raises:
-        VitkitError: it is not whole: a field that is not there would be gone on with at its default.
+        VitkitError: the recipe lacks a field, so the run would silently continue with the default.
     """
     fields = load_fields(path)
     recipe = build(fields, str(path))
     missing = sorted(unfold(tomllib.loads(recipe.to_toml())).keys() - fields.keys())
     if missing:
-        raise VitkitError(f"{path} is damaged: a run's recipe has every field, and it lacks {', '.join(missing)}")
+        raise VitkitError(
+            f"{path} is damaged: the recipe of a run has all fields, but this one lacks {', '.join(missing)}"
+        )
     return recipe
 
 

@@ -196,7 +196,7 @@ def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
         parts = [str(size) for size in ([sizes] if isinstance(sizes, int) else sizes)]
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         text = sizes if isinstance(sizes, str) else ",".join(parts)
-        raise VitkitError(f"--batch-sizes {text!r} must be whole numbers above 0 with commas between them, as 1,8,32")
+        raise VitkitError(f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32")
     return sorted(set(map(int, parts)))
 
 
@@ -207,10 +207,10 @@ def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
         yield
         return
     if out.exists() and not out.is_dir():
-        raise VitkitError(f"--out {out} is a file; name a folder")
+        raise VitkitError(f"--out {out} is a file; choose a folder")
     with exclusive_in(out):
         if not force and any((out / name).exists() for name in (TABLE, PICTURE)):
-            raise VitkitError(f"--out {out} contains a table: name another folder, or --force to overwrite it")
+            raise VitkitError(f"--out {out} contains a table: choose another folder, or use --force to overwrite it")
         yield
 
 

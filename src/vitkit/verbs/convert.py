@@ -136,7 +136,7 @@ def _check_place(destination: Path, kind: str) -> None:
 def _check_free(destination: Path, *, force: bool) -> None:
     is_taken = destination.is_file() or (destination.is_dir() and any(destination.iterdir()))
     if is_taken and not force:
-        raise VitkitError(f"{destination} exists: choose a new name, or --force to write over it")
+        raise VitkitError(f"{destination} exists: choose a new name, or use --force to overwrite it")
     if is_taken and destination.is_dir() and not _is_model(destination):
         raise VitkitError(f"{destination} contains something other than a model: choose a new name")
 
@@ -165,4 +165,4 @@ def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
     wanted = stored_weights(classifier.model) if kind == VITKIT else settled(classifier)
     for name, tensor in wanted.items():
         if name not in written or not written[name]().equal(tensor):
-            raise VitkitError(f"{destination} does not read back as it was written: {name} differs")
+            raise VitkitError(f"{destination} was not written correctly: {name} differs when it is read back")

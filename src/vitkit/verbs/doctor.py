@@ -260,7 +260,8 @@ class SuspectedLabels(Result):
         else:
             how = "copy the list and write the correct label into its column label (empty to leave the picture out)"
         return (
-            "Many of these labels are right and the pictures only difficult: look before you change one. To correct "
+            "Many of these labels are right and the pictures only difficult: look at a picture before you change its label. "
+            "To correct "
             f"some, {how}, and train again: vitkit train {data} --labels COPY.csv --split-from {run}. "
             f"{self.consequence}"
         )
@@ -297,7 +298,8 @@ def _review_labels(
     split = next((folder / SPLIT for folder in (run, *folds_in(run)) if (folder / SPLIT).is_file()), None)
     if split is None:
         raise VitkitError(
-            f"{file} is not in the folder of its run, which records where the pictures are: name it there"
+            f"{file} is not in the folder of its run, which records where the pictures are: "
+            "pass the file in that folder"
         )
     table = split_from_file(split)
     finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_proposed(run)]

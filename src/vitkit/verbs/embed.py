@@ -160,7 +160,7 @@ def embed(
     label_of = None if labels is None else labels_by_path(paths, labels, source_folders(names), notes)
     paths = paths if label_of is None else list(label_of)
     if not paths:
-        raise VitkitError("there is no image to embed: name some")
+        raise VitkitError("there is no image to embed: pass some images")
     with exclusive_out(out, force=force):
         classifier = open_model(model, notes, device, preprocess)
         classifier.preprocess.check_known()

@@ -435,7 +435,7 @@ def _exclusive_out(out: Path | None, table: ImageTable, *, force: bool) -> Abstr
         is_list = table.storage is None and kind_of_file(table.name) is not None
         folders = {(table.root / path).parent for path in table.paths} if is_list else {table.root}
     return exclusive_out_folder(
-        "--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force
+        "--out", out, map(str, folders), "or use --force to overwrite its files", may_hold=force
     )
 
 

@@ -204,7 +204,7 @@ def explain(
     paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
     for path in paths:
         if folder.resolve() == Path(path).resolve().parent:
-            raise VitkitError(f"--out {folder} holds the image {path}: nothing is written next to the photographs")
+            raise VitkitError(f"--out {folder} contains the image {path}: nothing is written next to the photographs")
     result: Explanations | Anatomy
     with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
         classifier = open_model(model, notes, device, preprocess)
@@ -220,9 +220,9 @@ def explain(
 
 def _check(out: Path | None, sources: list[str], *, anatomy: bool) -> Path:
     if out is None:
-        raise VitkitError("name the folder to write to: --out DIR")
+        raise VitkitError("no folder to write to: add --out DIR")
     if not sources and not anatomy:
-        raise VitkitError("name the images to explain: SRC...; or the model itself: --anatomy")
+        raise VitkitError("no images to explain: add SRC..., or --anatomy to explain the model itself")
     for folder in (out, out / _IMAGES):
         check_outside("--out", folder, source_folders(sources))
     return out
@@ -413,7 +413,7 @@ def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _Part]:
         ),
         "positions": _Part(
             "Each small picture shows how similar the embedding of one position is to those of all others. "
-            "The model was never told that patches lie in rows and columns.",
+            "The model did not know that patches lie in rows and columns.",
             lambda: anatomy.position_similarity(model),
             anatomy.position_grid,
         ),
@@ -446,7 +446,7 @@ def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _Part]
             lambda values: anatomy.norms(values, model.config.prefix_tokens),
         ),
         "layer_similarity": _Part(
-            "Linear CKA: 1 where two layers represent these images alike, 0 where they have nothing in common.",
+            "Linear CKA: 1 if two layers represent these images in the same way, 0 if they have nothing in common.",
             lambda: anatomy.layer_similarity(model, images),
             anatomy.layer_grid,
         ),

@@ -155,7 +155,7 @@ def export(
 def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
     text = ",".join(map(str, size)) if isinstance(size, tuple) else str(size)
     if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
-        raise VitkitError(f"--image-size {text} must be one number of pixels, or height,width as in 384,512")
+        raise VitkitError(f"--image-size {text} must be one number of pixels, or height,width such as 384,512")
     sides = [int(side) for side in re.split("[,x]", text)]
     return sides[0], sides[-1]
 
@@ -189,10 +189,12 @@ def _load(
 ) -> Classifier:
     if not isinstance(model, (str, Path)):
         if size is not None:
-            raise VitkitError("a classifier in memory has its size: leave out --image-size, or load it with image_size")
+            raise VitkitError(
+                "the size of a classifier in memory is fixed: leave out --image-size, or load it with image_size"
+            )
         return open_model(model, note, "cpu", preprocess)
     if is_exported(model):
-        raise VitkitError(f"{model} is an exported file already: export the model folder that it was made from")
+        raise VitkitError(f"{model} is already an exported file: export the model folder that it was made from")
     return load_noting(model, note, size, preprocess)
 
 

@@ -130,7 +130,9 @@ def info(
 
     if not isinstance(model, (str, Path)):
         if options:
-            raise VitkitError("a classifier in memory has its size, heads and preprocessing: leave such options out")
+            raise VitkitError(
+                "the size, heads and preprocessing of a classifier in memory are fixed: leave such options out"
+            )
         return Info("classifier", describe(model.model.config), _origin(model), shapes)
     name = str(model)
     if (is_model_name(name) or is_network_name(name)) and not Path(name).exists():
@@ -145,7 +147,7 @@ def info(
 
 def _inspect(source: str, **options: Any) -> LoadPlan:
     if is_exported(source) and Path(source).is_file():
-        raise VitkitError(f"{source} is an exported file: name the model folder that it was made from")
+        raise VitkitError(f"{source} is an exported file: use the model folder that it was made from")
     from vitkit.weights import inspect
     from vitkit.weights.catalog import tags_of
 
@@ -166,7 +168,7 @@ def _cost_lines(name: str, cost: ModelInfo) -> list[str]:
     mebibytes = {dtype: size / 2**20 for dtype, size in cost.weight_bytes.items()}
     kept = cost.activation_bytes / 2**20
     is_network = isinstance(cost.config, NetworkConfig)
-    executed = f"  GMACs executed  {cost.gmacs_executed:.3f}   (the last block works for the head alone)"
+    executed = f"  GMACs executed  {cost.gmacs_executed:.3f}   (the last block computes only what the head reads)"
     return [
         name,
         f"  parameters      {cost.parameters:,}",

@@ -141,7 +141,7 @@ def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
     """
     names, held = split_sources(sources)
     if held:
-        raise VitkitError("name image files: only vitkit.predict and vitkit.embed accept pictures in memory")
+        raise VitkitError("pass image files: only vitkit.predict and vitkit.embed accept pictures in memory")
     return names
 
 
@@ -239,7 +239,7 @@ def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> N
     if not out.parent.is_dir():
         raise VitkitError(f"--out {out}: there is no folder {out.parent}")
     if out.is_dir():
-        raise VitkitError(f"--out {out} is a folder; name a file")
+        raise VitkitError(f"--out {out} is a folder; choose a file")
     check_outside("--out", out, folders)
 
 
@@ -255,7 +255,7 @@ def exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
         return
     with exclusive(out):
         if out.exists() and not force:
-            raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
+            raise VitkitError(f"--out {out} exists: choose a new name, or use --force to overwrite it")
         yield
 
 
@@ -280,7 +280,7 @@ def exclusive_out_folder(
         return
     check_outside(flag, path, folders)
     if path.exists() and not path.is_dir():
-        raise VitkitError(f"{flag} {path} is a file; name a folder")
+        raise VitkitError(f"{flag} {path} is a file; choose a folder")
     with exclusive_in(path):
         if not may_hold and not is_empty(path):
             raise VitkitError(f"{flag} {path} is not empty: choose a new folder, {or_else}")

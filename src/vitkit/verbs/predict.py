@@ -300,10 +300,10 @@ def _check_free(out: Path | None, *, may_exist: bool) -> None:
         return
     if out.exists():
         raise VitkitError(
-            f"--out {out} exists: choose a new name, --resume to add what it lacks, or --force to write over it"
+            f"--out {out} exists: choose a new name, use --resume to add missing images, or --force to overwrite it"
         )
     if partial_of(out).exists():
-        raise VitkitError(f"{partial_of(out)} is incomplete: --resume to continue it, or --force to start again")
+        raise VitkitError(f"{partial_of(out)} is incomplete: use --resume to continue it, or --force to start again")
 
 
 def _exclusive_pictures(
@@ -319,7 +319,7 @@ def _take_stock(classifier: Classifier, out: Path, form: RowFormat, paths: Seque
     if stock.file is not None:
         if not _is_same_model(classifier, stock.file, form):
             raise VitkitError(
-                f"the rows in {stock.file} come from another model: use that model, or --force to start again"
+                f"the rows in {stock.file} were written by another model: use that model, or --force to start again"
             )
         say(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
     return stock

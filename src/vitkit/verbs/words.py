@@ -117,7 +117,7 @@ def open_images_and_words(
     from vitkit.language.zero_shot import read_images_and_words
 
     if not isinstance(model, (str, Path)):
-        raise VitkitError("text requires the files of CLIP or SigLIP, not a classifier in memory: name their folder")
+        raise VitkitError("text requires the files of CLIP or SigLIP, not a classifier in memory: pass their folder")
     words = read_images_and_words(model, preprocess=preprocess)
     assert words.images.report is not None
     for caveat in words.images.report.caveats():
@@ -214,7 +214,7 @@ def _names_in_json(text: str, what: str) -> list[str]:
 def _check_separators(names: list[str], what: str) -> list[str]:
     if (joined := next((name for name in names if JOINT in name), None)) is not None:
         raise VitkitError(
-            f"{what}: {joined!r} contains a semicolon, which no class name may: name its parts separately"
+            f"{what}: {joined!r} contains a semicolon, which class names must not contain: list its parts separately"
         )
     return names
 

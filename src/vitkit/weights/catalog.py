@@ -732,4 +732,6 @@ def _refuse_unknown_tag(name: str) -> None:
             f"may be on the Hugging Face hub: timm/{name}"
         )
     if is_model_name(tagged["model"]):
-        raise VitkitError(f"{tagged['model']} has no weights {tagged['tag']!r}: no tag of it is published here")
+        raise VitkitError(
+            f"{tagged['model']} has no weights {tagged['tag']!r}: the catalog has no weights of this model with a tag"
+        )

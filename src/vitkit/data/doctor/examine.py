@@ -92,7 +92,7 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
         yield Finding("problem", f"{_pictures(same)} {what}, and one label at most is right: {shown}")
     if altered := [group for group in conflicts if group.kind == "altered"]:
         shown = _list([_pair(table, group, table.labels) for group in altered], "; ", 3)
-        text = f"{_pictures(altered)} {what}, altered or in parts; look whether each label is right"
+        text = f"{_pictures(altered)} {what}, altered or in parts; check whether each label is right"
         yield Finding("warning", f"{text}: {shown}")
     if leaks:
         held_out = Counter(str(table.splits[i]) for group in leaks for i in group.images if table.splits[i] != "train")
@@ -123,7 +123,7 @@ def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
         )
     if opposite:
         were = plural(opposite, "image is the mirror image", "images are mirror images")
-        yield Finding("note", f"{were} of one in another class; where left and right matter, train with --no-hflip")
+        yield Finding("note", f"{were} of one in another class; if left and right matter, train with --no-hflip")
 
 
 def of_sets(table: ImageTable) -> Iterator[Finding]:
@@ -153,7 +153,7 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
     have = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
     if have and "train" not in have:
         there = " and ".join(have)
-        yield Finding("warning", f"the images are of {there} alone: there is nothing to train on, only to evaluate on")
+        yield Finding("warning", f"all images are in {there}: they can be used for evaluation, but not for training")
     lacking = [
         (name, count, missing)
         for name, count in table.counts().items()
@@ -204,7 +204,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     misnamed = [path for path, fact in zip(table.paths, facts, strict=True) if not _fits_name(path, fact.format)]
     if misnamed:
         were = plural(len(misnamed), "image is", "images are")
-        yield Finding("note", f"{were} of another format than the name says, and read all the same: {_list(misnamed)}")
+        yield Finding("note", f"{were} of another format than the name says, and read anyway: {_list(misnamed)}")
 
 
 def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:

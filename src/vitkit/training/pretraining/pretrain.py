@@ -338,7 +338,7 @@ def resolve_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
     """
     options, rest = split_fields(unfold(fields))
     if rest.get("data") is None:
-        raise VitkitError("no data: name a folder of images, or digits")
+        raise VitkitError("no data: pass a folder of images, or the name of a data set such as digits")
     if of_labels := [name for name in OF_LABELS if name in rest]:
         raise VitkitError(f"{of_labels[0]} concerns labels, and pre-training does not use them: leave it out")
     choices = Pretraining(**options).resolved()

@@ -118,7 +118,7 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
 
 
 def _masked(bias: str, mask: str) -> Piece:
-    """Return the piece of a bias that is multiplied by a mask, which is 0 for k."""
+    """Return the piece for the bias of q, k and v, which DINOv2's checkpoints multiply by a mask that is 0 for k."""
     return Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), lambda ours, _: (ours, _mask(ours)))
 
 

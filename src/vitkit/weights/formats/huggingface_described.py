@@ -42,7 +42,7 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     try:
         by_index = {int(index): str(label) for index, label in written.items()}
     except ValueError as error:
-        raise VitkitError("config.json: id2label does not name classes by number") from error
+        raise VitkitError("config.json: id2label must map numbers to class names") from error
     if sorted(by_index) != list(range(len(by_index))):
         raise VitkitError("config.json: id2label does not number the classes from 0 without gaps")
     return tuple(by_index[index] for index in range(len(by_index)))

@@ -127,7 +127,7 @@ def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"gelu": "quick" if described.get(_QUICK) else "erf"}
     width, head = (or_usual(images, name, usual) for name, usual in (("width", 768), ("head_width", 64)))
     if not (type(width) is type(head) is int and head > 0 and width > 0 and width % head == 0):
-        raise VitkitError(f"{_FILE}: width {width!r:.40} is not divided into heads of {head!r:.40}")
+        raise VitkitError(f"{_FILE}: width {width!r:.40} is not divisible by the head width {head!r:.40}")
     return {**fields, "heads": width // head}
 
 
