@@ -117,7 +117,7 @@ def test_rows_of_a_model_trained_a_little_further_are_refused(
     other = shaken(trained, here / "other", 0.1, seed)
     outcome = vitkit("predict", other, "photos", "-o", "out.csv", "--resume", "--precision", precision)
     assert outcome.code == 2
-    assert "come from another model" in outcome.err
+    assert "were written by another model" in outcome.err
 
 
 @pytest.mark.parametrize("first", ["bfloat16", "float32"])

@@ -322,7 +322,7 @@ def test_data_without_training_images_is_looked_at_and_said_to_have_none(vitkit:
     for split in ("val", "test"):
         folder(tmp_path / "photos" / split, {"cat": 1, "dog": 1})
     outcome = vitkit("doctor", tmp_path / "photos")
-    assert "the images are of val and test alone: there is nothing to train on" in outcome.out
+    assert "all images are in val and test: they can be used for evaluation, but not for training" in outcome.out
 
 
 def test_a_list_has_no_folders_to_read_otherwise(vitkit: Any, healthy: Path) -> None:

@@ -174,7 +174,7 @@ def test_a_folder_with_something_in_it_is_written_to_by_force_alone(vitkit: Any,
 def test_out_that_is_a_file_is_refused(vitkit: Any, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     outcome = vitkit("eval", trained, "--out", tmp_path / "file", "--force")
-    assert (outcome.code, "is a file; name a folder" in outcome.err) == (2, True)
+    assert (outcome.code, "is a file; choose a folder" in outcome.err) == (2, True)
 
 
 def test_a_figure_that_a_class_has_not_is_a_dash(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_what_is_there_is_kept_unless_forced(vitkit: Any, model: Path, pictures:
     ("arguments", "complaint"),
     [
         (("pictures",), "--out DIR"),
-        (("-o", "out"), "name the images to explain"),
+        (("-o", "out"), "no images to explain"),
         (("pictures", "-o", "pictures"), "lies in the source"),
         (("pictures", "-o", "pictures/out"), "lies in the source"),
         (("pictures", "-o", "taken.txt"), "is a file"),

@@ -477,7 +477,7 @@ def test_rows_of_another_model_are_refused(vitkit: Any, trained: Path, unsure: P
     before = pictures.fingerprint(Path())
     outcome = vitkit("predict", unsure, "photos", "-o", out, "--resume", "--pictures", "pictures")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith(f"error: the rows in {out}.partial come from another model")
+    assert outcome.err.startswith(f"error: the rows in {out}.partial were written by another model")
     assert len(outcome.err.splitlines()) == 1
     assert pictures.fingerprint(Path()) == before
 

@@ -371,6 +371,6 @@ def test_parts_of_one_picture_in_two_classes_are_no_certain_error(originals: lis
     assert not found.has_problems
     assert any(
         line.severity == "warning"
-        and "in more than one class, altered or in parts; look whether each label is right: a/0.png" in line.text
+        and "in more than one class, altered or in parts; check whether each label is right: a/0.png" in line.text
         for line in found.findings
     )

@@ -178,7 +178,7 @@ def test_a_mirror_image_in_another_class_is_a_note_and_no_copy(tmp_path: Path, p
     assert diagnosis.twins == tuple(range(20))
     (note,) = [text for text in texts(diagnosis, "note") if "mirror" in text]
     assert note == (
-        "2 images are mirror images of one in another class; where left and right matter, train with --no-hflip"
+        "2 images are mirror images of one in another class; if left and right matter, train with --no-hflip"
     )
 
 

@@ -115,7 +115,7 @@ def test_likeness_is_warned_of_and_mirror_images_noted() -> None:
     (warning,) = told(findings.of_likeness("exact", 0))
     assert warning.startswith("warning: the images are too alike")
     assert told(findings.of_likeness("altered", 1)) == [
-        "note: 1 image is the mirror image of one in another class; where left and right matter, train with --no-hflip"
+        "note: 1 image is the mirror image of one in another class; if left and right matter, train with --no-hflip"
     ]
     assert len(told(findings.of_likeness("exact", 2))) == 2
 
@@ -190,7 +190,7 @@ def test_odd_modes_frames_and_names_are_noted() -> None:
     assert told(findings.of_pictures(table, own)) == [
         "note: 3 images are neither RGB nor grey, and converted (transparency becomes white): 2 RGBA, 1 CMYK",
         "note: of 1 file with several frames, the first one is used",
-        "note: 2 images are of another format than the name says, and read all the same: a/0.png, a/3.png",
+        "note: 2 images are of another format than the name says, and read anyway: a/0.png, a/3.png",
     ]
     assert told(findings.of_pictures(table, [fact(), fact(), fact(mode="P"), fact()])) == [
         "note: 1 image is neither RGB nor grey, and converted (transparency becomes white): 1 P"

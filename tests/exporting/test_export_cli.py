@@ -124,8 +124,8 @@ def test_a_broken_export_exits_with_1_and_leaves_nothing(
         (("-o", "model.txt"), "--out model.txt must end in .onnx, .xml or .pt2"),
         (("--to", "onnx", "-o", "model.xml"), "--out model.xml must end in .onnx for --to onnx"),
         (("-o", "nowhere/model.onnx"), "there is no folder nowhere"),
-        (("-o", "there.onnx"), "there.onnx exists: choose a new name, or --force"),
-        (("-o", "half.xml"), "half.bin exists: choose a new name, or --force"),
+        (("-o", "there.onnx"), "there.onnx exists: choose a new name, or use --force"),
+        (("-o", "half.xml"), "half.bin exists: choose a new name, or use --force"),
         (("-o", "folder.onnx"), "folder.onnx is a folder"),
         (("-o", "new.onnx", "--image-size", "0"), "--image-size 0 must be one number of pixels, or height,width"),
         (("-o", "new.onnx", "--image-size", "13,16"), "not divisible by patch_size"),
@@ -158,7 +158,7 @@ def test_an_exported_file_is_not_exported_again(vitkit: Any, model: Path, tmp_pa
     assert vitkit("export", model, "-o", tmp_path / "model.onnx").code == 0
     outcome = vitkit("export", tmp_path / "model.onnx", "-o", tmp_path / "model.xml")
     assert outcome.code == 2
-    assert "is an exported file already" in outcome.err
+    assert "is already an exported file" in outcome.err
 
 
 ON_ITS_OWN = """

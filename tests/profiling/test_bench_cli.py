@@ -114,7 +114,7 @@ def test_a_model_folder_is_measured_with_its_own_weights(vitkit_bench: Any, tmp_
         ((MICRO, "--backends", "auto"), "error: --backends 'auto' is none of eager, compile, openvino, onnx"),
         ((MICRO, "--precisions", "int8"), "error: --precisions 'int8' is none of float32, bfloat16"),
         ((MICRO, "--rounds", "0"), "error: Invalid value for '--rounds'"),
-        ((MICRO, "-o", __file__), "is a file; name a folder"),
+        ((MICRO, "-o", __file__), "is a file; choose a folder"),
     ],
 )
 def test_what_cannot_be_is_refused(vitkit_bench: Any, arguments: tuple[str, ...], complaint: str) -> None:

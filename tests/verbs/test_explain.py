@@ -106,8 +106,8 @@ def test_an_anatomy_has_the_numbers_of_its_figures(folder: Path, tmp_path: Path)
     ("options", "complaint"),
     [
         ({"method": "lime"}, "--method 'lime' is none of gradient, rollout, raw"),
-        ({"out": None}, "name the folder to write to: --out DIR"),
-        ({"sources": ()}, "name the images to explain"),
+        ({"out": None}, "no folder to write to: add --out DIR"),
+        ({"sources": ()}, "no images to explain"),
         ({"anatomy": True, "target": 1}, "--anatomy shows the model, not a prediction"),
     ],
 )

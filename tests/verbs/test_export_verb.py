@@ -74,7 +74,7 @@ def test_what_is_no_choice_is_refused(folder: Path, options: Any, complaint: str
     ("options", "complaint"),
     [
         ({"to": "onnx"}, r"a classifier in memory has no name: name a file with --out FILE\.onnx"),
-        ({"out": "a.onnx", "image_size": 32}, "a classifier in memory has its size"),
+        ({"out": "a.onnx", "image_size": 32}, "the size of a classifier in memory is fixed"),
         ({"out": "a.onnx", "data_root": "photos"}, "--data-root applies to the images of a run"),
     ],
 )

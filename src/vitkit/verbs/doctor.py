@@ -260,9 +260,9 @@ class SuspectedLabels(Result):
         else:
             how = "copy the list and write the correct label into its column label (empty to leave the picture out)"
         return (
-            "Many of these labels are right and the pictures only difficult: look at a picture before you change its label. "
-            "To correct "
-            f"some, {how}, and train again: vitkit train {data} --labels COPY.csv --split-from {run}. "
+            "Many of these labels are right and the pictures only difficult: "
+            "look at a picture before you change its label. "
+            f"To correct some, {how}, and train again: vitkit train {data} --labels COPY.csv --split-from {run}. "
             f"{self.consequence}"
         )
 
