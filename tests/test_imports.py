@@ -36,7 +36,7 @@ PLAN: dict[str, set[str]] = {
     "classifier": {"data", "errors", "explanation", "inference", "model", "model_folder", "system", "text"},
     "weights": {"classifier", "data", "errors", "model", "model_folder", "system", "text"},
     "language": {"classifier", "errors", "model", "model_folder", "system", "text", "weights"},
-    "evaluation": {"classifier", "data", "errors", "system", "text"},
+    "evaluation": {"classifier", "data", "errors", "inference", "system", "text"},
     "reporting": {"classifier", "data", "errors", "evaluation", "inference", "system", "text"},
     "exporting": {"classifier", "data", "errors", "inference", "model", "system", "text"},
     "profiling": {"errors", "inference", "model", "reporting", "system"},

@@ -19,9 +19,11 @@ from vitkit.data.decode import picture_of, warn_of_doubt
 from vitkit.data.in_memory import Held, Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
+from vitkit.inference.conformal import SetScore
 from vitkit.inference.features import Features, read_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
+from vitkit.inference.trust import Rules, Trust, parsed, rules_for
 from vitkit.system.environment import choose_device
 from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, type_of
@@ -63,6 +65,8 @@ class Classifier:
         pictures: the serialised record of the images that the weights were trained on (`data.seen`), or None.
         runner: the backend that computes logits instead of the model, see `use`. Features and explanations always come
             from the model.
+        trust: the serialised predictions of held-out images (`inference.trust`), by which predictions come with
+            promises; None if the model was not calibrated.
     """
 
     model: Model
@@ -74,6 +78,7 @@ class Classifier:
     thresholds: tuple[float, ...] | None = None
     pictures: bytes | None = field(default=None, repr=False)
     runner: Runner | None = field(default=None, compare=False, repr=False)
+    trust: bytes | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         """Return one line with the model, its classes, its training data and its validation accuracy."""
@@ -118,6 +123,15 @@ class Classifier:
     def task(self) -> Literal["single", "multi"]:
         """Whether an image has exactly one class, or any number of them."""
         return "single" if self.thresholds is None else "multi"
+
+    @property
+    def held_out(self) -> Trust | None:
+        """What the model predicted for held-out images; None if it was not calibrated.
+
+        Raises:
+            VitkitError: the record is damaged.
+        """
+        return None if self.trust is None else parsed(self.trust, len(self.classes))
 
     @property
     def device(self) -> torch.device:
@@ -352,6 +366,25 @@ class Classifier:
         thresholds = None if self.thresholds is None else np.array(self.thresholds)
         return rank(path, Ranking(self.classes, outcome), thresholds)
 
+    def rules(
+        self,
+        *,
+        coverage: float | None = None,
+        set_score: SetScore = "lac",
+        by_class: bool = False,
+        accuracy: float | None = None,
+    ) -> Rules:
+        """Return the rules by which predictions come with promises; the arguments are those of `trust.rules_for`.
+
+        Raises:
+            VitkitError: the model was not calibrated on enough held-out images, or a value is not allowed.
+        """
+        requested = coverage is not None or accuracy is not None
+        trust = self.held_out if requested else None
+        return rules_for(
+            trust, self.classes, coverage=coverage, set_score=set_score, by_class=by_class, accuracy=accuracy
+        )
+
     @check_arguments
     def explain(
         self,
@@ -391,7 +424,7 @@ class Classifier:
         if self.preprocess.size != self.model.config.image_size:
             wanted, reads = self.preprocess.size, self.model.config.image_size
             raise VitkitError(f"preprocess has size {wanted}, but the model expects {reads}: nothing was written")
-        model_folder.write(Path(folder), stored_weights(self.model), self._description(), self.pictures)
+        model_folder.write(Path(folder), stored_weights(self.model), self._description(), self.pictures, self.trust)
 
     def _description(self) -> dict[str, Any]:
         return {

@@ -1,8 +1,8 @@
-"""The folder of a saved classifier: `model.safetensors`, `model.json` and `pictures.npz`.
+"""The folder of a saved classifier: `model.safetensors`, `model.json`, `pictures.npz` and `trust.safetensors`.
 
-`pictures.npz` is the record of the training images. `model.json` contains the hashes of the other two files, so that
-damaged or mismatched files are noticed. Saving is journalled: after a crash, the folder holds either the old or the new
-model.
+`pictures.npz` is the record of the training images, and `trust.safetensors` has the predictions of held-out images.
+`model.json` contains the hashes of the other files, so that damaged or mismatched files are noticed. Saving is
+journalled: after a crash, the folder holds either the old or the new model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 OF_VIT = 1  # the version of a Vision Transformer's folder, which earlier versions of vitkit can read
-WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
+WEIGHTS, DESCRIPTION, RECORD, TRUST = "model.safetensors", "model.json", "pictures.npz", "trust.safetensors"
 _NEXT = "model.json.next"  # the description of weights that are being saved
-_NEXT_RECORD = "pictures.npz.next"  # the record that belongs to that description
+_BESIDE = {RECORD: "pictures_sha256", TRUST: "trust_sha256"}  # further files, and the keys of their hashes
+_CONTENT = {RECORD: "lists the training pictures", TRUST: "has the predictions of held-out images"}
 
 
-def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str, Any], pictures: bytes | None) -> None:
+def write(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    description: Mapping[str, Any],
+    pictures: bytes | None,
+    trust: bytes | None = None,
+) -> None:
     """Write the folder. The previous model stays intact until the new files are complete.
 
     Args:
@@ -35,6 +42,7 @@ def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str,
         weights: tensors by their names in the state dict.
         description: the content of `model.json` without versions and hashes.
         pictures: the serialised record of the training images; None if there is none.
+        trust: the serialised predictions of held-out images; None if there are none.
 
     Raises:
         OSError: the disk is full or not writable; the folder then holds its previous content.
@@ -44,11 +52,13 @@ def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str,
     try:
         with replacing(folder / WEIGHTS) as temporary:
             _write_weights(temporary, weights)
-            if pictures is not None and not _holds(folder / RECORD, pictures):
-                write_bytes(folder / _NEXT_RECORD, pictures)
             hashes = {"weights_sha256": _sha256(temporary)}
-            if pictures is not None:
-                hashes["pictures_sha256"] = hashlib.sha256(pictures).hexdigest()
+            for name, data in ((RECORD, pictures), (TRUST, trust)):
+                if data is None:
+                    continue
+                if not _holds(folder / name, data):
+                    write_bytes(_next(folder, name), data)
+                hashes[_BESIDE[name]] = hashlib.sha256(data).hexdigest()
             is_network = "library" in description.get("config", {})
             version = FORMAT_VERSION if is_network else OF_VIT
             versions = {"format_version": version, "vitkit_version": vitkit.__version__}
@@ -89,19 +99,37 @@ def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
     Raises:
         VitkitError: the file is missing, or its content does not match the hash in `model.json`.
     """
-    expected = description.get("pictures_sha256")
+    return _read_beside(folder, RECORD, description)
+
+
+def read_trust(folder: Path, description: Mapping[str, Any]) -> bytes | None:
+    """Read the predictions of held-out images that belong to the weights; None if the model was saved without them.
+
+    Raises:
+        VitkitError: the file is missing, or its content does not match the hash in `model.json`.
+    """
+    return _read_beside(folder, TRUST, description)
+
+
+def _read_beside(folder: Path, name: str, description: Mapping[str, Any]) -> bytes | None:
+    expected = description.get(_BESIDE[name])
     if expected is None:
         return None
-    for name in (RECORD, _NEXT_RECORD):
+    for file in (folder / name, _next(folder, name)):
         with suppress(FileNotFoundError):
-            data = (folder / name).read_bytes() if (folder / name).is_file() else b""
+            data = file.read_bytes() if file.is_file() else b""
             if hashlib.sha256(data).hexdigest() == expected:
                 return data
-    state = "is damaged" if (folder / RECORD).is_file() else "is gone"
+    state = "is damaged" if (folder / name).is_file() else "is gone"
     raise VitkitError(
-        f"{folder / RECORD} {state}: it lists the training pictures; restore it, or remove pictures_sha256 "
+        f"{folder / name} {state}: it {_CONTENT[name]}; restore it, or remove {_BESIDE[name]} "
         f"from {DESCRIPTION} to use the model without it"
     )
+
+
+def _next(folder: Path, name: str) -> Path:
+    """Return the path of a file that belongs to the description in `model.json.next`."""
+    return folder / f"{name}.next"
 
 
 def _settle(folder: Path) -> None:
@@ -111,7 +139,7 @@ def _settle(folder: Path) -> None:
     """
     pending, weights = folder / _NEXT, folder / WEIGHTS
     if not pending.is_file():
-        (folder / _NEXT_RECORD).unlink(missing_ok=True)
+        _drop_next(folder)
         return
     try:
         description = from_json(pending.read_text(encoding="utf-8"))
@@ -119,14 +147,20 @@ def _settle(folder: Path) -> None:
     except (ValueError, KeyError, TypeError):
         expected = None
     if weights.is_file() and expected == _sha256(weights):
-        if "pictures_sha256" not in description:
-            (folder / RECORD).unlink(missing_ok=True)  # it belongs to the previous model
-        with suppress(FileNotFoundError):
-            (folder / _NEXT_RECORD).replace(folder / RECORD)
+        for name, key in _BESIDE.items():
+            if key not in description:
+                (folder / name).unlink(missing_ok=True)  # it belongs to the previous model
+            with suppress(FileNotFoundError):
+                _next(folder, name).replace(folder / name)
         pending.replace(folder / DESCRIPTION)
     else:
         pending.unlink()
-        (folder / _NEXT_RECORD).unlink(missing_ok=True)
+        _drop_next(folder)
+
+
+def _drop_next(folder: Path) -> None:
+    for name in _BESIDE:
+        _next(folder, name).unlink(missing_ok=True)
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:

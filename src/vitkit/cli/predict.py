@@ -14,6 +14,7 @@ from vitkit.cli.say import HARMLESS, Bar, say, tell
 from vitkit.errors import Interrupted, ShortageError
 from vitkit.inference.prediction import Columns, JsonLines, RowFormat, partial_of
 from vitkit.system.files import to_json
+from vitkit.text.cells import JOINT
 
 if TYPE_CHECKING:
     from vitkit.inference.prediction import Prediction
@@ -87,4 +88,7 @@ def _print_all(prediction: Prediction, columns: Columns) -> None:
     if columns.multi and prediction.error is None:
         say(f"label: {label}")
     if columns.row(prediction).is_rejected:
-        say(f"rejected: the probability of {label} is {prediction.confidence:.4f}, less than {columns.reject}")
+        limits = [columns.reject or 0.0, 0.0 if columns.rules.sure is None else columns.rules.sure.confidence]
+        say(f"rejected: the probability of {label} is {prediction.confidence:.4f}, less than {max(limits):.6g}")
+    if (names := columns.row(prediction).set) is not None:
+        say(f"set: {JOINT.join(names) or 'no class'}")

@@ -30,5 +30,6 @@ __all__, __getattr__ = public(
         "linear_models": "PENALTIES choose_least_squares least_squares one_or_minus_one regress",
         "metrics": "Evaluation class_rankings grouped pooled",
         "multilabel": "MultiEvaluation average_precisions best_thresholds cross_fitted mean_average_precision",
+        "promises": "promise_figures promise_lines",
     },
 )

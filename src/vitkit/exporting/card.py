@@ -7,6 +7,7 @@ of each format refuses everything that vitkit does not write.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Iterable
@@ -90,6 +91,7 @@ class Card:
         dtype: the dtype in which the weights are stored.
         vitkit_version: the version of vitkit that exported the model.
         pictures: the serialised record of the training images (`data.seen`); None if there is none.
+        trust: the serialised predictions of held-out images (`inference.trust`); None if there are none.
     """
 
     classes: tuple[str, ...]
@@ -99,6 +101,7 @@ class Card:
     dtype: str
     vitkit_version: str = vitkit.__version__
     pictures: bytes | None = None
+    trust: bytes | None = None
 
     @classmethod
     def of(cls, classifier: Classifier, dtype: str) -> Card:
@@ -110,6 +113,7 @@ class Card:
             classifier.thresholds,
             dtype,
             pictures=classifier.pictures,
+            trust=classifier.trust,
         )
 
     def to_json(self) -> str:
@@ -126,6 +130,7 @@ class Card:
                 "dtype": self.dtype,
                 "checksum": BLANK,
                 **({} if self.pictures is None else {"pictures": to_text(self.pictures)}),
+                **({} if self.trust is None else {"trust": base64.b64encode(self.trust).decode()}),
             }
         )
 
@@ -157,6 +162,7 @@ class Card:
                 dtype=fields["dtype"],
                 vitkit_version=fields["vitkit_version"],
                 pictures=from_text(fields["pictures"], path) if "pictures" in fields else None,
+                trust=base64.b64decode(fields["trust"], validate=True) if "trust" in fields else None,
             )
             card.check()
             return card

@@ -323,6 +323,6 @@ def check_card(ours: Card, theirs: Card) -> None:
     Raises:
         Refused: a field differs.
     """
-    for name in ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version"):
+    for name in ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version", "trust"):
         if getattr(ours, name) != getattr(theirs, name):
             raise Refused(f"the {name} in the file differs from the model's")

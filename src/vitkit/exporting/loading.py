@@ -40,7 +40,7 @@ class Exported(Classifier):
         self.runner: GraphRunner = runner
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
         self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
-        self.pictures = self.card.pictures
+        self.pictures, self.trust = self.card.pictures, self.card.trust
         self.provenance = {"exported": str(path), "dtype": self.card.dtype, "vitkit_version": self.card.vitkit_version}
         self.report = None
 

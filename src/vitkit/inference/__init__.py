@@ -17,10 +17,13 @@ __all__, __getattr__ = public(
         "backends.registry": "BACKENDS Backend PLANS PRECISIONS Runner backend_names register",
         "backends.token_merging": "merge merge_tokens",
         "backends.torch": "GAIN best build choose measure processor",
+        "conformal": "ClassSets HeldOut class_sets images_needed quantile",
         "pipeline": "BATCH cores flow",
         "prediction": (
             "Columns Csv ENCODING FORMATS JsonLines Prediction Ranking Row RowFormat Stock gathering partial_of "
             "read_rows take_stock"
         ),
+        "selective": "RISK SureThreshold answers_needed binomial_tail sure_threshold",
+        "trust": "Rules Trust rules_for",
     },
 )

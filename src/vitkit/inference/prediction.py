@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError
+from vitkit.inference.trust import NO_RULES, Rules
 from vitkit.system.files import from_json, replacing, to_json
 from vitkit.text.cells import JOINT, harmless, restored
 
@@ -138,9 +139,11 @@ class Row(NamedTuple):
         name: the most probable class, even if it is rejected; None if there is no prediction. For a multi-label model,
             the predicted classes joined by `;`, or "".
         confidence: the probability of the label (see `Prediction`).
-        is_rejected: whether the confidence is below the rejection threshold.
+        is_rejected: whether the label is withheld, because of low confidence for example.
         error: why there is no prediction.
         top: the most probable classes with their probabilities, if more than one was requested.
+        set: the classes that contain the true one as often as requested, the most probable first; None if no sets were
+            requested.
     """
 
     path: str
@@ -149,6 +152,7 @@ class Row(NamedTuple):
     is_rejected: bool = False
     error: str | None = None
     top: tuple[Place, ...] = ()
+    set: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str | None:
@@ -162,7 +166,9 @@ class Row(NamedTuple):
             row["rejected"] = self.name if self.is_rejected else None
         if self.error is not None:
             row["error"] = self.error
-        elif self.top:
+        elif self.set is not None:
+            row["set"] = list(self.set)
+        if self.error is None and self.top:
             row["top"] = [{"label": label, "confidence": confidence} for label, confidence in self.top]
         return row
 
@@ -175,11 +181,18 @@ class Columns:
         top: the number of most probable classes with their own columns.
         reject: the confidence below which the label is withheld; None for no rejection.
         multi: whether the model is multi-label, so that the label may differ from the most probable class.
+        rules: the rules for sets of classes and for labels that are withheld.
     """
 
     top: int = 1
     reject: float | None = None
     multi: bool = False
+    rules: Rules = NO_RULES
+
+    @property
+    def may_reject(self) -> bool:
+        """Return whether labels may be withheld."""
+        return self.reject is not None or self.rules.sure is not None
 
     @property
     def ranks(self) -> range:
@@ -188,17 +201,40 @@ class Columns:
 
     def row(self, prediction: Prediction) -> Row:
         """Make the row of a prediction."""
-        confidence = prediction.confidence
+        confidence, sure = prediction.confidence, self.rules.sure
         is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
+        if sure is not None and confidence is not None:
+            is_rejected |= not sure.answers(_probabilities(prediction)[None])[0]
         top = tuple(prediction.ranking[: self.top]) if self.top > 1 else ()
-        return Row(prediction.path, prediction.label, confidence, is_rejected, prediction.error, top)
+        return Row(
+            prediction.path, prediction.label, confidence, is_rejected, prediction.error, top, self._set(prediction)
+        )
+
+    def _set(self, prediction: Prediction) -> tuple[str, ...] | None:
+        if self.rules.sets is None or prediction.error is not None:
+            return None
+        contained = self.rules.sets.of(_probabilities(prediction)[None])[0]
+        names = dict(zip(_classes(prediction), contained.tolist(), strict=True))
+        return tuple(name for name, _ in prediction.ranking[: int(contained.sum())] if names[name])
 
     def agree_with(self, row: Row) -> bool:
-        """Return whether the row is consistent with this rejection threshold."""
-        if self.reject is None or row.confidence is None:
+        """Return whether the row is consistent with these rejection thresholds."""
+        if row.confidence is None:
             return not row.is_rejected
-        is_close = abs(row.confidence - self.reject) <= _ROUNDING
-        return is_close or row.is_rejected == (row.confidence < self.reject)
+        sure = [] if self.rules.sure is None else [self.rules.sure.confidence]
+        limits = [*([] if self.reject is None else [self.reject]), *sure]
+        is_close = any(abs(row.confidence - limit) <= _ROUNDING for limit in limits)
+        return is_close or row.is_rejected == any(row.confidence < limit for limit in limits)
+
+
+def _probabilities(prediction: Prediction) -> npt.NDArray[np.float32]:
+    assert isinstance(prediction.ranking, Ranking)
+    return prediction.ranking.probabilities
+
+
+def _classes(prediction: Prediction) -> Sequence[str]:
+    assert isinstance(prediction.ranking, Ranking)
+    return prediction.ranking.classes
 
 
 class RowFormat(Protocol):
@@ -229,7 +265,7 @@ class RowFormat(Protocol):
 
 @dataclass(frozen=True)
 class Csv:
-    """`path,label,confidence,error[,rejected][,label_2,confidence_2 ...]`.
+    """`path,label,confidence,error[,rejected][,set][,label_2,confidence_2 ...]`.
 
     For a multi-label model, further columns start with `label_1`, and a rejected label without a class is `;`. Unless
     `is_raw` is set, text is written so that spreadsheets and terminals do not interpret it (`cells`).
@@ -240,9 +276,10 @@ class Csv:
 
     @property
     def names(self) -> list[str]:
-        rejected = ["rejected"] if self.columns.reject is not None else []
+        rejected = ["rejected"] if self.columns.may_reject else []
+        sets = ["set"] if self.columns.rules.sets is not None else []
         further = [f"{name}_{rank}" for rank in self.columns.ranks for name in ("label", "confidence")]
-        return ["path", "label", "confidence", "error", *rejected, *further]
+        return ["path", "label", "confidence", "error", *rejected, *sets, *further]
 
     @property
     def header(self) -> str:
@@ -259,6 +296,8 @@ class Csv:
             cells["confidence"] = f"{row.confidence:.6f}"
         for rank, (name, confidence) in enumerate(prediction.ranking[: self.columns.top], 1):
             cells |= {f"label_{rank}": name, f"confidence_{rank}": f"{confidence:.6f}"}
+        if row.set is not None:
+            cells["set"] = JOINT.join(row.set)
         if row.is_rejected:
             cells |= {"label": None, "rejected": row.name or JOINT}
         values = [cells.get(name) for name in self.names]
@@ -272,7 +311,9 @@ class Csv:
         rejected = cells.get("rejected")
         name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
         top = self._top(cells, name) if self.columns.top > 1 else ()
-        return Row(cells["path"], name, float(cells["confidence"]), bool(rejected), top=top)
+        names = cells.get("set")
+        contained = None if names is None else tuple(filter(None, names.split(JOINT)))
+        return Row(cells["path"], name, float(cells["confidence"]), bool(rejected), top=top, set=contained)
 
     def _top(self, cells: Mapping[str, str], name: str) -> tuple[Place, ...]:
         first = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
@@ -291,7 +332,7 @@ class Csv:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One object per line: path, label, confidence, and if they apply, rejected, error and top."""
+    """One object per line: path, label, confidence, and if they apply, rejected, error, set and top."""
 
     columns: Columns
     is_raw: bool = True  # always: JSON has its own escapes
@@ -299,7 +340,7 @@ class JsonLines:
     opening: ClassVar[str] = '{"path": "'
 
     def encode(self, prediction: Prediction) -> str:
-        return to_json(self.columns.row(prediction).to_dict(may_reject=self.columns.reject is not None)) + "\n"
+        return to_json(self.columns.row(prediction).to_dict(may_reject=self.columns.may_reject)) + "\n"
 
     def decode(self, record: str) -> Row:
         row = from_json(record)
@@ -310,20 +351,28 @@ class JsonLines:
         rejected = row.get("rejected")
         name = row["label"] if rejected is None else rejected
         top = tuple((entry["label"], entry["confidence"]) for entry in row.get("top", ()))
-        return Row(row["path"], name, row["confidence"], rejected is not None, row.get("error"), top)
+        return Row(
+            row["path"], name, row["confidence"], rejected is not None, row.get("error"), top, _tuple(row.get("set"))
+        )
 
     def _keys(self, *, is_readable: bool) -> set[str]:
         keys = {"path", "label", "confidence"}
-        if self.columns.reject is not None:
+        if self.columns.may_reject:
             keys.add("rejected")
         if not is_readable:
-            keys.add("error")
-        elif self.columns.top > 1:
+            return keys | {"error"}
+        if self.columns.top > 1:
             keys.add("top")
+        if self.columns.rules.sets is not None:
+            keys.add("set")
         return keys
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
         return (line for line in stream if line.endswith(b"\n"))
+
+
+def _tuple(names: list[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
 
 
 FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines}
@@ -489,5 +538,5 @@ def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str
 
 def _misfit(file: Path, reason: str) -> VitkitError:
     return VitkitError(
-        f"the rows in {file} do not fit ({reason}): use the --top and --reject of before, or start again with --force"
+        f"the rows in {file} do not fit ({reason}): use the same flags as before, or start again with --force"
     )

@@ -60,6 +60,57 @@ def operating_table(numbers: Mapping[str, Any]) -> list[str]:
     return ["<h2>The operating point</h2>", f"<p>{words}</p>", table(rows, ["", *heads])]
 
 
+def promises(numbers: Mapping[str, Any]) -> list[str]:
+    """Return a section about sets of classes and confident predictions, as measured; empty if nothing was measured."""
+    entry = numbers.get("promises")
+    if entry is None:
+        return []
+    kept = [row for row in entry["coverage"] if "refused" not in row]
+    sure = [row for row in entry["accuracy"] if "refused" not in row]
+    refused = [row["refused"] for row in (*entry["coverage"], *entry["accuracy"]) if "refused" in row]
+    body = ["<h2>Sets and sure predictions</h2>", f"<p>{_promised(entry['validation'])}</p>"]
+    if kept:
+        rows = [
+            [
+                *(f"{row['requested']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"])),
+                *(f"{row['mean_size']:.2f}", str(row["empty"]), str(row["images"])),
+            ]
+            for row in kept
+        ]
+        heads = ["--coverage", "measured", "95 % interval", "classes in a set", "empty sets", "images"]
+        body.append(table(rows, heads))
+        names = list(kept[-1]["per_class"])[:_CLASSES]
+        of_class = [
+            [escape(name), *(cell for row in kept for cell in _of_class_set(row["per_class"][name]))] for name in names
+        ]
+        heads = [f"{what} ({row['requested']:g})" for row in kept for what in ("covered", "classes in a set")]
+        body.append(table(of_class, ["class", *heads]))
+    if sure:
+        rows = [
+            [f"{row['requested']:g}", f"{row['above_confidence']:.4f}", f"{row['answered']} of {row['images']}"]
+            + (
+                ["none", ""]
+                if row["measured"] is None
+                else [f"{row['measured']:.3f}", interval_text(row["interval_95"])]
+            )
+            for row in sure
+        ]
+        body.append(table(rows, ["--accuracy", "above confidence", "answered", "measured accuracy", "95 % interval"]))
+    return [*body, *(f"<p>{escape(reason)}</p>" for reason in refused)]
+
+
+def _promised(validation: Mapping[str, Any]) -> str:
+    chosen = f", which were also used to choose: {', '.join(validation['chosen_on_them'])}"
+    return escape(
+        f"What vitkit predict --coverage and --accuracy promise by {validation['images']} validation images"
+        f"{chosen if validation['chosen_on_them'] else ''}, measured on the images of this page."
+    )
+
+
+def _of_class_set(row: Mapping[str, Any]) -> list[str]:
+    return [f"{row['measured']:.3f}", f"{row['mean_size']:.2f}"]
+
+
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script
 _OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
     "ece_before_temperature": "the calibration error at temperature 1",

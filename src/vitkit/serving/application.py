@@ -201,6 +201,7 @@ class PredictionForm(_Form):
     confidence: float | None
     top: list[Place] = []
     rejected: str | None = None
+    set: list[str] | None = None
     error: str | None = None
     note: str | None = None
 

@@ -210,7 +210,7 @@ class ServedModel:
         answers = []
         for (_, columns), doubt, (path, row) in zip(questions, doubts, rows, strict=True):
             prediction = self.classifier.prediction(path, row)
-            answer = columns.row(prediction).to_dict(may_reject=columns.reject is not None)
+            answer = columns.row(prediction).to_dict(may_reject=columns.may_reject)
             answers.append(answer if doubt is None else {**answer, "note": f"perhaps darker or lighter: {doubt}"})
         return answers
 

@@ -46,6 +46,8 @@ OPTIONS = {  # of each route that takes pictures, with their descriptions
         **_MODEL,
         "top": f"classes to name for each picture, the most probable first; {_TOP} by default",
         "reject": "withhold the label below this confidence, 0 to 1",
+        "coverage": "add a set of classes that contains the true one in this part of pictures, such as 0.95",
+        "accuracy": "withhold labels so that this part of the others is right, such as 0.99",
     },
     "/explain": {
         **_MODEL,
@@ -172,7 +174,12 @@ class Service:
         """Classify pictures; return a row for each of them, with the fields that `vitkit predict` writes."""
         model = self._model(options)
         top = min(whole_number(options, "top", 1, _TOP), len(model.classifier.classes))
-        columns = Columns(top, part_of_one(options, "reject"), model.classifier.task == "multi")
+        coverage, accuracy = part_of_one(options, "coverage"), part_of_one(options, "accuracy")
+        try:
+            rules = model.classifier.rules(coverage=coverage, accuracy=accuracy)
+        except VitkitError as error:
+            raise BadRequestError(400, str(error)) from error
+        columns = Columns(top, part_of_one(options, "reject"), model.classifier.task == "multi", rules)
         named = self._rankings.take(len(uploads), top, "ask for fewer classes (top)")
         try:
             rows = await self._ask(self.workers, model.predicting, [(upload, columns) for upload in uploads])

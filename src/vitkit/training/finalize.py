@@ -1,7 +1,8 @@
 """Calibration of a trained model on its validation images, and correction of its class priors.
 
 Calibration is the last step of a run, and the only one after training that changes the model: it fits the temperature,
-the strength of the prior correction, and the thresholds.
+the strength of the prior correction, and the thresholds, and records the predictions of the validation images, on which
+the promises of `vitkit predict --coverage` and `--accuracy` are based (docs/decisions/0039-promises.md).
 
 A model whose training gave rare classes more weight predicts as if all classes were equally frequent. Its log-odds of
 class k are too high by the logarithm of the weight of an image of class k. Subtracting that logarithm gives the
@@ -12,9 +13,9 @@ of the model includes the correction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +32,10 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_odds, to_probabilities
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import BALANCE
-from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds
+from vitkit.inference.conformal import HeldOut
+from vitkit.inference.trust import MOST, Trust
 from vitkit.model.build import Model
 
 Balance = Literal["loss", "sampler", "none"]
@@ -191,8 +194,30 @@ def correction_of(classifier: Classifier) -> PriorCorrection | None:
     return None if stored is None else PriorCorrection.from_dict(stored)
 
 
+@dataclass(frozen=True)
+class ValidationFacts:
+    """What a run knows about its validation images besides their classes.
+
+    Attributes:
+        chosen: what was chosen with the help of these images (`evaluation.figures.chosen_on`).
+        groups: by path the number of the group of an image that has copies or belongs to others.
+        seen: by path the images that the weights had been trained on before the run.
+    """
+
+    chosen: tuple[str, ...] = ()
+    groups: Mapping[str, int] = field(default_factory=dict)
+    seen: Mapping[str, Any] = field(default_factory=dict)
+
+
+NOTHING_KNOWN = ValidationFacts()
+
+
 def calibrate_and_save(
-    folder: Path, classifier: Classifier, table: ImageTable, progress: Callable[[int, int], None]
+    folder: Path,
+    classifier: Classifier,
+    table: ImageTable,
+    progress: Callable[[int, int], None],
+    facts: ValidationFacts = NOTHING_KNOWN,
 ) -> Evaluation | None:
     """Fit the temperature, the strength of the prior correction and the thresholds, and save the model with them.
 
@@ -203,6 +228,7 @@ def calibrate_and_save(
         classifier: the classifier of that folder. It is changed in place.
         table: the images, of which the validation images are used.
         progress: receives the number of evaluated images and their total.
+        facts: which validation images may not be counted on.
 
     Returns:
         The evaluation of the validation images after calibration. None if no validation image can be read; the
@@ -210,23 +236,28 @@ def calibrate_and_save(
     """
     if "val" not in table.splits:
         return calibrate_by(folder, classifier, None)
-    return calibrate_by(folder, classifier, lambda: evaluate(classifier, table, "val", progress))
+    return calibrate_by(folder, classifier, lambda: evaluate(classifier, table, "val", progress), facts)
 
 
 def calibrate_by(
-    folder: Path, classifier: Classifier, evaluate_now: Callable[[], Evaluation] | None
+    folder: Path,
+    classifier: Classifier,
+    evaluate_now: Callable[[], Evaluation] | None,
+    facts: ValidationFacts = NOTHING_KNOWN,
 ) -> Evaluation | None:
     """Calibrate as `calibrate_and_save` does, with validation images that `evaluate_now` evaluates.
 
     `evaluate_now` is None if there are no validation images.
     """
-    before = classifier.temperature, classifier.thresholds, correction_of(classifier)
-    classifier.temperature = 1.0
+    before = classifier.temperature, classifier.thresholds, correction_of(classifier), classifier.trust
+    classifier.temperature, classifier.trust = 1.0, None
     seen: Evaluation | None = None
     if evaluate_now is not None:
         with suppress(VitkitError):  # none of them can be read
             seen = _calibrate(classifier, evaluate_now())
-    if (classifier.temperature, classifier.thresholds, correction_of(classifier)) != before:
+    if seen is not None:
+        classifier.trust = _trust(seen, facts)
+    if (classifier.temperature, classifier.thresholds, correction_of(classifier), classifier.trust) != before:
         classifier.save(folder)
     return seen
 
@@ -245,6 +276,26 @@ def _calibrate(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
         return replace(plain, probabilities=probabilities, temperature=fit.temperature)
     classifier.thresholds = best_thresholds(plain.labels[known], probabilities[known])
     return replace(plain, probabilities=probabilities, thresholds=classifier.thresholds)
+
+
+def _trust(seen: Evaluation, facts: ValidationFacts) -> bytes | None:
+    """Return the record of the validation images that are independent and that the weights had not seen.
+
+    None if images may have several classes, or if no image is left.
+    """
+    if isinstance(seen, MultiEvaluation):
+        return None
+    seen = grouped(seen, facts.groups)
+    is_new = np.array([path not in facts.seen for path in seen.paths])
+    chosen = np.flatnonzero(is_new & np.isfinite(seen.probabilities).all(axis=1))
+    if seen.groups:
+        _, first = np.unique(np.array(seen.groups)[chosen], return_index=True)
+        chosen = chosen[np.sort(first)]
+    if len(chosen) > MOST:
+        chosen = np.sort(np.random.default_rng(0).permutation(chosen)[:MOST])
+    if not len(chosen):
+        return None
+    return Trust(HeldOut.of(seen.probabilities[chosen], seen.labels[chosen], facts.chosen)).to_bytes()
 
 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:

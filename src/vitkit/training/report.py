@@ -36,6 +36,7 @@ from vitkit.evaluation.headline import describe_proposals
 from vitkit.evaluation.label_errors import LabelError, from_features, in_words
 from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.promises import promise_figures, promise_lines
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
 from vitkit.reporting import plots
@@ -58,7 +59,7 @@ from vitkit.system.run_files import (
     SPLIT,
 )
 from vitkit.training.architecture import weights_of
-from vitkit.training.finalize import calibrate_and_save, correction_of
+from vitkit.training.finalize import ValidationFacts, calibrate_and_save, correction_of
 from vitkit.training.probe import Features, compute_features, frozen
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_fields
@@ -69,7 +70,13 @@ from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource, look
 
 
-def settle_and_open(folder: Path, recipe: Recipe, table: ImageTable, say: Say) -> tuple[Classifier, Evaluation | None]:
+def settle_and_open(
+    folder: Path,
+    recipe: Recipe,
+    table: ImageTable,
+    say: Say,
+    groups: Mapping[str, int] | None = None,
+) -> tuple[Classifier, Evaluation | None]:
     """Calibrate the saved model on the validation images, and report the result.
 
     Args:
@@ -77,6 +84,7 @@ def settle_and_open(folder: Path, recipe: Recipe, table: ImageTable, say: Say) -
         recipe: the recipe of the run, which determines the device and precision.
         table: its split images.
         say: called with each line of output.
+        groups: by path the number of the group of an image that is not independent of others.
 
     Returns:
         The classifier with its backend, and the evaluation of the validation images after calibration; None if no
@@ -86,11 +94,23 @@ def settle_and_open(folder: Path, recipe: Recipe, table: ImageTable, say: Say) -
     images = len(table.of_split(held_out_split(table)))  # their number decides the backend, as in `vitkit eval`
     calibrated_classifier = classifier.use(images=images, device=choose_device(recipe))
     before = correction_of(calibrated_classifier)
-    seen = calibrate_and_save(folder, calibrated_classifier, table, partial(progress, table.task.calibration))
+    facts = ValidationFacts(
+        chosen_on("val", recipe.__dict__, table.task),
+        {} if groups is None else groups,
+        _seen_before(folder, classifier, "val") or {},
+    )
+    seen = calibrate_and_save(folder, calibrated_classifier, table, partial(progress, table.task.calibration), facts)
     if correction_of(calibrated_classifier) != before:  # the head has changed, and the backend has a copy of it
         calibrated_classifier = calibrated_classifier.use(images=images, device=choose_device(recipe))
     (_tell if calibrated_classifier.thresholds is None else _tell_of_thresholds)(calibrated_classifier, seen, say)
     return calibrated_classifier, seen
+
+
+def _seen_before(folder: Path, classifier: Classifier, split: str) -> dict[str, str] | None:
+    """Return the images of a split that the weights had seen before the run, with their roles; None if unknown."""
+    if classifier.pictures is None:
+        return None
+    return seen_of(roles_in_run(folder / SPLIT, PictureRecord.from_bytes(classifier.pictures, folder)), split)
 
 
 def _tell(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
@@ -182,15 +202,16 @@ def report(
     table, changes = look_over(table, read_contents(folder / SPLIT), held_out)
     if changes:
         say(f"problem: {changes.text}; they are left out")
-    classifier, seen = settle_and_open(folder, recipe, table, say)
     split, groups = held_out_split(table), groups_from_file(folder / GROUPS)
+    classifier, seen = settle_and_open(folder, recipe, table, say, groups)
     chosen = chosen_on(split, recipe.__dict__, table.task)
     judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
     judged = judged.map(lambda item: replace(grouped(item, groups), chosen=chosen))
     evaluation = judged.before
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
-    seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
+    seen_before = _seen_before(folder, classifier, evaluation.split)
     about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
+    about |= promise_figures(classifier, evaluation, seen_before, is_of_run=True)
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
         say(f"trained in {trained}, evaluated in {classifier.precision}, as `vitkit predict` does on this machine")
@@ -202,6 +223,8 @@ def report(
     evaluation = evaluation if counted is None else counted
     if seen is not None and numbers.get("ece") is not None:
         say(calibrated(numbers, seen, evaluation))
+    for line in promise_lines(numbers):
+        say(line)
     if doubts is None:
         doubts = label_errors.from_predictions(item for item in _held_out(judged.now or evaluation, seen))
         if doubts:

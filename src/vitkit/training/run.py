@@ -87,7 +87,7 @@ from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
 from vitkit.training.extensions import NONE, Extensions
-from vitkit.training.finalize import calibrate_by, correction_of
+from vitkit.training.finalize import ValidationFacts, calibrate_by, correction_of
 from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
     SplitImages,
@@ -817,7 +817,8 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
         return
     classifier = load(run.folder).use(images=len(val), device=choose_device(recipe))
     before = correction_of(classifier)
-    calibrate_by(run.folder, classifier, lambda: _ask(classifier, val))
+    facts = ValidationFacts(chosen_on("val", recipe.__dict__), seen=seen.roles)
+    calibrate_by(run.folder, classifier, lambda: _ask(classifier, val), facts)
     if correction_of(classifier) != before:  # the head has changed, and the optimised model has a copy of its weights
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, headline_of, value_of
+from vitkit.inference.conformal import SetScore
 from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
@@ -98,8 +99,15 @@ class EvaluationResult(Result):
 
     def lines(self) -> list[str]:
         """Return the figures with their intervals, the figures of each class, and the images that were left out."""
+        from vitkit.evaluation.promises import promise_lines
+
         lines = [f"{self.evaluated} of {self.root} ({self.computed})"]
-        lines += [*self._summary_lines(), *_operating_lines(self.figures), *self._class_lines()]
+        lines += [
+            *self._summary_lines(),
+            *_operating_lines(self.figures),
+            *promise_lines(self.figures),
+            *self._class_lines(),
+        ]
         lines += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
         return lines if self.report is None else [*lines, "", f"report: {self.report}"]
 
@@ -172,6 +180,10 @@ def evaluate(
     out: Path | str | None = None,
     classes: str | Sequence[str] | None = None,
     templates: Sequence[str] = (),
+    coverage: float | None = None,
+    set_score: SetScore = "lac",
+    set_by_class: bool = False,
+    accuracy: float | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
@@ -207,6 +219,12 @@ def evaluate(
             file.
         templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
             averaged.
+        coverage: measure how often the sets of `vitkit predict --coverage` contain the true class; by default for 0.9
+            and 0.95. Promises are measured on test images, or on other data, as validation images make them.
+        set_score: how classes are chosen for a set, as for `vitkit predict`: `lac`, `aps` or `raps`.
+        set_by_class: make sets contain the true class as often for each class as for all images.
+        accuracy: measure how often the predictions of `vitkit predict --accuracy` are right; by default for 0.95 and
+            0.99.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
@@ -225,8 +243,11 @@ def evaluate(
             lacks, a name in `classes` belongs to no image, or `out` is not empty.
         OSError: `out` cannot be written.
     """
+    from vitkit.evaluation.promises import promise_figures
+
     check_choice("--layout", layout, LayoutName)
     check_choice("--device", device, DeviceName)
+    check_choice("--set-score", set_score, SetScore)
     folder = Path(model) if isinstance(model, (str, Path)) else None
     out, data_root = path_of(out), path_of(data_root)
     notes = Notes(note)
@@ -251,7 +272,15 @@ def evaluate(
             judged = _with_run_facts(judged, classifier, folder, run_table)
         outcome = judged.before
         seen, caveat = _seen(classifier, folder or "the model", table, outcome.split, is_of_run=data is None)
-        numbers = _figures(classifier, judged, seen, caveat, changes)
+        promises = promise_figures(
+            *(classifier, outcome, seen),
+            is_of_run=data is None,
+            coverage=coverage,
+            set_score=set_score,
+            by_class=set_by_class,
+            accuracy=accuracy,
+        )
+        numbers = _figures(classifier, judged, seen, caveat, changes, promises)
         findings = _findings(outcome, numbers)
         for finding in findings:
             notes(finding)
@@ -344,12 +373,13 @@ def _figures(
     seen: dict[str, str] | None,
     caveat: str,
     changes: Changes | None,
+    promises: dict[str, Any],
 ) -> dict[str, Any]:
     from vitkit.evaluation.evaluator import proposal_figures
     from vitkit.evaluation.figures import all_figures
 
     about = classifier.computation | ({} if changes is None else changes.to_dict())
-    about |= proposal_figures(judged, seen)
+    about |= proposal_figures(judged, seen) | promises
     return all_figures(judged.before, seen, classifier.provenance, about, caveat)
 
 

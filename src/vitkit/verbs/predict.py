@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
+from vitkit.inference.conformal import SetScore
 from vitkit.inference.prediction import (
     FORMATS,
     Columns,
@@ -108,15 +109,21 @@ class Predictions(Result):
         return self.images
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the path, label, confidence and error of each image."""
+        """Return the path, label, confidence and error of each image, and its set of classes if requested."""
         return [
-            {"path": row.path, "label": row.label, "confidence": row.confidence, "error": row.error} for row in self
+            {
+                "path": row.path,
+                "label": row.label,
+                "confidence": row.confidence,
+                "error": row.error,
+                **({} if self.form.columns.rules.sets is None else {"set": row.set}),
+            }
+            for row in self
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts, and for each image the dict that a JSON lines file contains."""
-        may_reject = self.form.columns.reject is not None
-        rows = [row.to_dict(may_reject=may_reject) for row in self]
+        rows = [row.to_dict(may_reject=self.form.columns.may_reject) for row in self]
         return {**self.counts(), "notes": list(self.notes), "predictions": rows}
 
     def counts(self) -> dict[str, Any]:
@@ -127,7 +134,7 @@ class Predictions(Result):
 
     def lines(self) -> list[str]:
         """Return one line with the counts and how the predictions were computed."""
-        rejected = "" if self.form.columns.reject is None else f", {self.rejected} rejected"
+        rejected = f", {self.rejected} rejected" if self.form.columns.may_reject else ""
         images = plural(self.images, "image", "images")
         where = "" if self.out is None else f": {self.out}"
         return [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
@@ -152,6 +159,10 @@ def predict(
     templates: Sequence[str] = (),
     one: bool | None = None,
     reject: float | None = None,
+    coverage: float | None = None,
+    set_score: SetScore = "lac",
+    set_by_class: bool = False,
+    accuracy: float | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
@@ -195,6 +206,14 @@ def predict(
             averaged. By default the published sentences.
         one: with `classes`, each image has exactly one of them; by default as the model was trained.
         reject: withhold labels whose confidence is below this value from 0 to 1.
+        coverage: add a column `set` with classes that contain the true one in at least this fraction of images, such
+            as 0.95. It requires enough validation images in the run.
+        set_score: how classes are chosen for a set: `lac`, by their probability, which gives the smallest sets, and
+            empty ones if the model is right more often than requested; `aps` or `raps`, by the probability of all
+            classes that are more probable, so that no set is empty and more sets than requested contain the true class.
+        set_by_class: make sets contain the true class as often for each class as for all images.
+        accuracy: withhold labels that are not sure enough: the others are right in at least this fraction, such as
+            0.99. The threshold is chosen by the run's validation images, so that this holds with a probability of 95 %.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
@@ -226,6 +245,7 @@ def predict(
     if reject is not None and not 0 <= reject <= 1:
         raise VitkitError(f"--reject {reject} must be from 0 to 1")
     check_choice("--device", device, DeviceName)
+    check_choice("--set-score", set_score, SetScore)
     folders = source_folders(names)
     _check_out(out, folders, resume=resume, force=force)
     notes = Notes(note)
@@ -238,7 +258,10 @@ def predict(
         _check_free(out, may_exist=may_exist)
         classifier = open_named(model, classes, templates, notes, one=one, preprocess=preprocess)
         classifier.preprocess.check_known()
-        columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
+        rules = classifier.rules(coverage=coverage, set_score=set_score, by_class=set_by_class, accuracy=accuracy)
+        for line in rules.notes(() if classifier.held_out is None else classifier.held_out.held_out.chosen):
+            notes(line)
+        columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi", rules)
         gathered = None if _is_workbook(out) else out  # the file that grows row by row
         form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)

@@ -52,7 +52,8 @@ class LoadPlan:
 
     Attributes:
         config: the configuration of the model that will be built.
-        classes, preprocess, temperature, thresholds, provenance, pictures: as in the `Classifier` that will be built.
+        classes, preprocess, temperature, thresholds, provenance: as in the `Classifier` that will be built.
+        pictures, trust: as in that classifier, too.
         report: what happens to every tensor.
         read: a function for each tensor of the model that reads its values.
     """
@@ -66,6 +67,7 @@ class LoadPlan:
     thresholds: tuple[float, ...] | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pictures: bytes | None = None
+    trust: bytes | None = None
 
     def tensors(self) -> tuple[dict[str, Tensor], LoadReport]:
         """Read all tensors; return them by name, and the report with warnings about their values.
@@ -94,6 +96,7 @@ class LoadPlan:
             provenance=dict(self.provenance),
             report=report,
             pictures=self.pictures,
+            trust=self.trust,
         )
 
     def _report_zeros(self, tensors: Mapping[str, Tensor]) -> LoadReport:
@@ -216,6 +219,7 @@ def make_plan(
         thresholds=origin.thresholds if keeps_head else None,
         provenance=origin.provenance,
         pictures=origin.pictures,
+        trust=origin.trust if keeps_head else None,
     )
     return plan if preprocess is None else _with_preprocess(plan, preprocess)
 
@@ -240,7 +244,8 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
         )
     notes = (*plan.report.notes, f"preprocess, as requested: {describe(preprocess.to_dict())}")
     report = dataclasses.replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
-    return dataclasses.replace(plan, preprocess=preprocess, report=report)
+    trust = plan.trust if preprocess == plan.preprocess else None  # which is about other pixels
+    return dataclasses.replace(plan, preprocess=preprocess, report=report, trust=trust)
 
 
 def _adapt(origin: SourceWeights, target: Config, shapes: Mapping[str, torch.Size]) -> Adapted:

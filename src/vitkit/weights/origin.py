@@ -203,6 +203,7 @@ class SourceWeights:
     thresholds: tuple[float, ...] | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pictures: bytes | None = None  # the record of what the weights were trained on
+    trust: bytes | None = None  # what the model predicted for held-out images
 
 
 _FREE = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
@@ -246,6 +247,7 @@ def read_model_folder(
             thresholds=_listed(description, "thresholds") if "thresholds" in description else None,
             provenance=_provenance(description),
             pictures=model_folder.read_record(folder, description),
+            trust=model_folder.read_trust(folder, description),
         )
     except KeyError as error:
         raise VitkitError(f"{folder} is damaged: {model_folder.DESCRIPTION} has no {error}") from error

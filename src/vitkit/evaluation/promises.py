@@ -1,0 +1,157 @@
+"""Measure on test images whether sets of classes and confident predictions keep what they promise.
+
+The promises are made by a model's predictions of held-out images (`inference.trust`). They are measured on other images
+only; on the images that they were made by, they would seem to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from vitkit.classifier import Classifier
+from vitkit.errors import VitkitError
+from vitkit.evaluation.figures import unseen_part
+from vitkit.evaluation.intervals import Units, mean_interval
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.inference.conformal import ClassSets, SetScore
+from vitkit.inference.selective import SureThreshold
+from vitkit.text.cells import interval_text, plural
+
+COVERAGES, ACCURACIES = (0.9, 0.95), (0.95, 0.99)  # that are measured if none is requested
+
+
+def promise_figures(
+    classifier: Classifier,
+    evaluation: Evaluation,
+    seen: Mapping[str, str] | None,
+    *,
+    is_of_run: bool,
+    coverage: float | None = None,
+    set_score: SetScore = "lac",
+    by_class: bool = False,
+    accuracy: float | None = None,
+) -> dict[str, Any]:
+    """Return the entry `promises` of evaluation.json; empty if there is nothing to measure.
+
+    Args:
+        classifier: the classifier that was evaluated.
+        evaluation: its evaluation on all images.
+        seen: role by path of the images that the weights had seen, which do not count; None if this is unknown.
+        is_of_run: whether the images are those of the run. Only its test images are then measured, because validation
+            images made the promises.
+        coverage: the coverage to measure; by default `COVERAGES`.
+        set_score: the score of a class in a set.
+        by_class: whether the coverage is promised for each class.
+        accuracy: the accuracy to measure; by default `ACCURACIES`.
+
+    Raises:
+        VitkitError: a requested value cannot be promised.
+    """
+    counted = unseen_part(evaluation, seen)
+    if counted is None or isinstance(counted, MultiEvaluation) or classifier.classes != counted.classes:
+        if coverage is not None or accuracy is not None:
+            raise VitkitError("sets and confident predictions are measured on images with one of the model's classes")
+        return {}
+    if coverage is not None or accuracy is not None:
+        classifier.rules(coverage=coverage, set_score=set_score, by_class=by_class, accuracy=accuracy)  # may refuse
+    if classifier.held_out is None or (is_of_run and evaluation.split != "test"):
+        return {}
+    units = Units.of(len(counted.labels), np.array(counted.groups) if counted.groups else None)
+    sets = [
+        _try(
+            classifier,
+            value,
+            lambda rules: _coverage(rules.sets, counted, units),
+            set_score=set_score,
+            by_class=by_class,
+        )
+        for value in (COVERAGES if coverage is None else (coverage,))
+    ]
+    sure = [
+        _try(classifier, None, lambda rules: _accuracy(rules.sure, counted), accuracy=value)
+        for value in (ACCURACIES if accuracy is None else (accuracy,))
+    ]
+    held_out = classifier.held_out.held_out
+    about = {"images": len(held_out), "chosen_on_them": list(held_out.chosen)}
+    return {"promises": {"validation": about, "coverage": sets, "accuracy": sure}}
+
+
+def _try(classifier: Classifier, coverage: float | None, measure: Any, **requested: Any) -> dict[str, Any]:
+    value = requested.get("accuracy") if coverage is None else coverage
+    try:
+        rules = classifier.rules(coverage=coverage, **requested)
+    except VitkitError as error:
+        return {"requested": value, "refused": str(error)}
+    figures: dict[str, Any] = {"requested": value, **measure(rules)}
+    return figures
+
+
+def _coverage(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> dict[str, Any]:
+    assert sets is not None
+    contained = sets.of(evaluation.probabilities)
+    covers = contained[np.arange(len(evaluation.labels)), evaluation.labels]
+    sizes = contained.sum(axis=1)
+    by_class = {}
+    for k, name in enumerate(evaluation.classes):
+        if (of_class := evaluation.labels == k).any():
+            by_class[name] = {
+                "measured": float(covers[of_class].mean()),
+                "mean_size": float(sizes[of_class].mean()),
+                "images": int(of_class.sum()),
+            }
+    return {
+        "score": sets.kind,
+        "measured": float(covers.mean()),
+        "interval_95": list(mean_interval(covers.astype(np.float64), 1.0, units)),
+        "images": len(covers),
+        "mean_size": float(sizes.mean()),
+        "empty": int((sizes == 0).sum()),
+        "sizes": np.bincount(sizes).tolist(),
+        "per_class": by_class,
+    }
+
+
+def _accuracy(sure: SureThreshold | None, evaluation: Evaluation) -> dict[str, Any]:
+    assert sure is not None
+    is_right = evaluation.labels == evaluation.predicted
+    answered = sure.answers(evaluation.probabilities)
+    figures = {
+        "above_confidence": max(sure.confidence, 0.0),
+        "answered": int(answered.sum()),
+        "images": len(is_right),
+        "expected_share": sure.share,
+    }
+    if not answered.any():
+        return {**figures, "measured": None}
+    groups = np.array(evaluation.groups)[answered] if evaluation.groups else None
+    bounds = mean_interval(is_right[answered].astype(np.float64), 1.0, Units.of(int(answered.sum()), groups))
+    return {**figures, "measured": float(is_right[answered].mean()), "interval_95": list(bounds)}
+
+
+def promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each promise with what was measured.
+
+    Args:
+        numbers: content of evaluation.json.
+    """
+    promises = numbers.get("promises", {"coverage": [], "accuracy": []})
+    for row in promises["coverage"]:
+        if "refused" not in row:
+            empty = f", {row['empty']} empty" if row["empty"] else ""
+            yield (
+                f"sets that are to cover {row['requested']:g}: {row['measured']:.4f} (95 %: "
+                f"{interval_text(row['interval_95'])}), {row['mean_size']:.2f} classes on average{empty}"
+            )
+    for row in promises["accuracy"]:
+        if "refused" not in row:
+            share = f"{row['answered']} of {plural(row['images'], 'image', 'images')} answered"
+            right = (
+                ""
+                if row["measured"] is None
+                else f", accuracy {row['measured']:.4f} (95 %: {interval_text(row['interval_95'])})"
+            )
+            yield f"predictions that are to be right {row['requested']:g} of the time: {share}{right}"

@@ -1,0 +1,178 @@
+"""Sets of classes that contain the true one as often as promised (split conformal prediction).
+
+`HeldOut` records how a trained model ranked the classes of images that it was not trained on. The score of a class
+says how poorly it fits the model's probabilities of an image. A set contains every class whose score is at most a
+quantile of the scores that the true classes of the held-out images have. With n of these images the quantile is the
+ceil((n + 1) c)-th smallest score, so that the set of a new image of the same kind contains its class with a probability
+from c to c + 1 / (n + 1), if scores are distinct, whatever the model (Vovk et al. 2005; Angelopoulos & Bates 2021,
+arXiv 2107.07511, theorem 1). The probability is over the held-out images as well as the new one.
+
+Nothing is drawn at random, so an image always has the same set. This module imports numpy alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.errors import VitkitError
+from vitkit.text.cells import listed, plural
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+SetScore = Literal["lac", "aps", "raps"]
+_PENALTY, _FREE = 0.1, 2  # RAPS: what each class adds to the score beyond the first so many
+_EXACT = 1e-9  # rounding of (n + 1) c
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """What a model predicted for n labelled images that its weights were not trained on, and that are independent.
+
+    Attributes:
+        label: true class of each image, (n,).
+        predicted: most probable class, (n,).
+        rest: 1 minus the probability of the true class, (n,), computed without rounding it to 0.
+        above: total probability of the classes that are more probable than the true one, (n,).
+        rank: number of these classes, (n,).
+        doubt: 1 minus the probability of the most probable class, (n,).
+        chosen: what was chosen with the help of these images, such as `temperature`.
+    """
+
+    label: Ints
+    predicted: Ints
+    rest: Floats
+    above: Floats
+    rank: Ints
+    doubt: Floats
+    chosen: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, probabilities: npt.NDArray[np.float32], labels: Ints, chosen: tuple[str, ...] = ()) -> HeldOut:
+        """Make the record from probabilities (n, K) and true classes (n,)."""
+        rest, above, rank = _against_others(probabilities)
+        each, label = np.arange(len(labels)), labels.astype(np.int64)
+        predicted = probabilities.argmax(axis=1).astype(np.int64)
+        return cls(
+            label, predicted, rest[each, label], above[each, label], rank[each, label], doubt_of(probabilities), chosen
+        )
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def scores(self, kind: SetScore) -> Floats:
+        """Return the scores (n,) of the true classes."""
+        return _score(kind, self.rest, self.above, self.rank)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassSets:
+    """A rule that gives each image a set of classes.
+
+    Attributes:
+        kind: the score: `lac`, 1 minus the probability of the class (Sadinle et al. 2019, arXiv 1609.00451), which
+            gives the smallest sets; an image can have an empty one. `aps`, the probability of all classes that are more
+            probable (Romano et al. 2020, arXiv 2006.02544, without its random part); sets are never empty, and contain
+            the true class more often than promised if the model is accurate. `raps`, the same plus a penalty for each
+            class beyond the second (Angelopoulos et al. 2021, arXiv 2009.14193).
+        coverage: how often sets contain the true class.
+        limits: the highest score of a class that is in the set, one for each class, (K,).
+        images: number of held-out images that determine the limits; the fewest of a class if they are by class.
+    """
+
+    kind: SetScore
+    coverage: float
+    limits: Floats
+    images: int
+
+    def of(self, probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        """Return which classes are in the sets of images with these probabilities: (n, K) -> (n, K)."""
+        contained: npt.NDArray[np.bool_] = _score(self.kind, *_against_others(probabilities)) <= self.limits
+        return contained
+
+
+def class_sets(
+    held_out: HeldOut, classes: tuple[str, ...], coverage: float, kind: SetScore = "lac", *, by_class: bool = False
+) -> ClassSets:
+    """Return the rule whose sets contain the true class as often as requested.
+
+    Args:
+        held_out: the model's predictions of held-out images.
+        classes: the names of the model's classes.
+        coverage: the fraction of images whose set contains their class, above 0 and below 1.
+        kind: the score of a class.
+        by_class: whether the fraction is to hold for the images of each class, instead of all images together.
+
+    Raises:
+        VitkitError: there are too few images, so that every set would contain all classes; or the coverage is not
+            between 0 and 1.
+    """
+    if not 0 < coverage < 1:
+        raise VitkitError(f"--coverage {coverage} must be above 0 and below 1")
+    needed = images_needed(coverage)
+    scores = held_out.scores(kind)
+    if not by_class:
+        if len(scores) < needed:
+            raise VitkitError(
+                f"--coverage {coverage} requires at least {needed} validation images, and the run had {len(scores)}: "
+                f"every set would contain all classes; at most {most_coverage(len(scores)):.3g} is possible"
+            )
+        return ClassSets(kind, coverage, np.full(len(classes), quantile(scores, coverage)), len(scores))
+    counts = np.bincount(held_out.label, minlength=len(classes))
+    few = [f"{name} {count}" for name, count in zip(classes, counts.tolist(), strict=True) if count < needed]
+    if few:
+        raise VitkitError(
+            f"--coverage {coverage} by class requires at least {needed} validation images of each class, and the run "
+            f"had fewer of {plural(len(few), 'class', 'classes')}: {listed(few)}"
+        )
+    limits = [quantile(scores[held_out.label == k], coverage) for k in range(len(classes))]
+    return ClassSets(kind, coverage, np.array(limits), int(counts.min()))
+
+
+def quantile(scores: Floats, coverage: float) -> float:
+    """Return the ceil((n + 1) coverage)-th smallest of n scores; infinity if there are not so many."""
+    k = math.ceil((len(scores) + 1) * coverage - _EXACT)
+    return float(np.partition(scores, k - 1)[k - 1]) if k <= len(scores) else math.inf
+
+
+def images_needed(coverage: float) -> int:
+    """Return the smallest number of held-out images for which `quantile` is finite."""
+    return max(1, math.ceil(coverage / (1 - coverage) - _EXACT))
+
+
+def most_coverage(images: int) -> float:
+    """Return the highest coverage for which `quantile` is finite with so many images."""
+    return images / (images + 1)
+
+
+def doubt_of(probabilities: npt.NDArray[np.float32]) -> Floats:
+    """Return 1 minus the probability (n,) of the most probable class, without rounding it to 0."""
+    p = probabilities.astype(np.float64)
+    total = p.sum(axis=1)
+    doubt: Floats = (total - p.max(axis=1)) / total
+    return doubt
+
+
+def _against_others(probabilities: npt.NDArray[Any]) -> tuple[Floats, Floats, Ints]:
+    """Return for each image and class the arrays `rest`, `above` and `rank` of `HeldOut`, (n, K) each.
+
+    Classes of equal probability count as ranked by their number, so that ranks differ.
+    """
+    p = probabilities.astype(np.float64)
+    total = p.sum(axis=1, keepdims=True)  # float32 probabilities sum to 1 up to 1e-7
+    order = np.argsort(-p, axis=1, kind="stable")
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.arange(p.shape[1])[None], axis=1)
+    in_order = np.take_along_axis(p, order, axis=1)
+    above = np.take_along_axis(np.cumsum(in_order, axis=1) - in_order, rank, axis=1) / total
+    return (total - p) / total, above, rank
+
+
+def _score(kind: SetScore, rest: Floats, above: Floats, rank: Ints) -> Floats:
+    if kind == "lac":
+        return rest
+    return above if kind == "aps" else above + _PENALTY * np.maximum(0, rank + 1 - _FREE)
