@@ -538,5 +538,6 @@ def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str
 
 def _misfit(file: Path, reason: str) -> VitkitError:
     return VitkitError(
-        f"the rows in {file} do not fit ({reason}): use the same flags as before, or start again with --force"
+        f"the rows in {file} do not fit ({reason}): use the --top, --reject, --coverage and --accuracy of before, "
+        "or start again with --force"
     )

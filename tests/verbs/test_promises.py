@@ -1,0 +1,230 @@
+"""Sets of classes and sure predictions: through training, saving, files, exports, evaluation and the server."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+import vitkit as package
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.exporting import Pictures, export
+from vitkit.inference import HeldOut, Trust
+from vitkit.serving.serve import serve
+from vitkit.training import train
+from vitkit.weights import load
+
+EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on noisy colours, some of whose labels are wrong, with 36 validation and 36 test images."""
+    root = tmp_path_factory.mktemp("promises")
+    photographs = runs.photos(root / "photos", images=48, noise=90)
+    for i in range(0, 48, 6):  # so that no model is always right
+        one, other = photographs / "red" / f"img{i + 1}.png", photographs / "blue" / f"img{i + 1}.png"
+        one.rename(root / "swapped.png")
+        other.rename(one)
+        (root / "swapped.png").rename(other)
+    recipe = runs.quick(photographs, split=(0.5, 0.25, 0.25), epochs=4)
+    return train(recipe, root / "run", say=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny model with held-out predictions that follow its probabilities, and photographs."""
+    root = tmp_path_factory.mktemp("made")
+    classifier = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature=0.5)
+    (root / "photos").mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(8):
+        Image.fromarray(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(root / "photos" / f"{i}.png")
+    logits = rng.normal(size=(400, 7)) * 2
+    p = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)).astype(np.float32)
+    labels = (rng.random((400, 1)) > p.cumsum(axis=1)).sum(axis=1).clip(max=6)
+    classifier.trust = Trust(HeldOut.of(p, labels, ("temperature by log loss",))).to_bytes()
+    classifier.save(root / "model")
+    return root / "model", root / "photos"
+
+
+def test_a_run_records_its_validation_images_and_measures_on_test_images(run: Path) -> None:
+    trust = load(run).held_out
+    assert trust is not None
+    assert len(trust.held_out) == 36
+    assert trust.held_out.chosen == ("epoch by val_acc", "temperature by log loss")
+    figures = json.loads((run / "evaluation.json").read_text())
+    (ninety, ninetyfive), accuracy = figures["promises"]["coverage"], figures["promises"]["accuracy"]
+    assert ninety["requested"] == 0.9 and ninety["images"] == figures["images"]
+    assert ninety["interval_95"][0] <= ninety["measured"] <= ninety["interval_95"][1]
+    assert sum(ninety["sizes"]) == ninety["images"] and ninetyfive["mean_size"] >= ninety["mean_size"]
+    assert ["refused" in row for row in accuracy] == [True, True]  # 36 images show no more than 0.92
+    assert "Sets and sure predictions" in (run / "report.html").read_text()
+    assert package.evaluate(run).figures["promises"] == figures["promises"]
+
+
+def test_validation_images_do_not_measure_the_promises_that_they_made(run: Path) -> None:
+    assert "promises" not in package.evaluate(run, split="val").figures
+
+
+def test_a_requested_promise_is_measured_or_refused(run: Path) -> None:
+    row = package.evaluate(run, coverage=0.8, set_score="aps").figures["promises"]["coverage"]
+    assert [each["requested"] for each in row] == [0.8] and row[0]["score"] == "aps"
+    with pytest.raises(VitkitError, match=r"--coverage 0\.99 requires at least 99 validation images"):
+        package.evaluate(run, coverage=0.99)
+
+
+def test_saving_and_loading_keep_the_record_to_the_bit(run: Path, tmp_path: Path) -> None:
+    classifier = load(run)
+    classifier.save(tmp_path / "again")
+    assert load(tmp_path / "again").trust == classifier.trust == (run / "trust.safetensors").read_bytes()
+    classifier.trust = None
+    classifier.save(tmp_path / "again")
+    assert not (tmp_path / "again" / "trust.safetensors").exists() and load(tmp_path / "again").trust is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 40, None])
+def test_a_damaged_record_is_named(run: Path, tmp_path: Path, content: bytes | None) -> None:
+    folder = runs.copy_of(run, tmp_path / "run")
+    file = folder / "trust.safetensors"
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(VitkitError, match=r"trust\.safetensors is (damaged|gone).*remove trust_sha256"):
+        load(folder)
+
+
+@pytest.mark.parametrize("change", ["shape", "class", "probability", "nan", "version"])
+def test_a_record_with_wrong_values_is_refused(run: Path, change: str) -> None:
+    from safetensors.numpy import load as tensors_of
+    from safetensors.numpy import save
+
+    classifier = load(run)
+    assert classifier.trust is not None
+    tensors, header = tensors_of(classifier.trust), {"format_version": "1", "chosen": "[]"}
+    if change == "shape":
+        tensors["held_out.rest"] = tensors["held_out.rest"][:-1]
+    elif change == "class":
+        tensors["held_out.label"] = tensors["held_out.label"] + 99
+    elif change == "version":
+        header["format_version"] = "9"
+    else:
+        tensors["held_out.above"] = np.full_like(tensors["held_out.above"], 7 if change == "probability" else np.nan)
+    classifier.trust = save(tensors, header)
+    with pytest.raises(VitkitError, match=r"held-out images are damaged|a later version"):
+        _ = classifier.held_out
+
+
+def test_sets_agree_between_memory_files_json_and_python(vitkit: Any, made: tuple[Path, Path], tmp_path: Path) -> None:
+    model, photographs = made
+    asked = {"coverage": 0.8, "reject": 0.3, "top": 2, **EXACT}
+    in_memory = package.predict(model, photographs, **asked)
+    rules = load(model).rules(coverage=0.8)
+    assert rules.sets is not None
+    for row, prediction in zip(
+        in_memory, load(model).predict(str(p) for p in sorted(photographs.iterdir())), strict=True
+    ):
+        p = np.array([dict(prediction.ranking)[name] for name in "abcdefg"], np.float32)
+        by_hand = [name for name, _ in prediction.ranking if 1 - dict(prediction.ranking)[name] <= rules.sets.limits[0]]
+        assert list(row.set or ()) == by_hand, p
+    assert {len(row.set or ()) for row in in_memory} - {1}
+    for name in ("rows.csv", "rows.jsonl"):
+        in_file = package.predict(model, photographs, out=tmp_path / name, **asked)
+        assert [row.set for row in in_file] == [row.set for row in in_memory]
+        assert [row.is_rejected for row in in_file] == [row.is_rejected for row in in_memory]
+    with (tmp_path / "rows.csv").open(newline="") as text:
+        rows = list(csv.DictReader(text))
+    assert list(rows[0])[:6] == ["path", "label", "confidence", "error", "rejected", "set"]
+    assert [tuple(filter(None, row["set"].split(";"))) for row in rows] == [row.set for row in in_memory]
+    flags = ("--backend", "eager", "--precision", "float32")
+    printed = vitkit("predict", model, photographs, "--coverage", 0.8, "--json", *flags).out
+    assert [tuple(json.loads(line)["set"]) for line in printed.splitlines()] == [row.set for row in in_memory]
+
+
+def test_labels_that_are_not_sure_are_withheld(made: tuple[Path, Path]) -> None:
+    model, photographs = made
+    sure = load(model).rules(accuracy=0.6).sure
+    assert sure is not None and 0 < sure.share < 1
+    rows = list(package.predict(model, photographs, accuracy=0.6, **EXACT))
+    assert [row.label is None for row in rows] == [(row.confidence or 0) <= sure.confidence for row in rows]
+    notes = package.predict(model, photographs, accuracy=0.6, **EXACT).notes
+    assert any(f"{sure.answered} of 400 validation images" in note for note in notes)
+    assert any("the same validation images were used to choose: temperature by log loss" in note for note in notes)
+
+
+def test_an_interrupted_file_is_continued_with_the_same_promises(made: tuple[Path, Path], tmp_path: Path) -> None:
+    model, photographs = made
+    out, asked = tmp_path / "rows.csv", {"coverage": 0.8, "accuracy": 0.6, **EXACT}
+    whole = package.predict(model, photographs, out=out, **asked)
+    rows = [row.set for row in whole]
+    text = out.read_text().splitlines(keepends=True)
+    out.unlink()
+    (tmp_path / "rows.csv.partial").write_text("".join(text[:4]))
+    assert [row.set for row in package.predict(model, photographs, out=out, resume=True, **asked)] == rows
+    with pytest.raises(VitkitError, match="do not fit"):
+        package.predict(model, photographs, out=out, resume=True, **EXACT)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_an_exported_file_makes_the_same_promises(made: tuple[Path, Path], tmp_path: Path, suffix: str) -> None:
+    model, photographs = made
+    out = tmp_path / f"model{suffix}"
+    export(load(model), out, Pictures("photographs", tuple(sorted(photographs.iterdir()))))
+    expected = package.predict(model, photographs, coverage=0.8, accuracy=0.6, **EXACT)
+    rows = package.predict(out, photographs, coverage=0.8, accuracy=0.6)
+    assert [(row.set, row.label) for row in rows] == [(row.set, row.label) for row in expected]
+
+
+def test_the_server_answers_with_sets(made: tuple[Path, Path]) -> None:
+    model, photographs = made
+    paths = sorted(photographs.iterdir())
+    expected = list(package.predict(model, paths, coverage=0.8, accuracy=0.6, **EXACT))
+    files = [("image", (path.name, path.read_bytes())) for path in paths]
+    with serve([model], port=0, **EXACT) as server:
+        rows = httpx.post(f"{server.url}/predict?coverage=0.8&accuracy=0.6", files=files, timeout=30).json()
+        refused = httpx.post(f"{server.url}/predict?coverage=0.999", files=files[:1], timeout=30)
+    assert [tuple(row["set"]) for row in rows["predictions"]] == [row.set for row in expected]
+    assert [row["label"] for row in rows["predictions"]] == [row.label for row in expected]
+    assert refused.status_code == 400 and "at least 999 validation images" in refused.json()["error"]
+
+
+def test_models_without_held_out_predictions_are_refused(made: tuple[Path, Path], tmp_path: Path) -> None:
+    model, photographs = made
+    classifier = load(model)
+    classifier.trust = None
+    for asked, message in (
+        ({"coverage": 0.9}, "--coverage requires a model that knows"),
+        ({"accuracy": 0.9}, "--accuracy requires a model that knows"),
+        ({"set_by_class": True}, "request them by --coverage"),
+    ):
+        with pytest.raises(VitkitError, match=message):
+            package.predict(classifier, photographs, **asked)  # type: ignore[arg-type]
+
+
+def test_another_preprocessing_ends_the_promise(made: tuple[Path, Path]) -> None:
+    model, photographs = made
+    with pytest.raises(VitkitError, match="--coverage requires a model that knows"):
+        package.predict(model, photographs, coverage=0.8, preprocess="mean=0.1,std=0.9")
+
+
+def test_copies_among_validation_images_count_once(run: Path, tmp_path: Path) -> None:
+    from vitkit.evaluation import Evaluation
+    from vitkit.training.finalize import ValidationFacts, calibrate_by
+
+    classifier = load(runs.copy_of(run, tmp_path / "run"))
+    p = np.tile(np.array([[0.7, 0.2, 0.1]], np.float32), (6, 1))
+    seen = Evaluation("val", classifier.classes, tuple("uvwxyz"), np.array([0, 0, 0, 1, 0, 2]), p)
+    facts = ValidationFacts(groups={"u": 0, "v": 0, "w": 0}, seen={"z": "train"})
+    calibrate_by(tmp_path / "run", classifier, lambda: seen, facts)
+    assert classifier.held_out is not None
+    assert classifier.held_out.held_out.label.tolist() == [0, 1, 0]
+    shutil.rmtree(tmp_path / "run")
