@@ -53,7 +53,9 @@ def test_a_classifier_in_memory_is_described_as_its_folder_is(folder: Path) -> N
 def test_what_is_no_choice_is_refused(folder: Path) -> None:
     with pytest.raises(vitkit.VitkitError, match="--image-size must be at least 1, not 0"):
         vitkit.info(NAME, image_size=0)
-    with pytest.raises(vitkit.VitkitError, match="the size, heads and preprocessing of a classifier in memory are fixed"):
+    with pytest.raises(
+        vitkit.VitkitError, match="the size, heads and preprocessing of a classifier in memory are fixed"
+    ):
         vitkit.info(vitkit.load(folder), heads=2)
 
 
