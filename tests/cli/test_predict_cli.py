@@ -314,7 +314,7 @@ def test_on_a_terminal_rejection_is_said_in_words(
     expected = next(load(unsure).predict("photos/red/img1.png"))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     said = vitkit("predict", unsure, "photos/red/img1.png", "--reject", "0.9999").out.splitlines()[-1]
-    assert said == f"rejected: {expected.label} has {expected.confidence:.4f}, less than 0.9999"
+    assert said == f"rejected: the probability of {expected.label} is {expected.confidence:.4f}, less than 0.9999"
 
 
 # --- Going on ---------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_an_explanation_method_is_one_module_and_one_row(place: Path) -> None:
     done = vitkit(place, _METHOD, "explain", "model", "image.png", "-o", "explained", "--method", "corner")
     assert (done.returncode, done.stderr) == (0, "")
     page = (place / "explained" / "images" / "image.png" / "index.html").read_text(encoding="utf-8")
-    assert "<h2>corner</h2>" in page
+    assert '<h2 id="corner">corner</h2>' in page
     assert "Looks into the corner &lt;always&gt;." in page
 
 

@@ -152,7 +152,7 @@ class Counted(np.ndarray[Any, Any]):
 def write_all(own: Evaluation, folder: Path) -> None:
     numbers = {**figures(own), "operating_points": operating_points(own, None)}
     doubts = from_predictions([own])
-    pictures = report.draw(own, None)
+    pictures = {caption: draw() for caption, draw in report.pictures_of(own, None).items()}
     assert "Confusion" in pictures
     shown = {"title": "t", "numbers": numbers, "root": folder, "facts": {}, "findings": [], "pictures": {}}
     numbers.pop("operating_points")

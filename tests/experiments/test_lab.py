@@ -328,7 +328,7 @@ def test_the_sentence_is_what_the_tests_of_all_pairs_say(
 def test_a_picture_has_every_variant(done: LabResult, kind: Any) -> None:
     experiment = dataclasses.replace(done.experiment, picture=kind)
     (drawn,) = dataclasses.replace(done, experiment=experiment).pictures().values()
-    texts = [text.get_text() for text in drawn.findobj(lambda own: hasattr(own, "get_text"))]
+    texts = [text.get_text() for text in drawn().findobj(lambda own: hasattr(own, "get_text"))]
     assert {"pre-norm", "post-norm"} <= set(texts)
 
 

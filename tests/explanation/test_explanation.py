@@ -346,7 +346,7 @@ def test_a_folder_gets_everything(tmp_path: Path, photograph: Path) -> None:
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert escape(found.target) in page
     assert not re.search(r'(src|href)="(?!data:|#)', page), "self-contained"
-    assert page.index('alt="photograph"') < page.index("<h2>Methods</h2>")
+    assert page.index('alt="photograph"') < page.index(">Methods</h2>")
     for method in (*MAPS, "heads"):
         assert page.count(f'href="#{method}"') == page.count(f'<h2 id="{method}">') == 1
 

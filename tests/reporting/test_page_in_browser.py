@@ -218,7 +218,7 @@ def test_without_a_script_the_page_is_read(browser: Any, report: str, own: Evalu
     with visit(browser, report, has_script=False) as page:
         text = page.inner_text("body")
         assert "80.0 %" in text and "accuracy on 40 test images" in text
-        assert "least confidence" in text and "Most often confused" in text
+        assert "minimum confidence" in text and "Most often confused" in text
         assert text.count("predicted: ") == len(own.mistakes(24))
         shown = page.locator("[data-view=gallery] img").first
         assert shown.bounding_box()["width"] > 100

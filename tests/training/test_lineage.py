@@ -278,7 +278,7 @@ def test_a_run_reads_the_weights_it_begins_from_once(
     files: list[Path] = []
     for name in ("read_torch", "read_safetensors"):
         original = getattr(read, name)
-        spied = lambda path, original=original: (files.append(path), original(path))[1]  # noqa: E731
+        spied = lambda path, original=original, **more: (files.append(path), original(path, **more))[1]  # noqa: E731
         monkeypatch.setattr(read, name, spied)
     other = runs.photos(tmp_path / "other", seed=3)
     asked = {"data": str(other), "weights": str(start), "method": "full", "epochs": 1, "workers": 0}

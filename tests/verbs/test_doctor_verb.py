@@ -48,7 +48,7 @@ def test_what_the_exit_code_says_is_said(healthy: Path) -> None:
 def test_a_checkup_is_shown_in_a_line(healthy: Path) -> None:
     found = vitkit.doctor(healthy)
     assert repr(found) == f"<Checkup: {healthy}: 22 images in 2 classes, {healthy}>"
-    assert "nothing wrong was found" in found._repr_html_()
+    assert "Nothing wrong was found" in found._repr_html_()
 
 
 def test_progress_is_told(healthy: Path) -> None:

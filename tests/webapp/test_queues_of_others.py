@@ -95,7 +95,7 @@ def test_what_the_studio_keeps_is_nobody_elses(place: Workspace, monkeypatch: py
 def test_where_nothing_can_be_kept_a_line_says_so(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("file").touch()
     monkeypatch.setenv("VITKIT_STATE", "file/state")
-    with pytest.raises(VitkitError, match=r"cannot make file/state: .*VITKIT_STATE"):
+    with pytest.raises(VitkitError, match=r"cannot create file/state: .*VITKIT_STATE"):
         Jobs(place.runs)
 
 
