@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import vitkit
 from vitkit.cli.commands import VERBS
@@ -54,6 +54,61 @@ def function_of(verb: str) -> Callable[..., None]:
     return VERBS[verb].function()
 
 
+# The recipe fields in the help of `vitkit train` and the like; --help-all shows the others, too.
+_COMMON = ("model", "weights", "method", "epochs", "time", "batch_size", "lr", "image_size", "split", "device", "seed")
+_COMMON_PANEL = "Most used settings"
+
+
+class _Command(TyperCommand):
+    """A command whose help lists its flags by panel, without boxes, whose narrow columns break lines too often."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--help-all" in args:
+            typer.echo(self._help(ctx, is_complete=True))
+            ctx.exit()
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [each for each in self.get_params(ctx) if not isinstance(each, TyperOption)]
+        names = [each.metavar if each.required else f"[{each.metavar}]" for each in arguments]
+        return ["[OPTIONS]", *names]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(self._help(ctx, is_complete=False))
+
+    def _help(self, ctx: Any, *, is_complete: bool) -> str:
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        shown, further = self._panels(ctx, is_complete)
+        for name, rows in shown.items():
+            with formatter.section(name):
+                formatter.write_dl(rows, col_max=26)
+        if further:
+            formatter.write(f"\n{further} more flags: {ctx.command_path} --help-all\n")
+        return str(formatter.getvalue())
+
+    def _panels(self, ctx: Any, is_complete: bool) -> tuple[dict[str, list[tuple[str, str]]], int]:
+        """Return the rows of each panel, and the number of flags that are left out."""
+        panels, further = dict[str, list[tuple[str, str]]](), 0
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            if not isinstance(parameter, TyperOption):
+                panel, record = "Arguments", (parameter.metavar, record[1])
+            elif (own := getattr(parameter, "rich_help_panel", None)) is None or is_complete:
+                panel = own or "Options"
+            elif parameter.name in _COMMON:
+                panel = _COMMON_PANEL
+            else:
+                further += 1
+                continue
+            panels.setdefault(panel, []).append(record)
+        return panels, further
+
+
 class _Commands(Mapping[str, Any]):
     """The commands as objects of typer, by name; each is made when it is used."""
 
@@ -61,7 +116,7 @@ class _Commands(Mapping[str, Any]):
         if verb not in VERBS:
             raise KeyError(verb)
         program = typer.Typer(add_completion=False)
-        program.command(verb)(function_of(verb))
+        program.command(verb, cls=_Command)(function_of(verb))
         return typer.main.get_command(program)
 
     def __iter__(self) -> Iterator[str]:

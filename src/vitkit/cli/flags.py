@@ -47,7 +47,16 @@ _ARGUMENTS = {  # names in the help; one that ends in ... can be repeated
     "text": "TEXT",
     "name": "NAME",
 }
-_METAVARS = {**_ARGUMENTS, "preprocess": "TEXT|FILE", "target": "CLASS|top|N"}
+_METAVARS = {
+    **_ARGUMENTS,
+    "preprocess": "TEXT|FILE",
+    "target": "CLASS|top|N",
+    "recipe": "FILE|NAME",
+    "weights": "WEIGHTS",
+    "time": "TIME",
+    "select_time": "TIME",
+}
+_WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}  # names of values of a type
 _ENVIRONMENT = {"token": "VITKIT_TOKEN"}
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "Sequence[str]": list[str]}
 
@@ -76,9 +85,10 @@ def parameters_of(
         text = next((mark for mark in marks if isinstance(mark, str)), None)
         settings: dict[str, Any] = {"help": text or _as_help(entries.get(parameter.name, ""), written)}
         if _is_argument(parameter, flags):
-            options.append(_argument(parameter, kind, settings | {"metavar": metavar_of.get(parameter.name)}))
+            options.append(_argument(parameter, kind, settings | {"metavar": metavar_of.get(parameter.name, parameter.name.upper())}))
             continue
-        settings["metavar"] = metavar_of.get(parameter.name) if parameter.name not in _ARGUMENTS else None
+        named = metavar_of.get(parameter.name) if parameter.name not in _ARGUMENTS else None
+        settings["metavar"] = named or _word(kind)
         if parameter.name in _ENVIRONMENT:
             settings |= {"envvar": _ENVIRONMENT[parameter.name], "show_envvar": True}
         for between in marks:
@@ -107,7 +117,7 @@ def description_of(function: Callable[..., Any], flags: Collection[str] = ()) ->
     paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
     shown = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
     shown = re.sub(r"(Example: .*)`\.$", r"\1`", shown)
-    return _in_flags(shown, _spelling(function, flags)).replace("[", "\\[")
+    return _in_flags(shown, _spelling(function, flags))
 
 
 def sentence_of(file: Path, name: str) -> str:
@@ -206,14 +216,25 @@ def _options(dataclass: type[Any]) -> dict[str, inspect.Parameter]:
 
 def _option(field: dataclasses.Field[Any], kind: Any, text: str, panel: str, shown: str | bool) -> inspect.Parameter:
     (flag,) = _flags_of(field.name)
-    settings: dict[str, Any] = {"help": text, "show_default": shown, "rich_help_panel": panel}
+    if isinstance(shown, str):
+        text = f"{text} [default: {shown}]"
+    settings: dict[str, Any] = {"help": text, "show_default": False, "rich_help_panel": panel}
+    settings["metavar"] = _METAVARS.get(field.name) or _word(kind)
     if field.name == "model_fields":
         kind = list[str]
         settings["help"] = "Change a field of the model, for example --set model.position=none --set model.layers=6."
-        settings |= {"metavar": "model.FIELD=VALUE", "show_default": False}
+        settings["metavar"] = "model.FIELD=VALUE"
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     optional = kind if type(None) in get_args(kind) and get_origin(kind) is not tuple else kind | None
     return _parameter(field.name, optional, typer.Option(declaration, **settings), None)
+
+
+def _word(kind: Any) -> str | None:
+    """Return the name of a flag's value in the help; None for choices and switches, which typer describes itself."""
+    if get_origin(kind) is tuple:
+        return " ".join(_WORDS.get(each, "TEXT") for each in get_args(kind) if each is not Ellipsis)
+    parts = [part for part in get_args(kind) or (kind,) if part is not type(None)]
+    return _WORDS.get(parts[0]) if len(parts) == 1 else None
 
 
 def _show(default: Any) -> str | bool:
