@@ -22,6 +22,7 @@ import vitkit as package
 from vitkit.cli import function_of
 from vitkit.cli.app import VERBS
 
+HELPS = ("--help", "--help-all")
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
 FUNCTIONS: dict[str, Callable[..., Any]] = {verb: function_of(verb) for verb in VERBS}
 SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchvision", "torchmetrics"}
@@ -337,3 +338,62 @@ def test_a_verb_is_added_by_its_module_and_its_public_name(tmp_path: Path) -> No
         env=runs.environment() | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert listed.stdout == "Count the files of a folder, up to --most.\n"
+
+
+# --- Completion, short and whole help, silence ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("vitkit tra", {"train"}),
+        ("vitkit train --weight-d", {"--weight-decay"}),
+        ("vitkit train --method pro", {"probe", "probe-sgd"}),
+        ("vitkit train --model vit_huge_patch14_224_", {"vit_huge_patch14_224_in21k", "vit_huge_patch14_224_gap"}),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_words_are_completed(line: str, expected: set[str], shell: str) -> None:
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))} if shell == "bash" else {}
+    asked |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("vitkit")],
+        env=runs.environment() | asked | {"_VITKIT_COMPLETE": f"complete_{shell}"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    offered = set(re.findall(r"[\w-]*" + re.escape(line.split()[-1]) + r"[\w-]*", done.stdout))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert expected <= offered
+    assert all(word.startswith(line.split()[-1]) for word in offered)
+
+
+def test_the_short_help_counts_what_the_whole_help_adds(vitkit: Any) -> None:
+    short, whole = (set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", vitkit("train", flag).out, re.M)) for flag in HELPS)
+    assert short < whole
+    assert f"{len(whole - short)} more flags: vitkit train --help-all" in vitkit("train", "--help").out
+    assert {"--model", "--weights", "--method", "--epochs", "--time", "--lr", "--out"} <= short
+    rows = [line.split()[1] for line in GOLDEN.read_text().splitlines() if line.startswith("train --")]
+    written = {re.split("[:/]", row)[0] for row in rows}
+    assert whole == written | {"--help"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_command_speaks_of_no_type_of_python(vitkit: Any, verb: str) -> None:
+    shown = vitkit(verb, "--help-all").out
+    assert not re.search(r"<(int|float|str|bool|path|list)\b|RANGE|\bTrue\b|\bNone\b", shown)
+
+
+def test_quiet_leaves_results_and_errors(vitkit: Any, trained: Path, data: Path) -> None:
+    picture = next(data.rglob("*.png"))
+    loud, quiet = (vitkit("predict", trained, picture, *flags) for flags in ((), ("--quiet",)))
+    assert loud.out == quiet.out != ""
+    assert (loud.err != "", quiet.err) == (True, "")
+    assert vitkit("-q", "predict", trained, picture).out == quiet.out
+    refused = vitkit("predict", trained, "nowhere.png", "-q")
+    assert (refused.code, refused.err.startswith("error: ")) == (2, True)
+
+
+def test_a_quiet_training_prints_nothing(vitkit: Any, data: Path, tmp_path: Path) -> None:
+    outcome = vitkit("train", data, "-q", *runs.FLAGS, "--out", tmp_path / "run")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+    assert (tmp_path / "run" / "model.json").is_file()

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import vitkit
 from vitkit.cli.commands import VERBS
-from vitkit.cli.say import give_up_stdout, prepare_streams, say
+from vitkit.cli.say import give_up_stdout, prepare_streams, say, set_quiet
 from vitkit.errors import VitkitError, first_line, is_memory_short
 from vitkit.exporting.formats import TORCHSCRIPT
 
@@ -71,7 +71,7 @@ class _Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [each for each in self.get_params(ctx) if not isinstance(each, TyperOption)]
-        names = [each.metavar if each.required else f"[{each.metavar}]" for each in arguments]
+        names = [str(each.metavar) if each.required else f"[{each.metavar}]" for each in arguments]
         return ["[OPTIONS]", *names]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -97,7 +97,7 @@ class _Command(TyperCommand):
             if record is None:
                 continue
             if not isinstance(parameter, TyperOption):
-                panel, record = "Arguments", (parameter.metavar, record[1])
+                panel, record = "Arguments", (str(parameter.metavar), record[1])
             elif (own := getattr(parameter, "rich_help_panel", None)) is None or is_complete:
                 panel = own or "Options"
             elif parameter.name in _COMMON:
@@ -105,7 +105,8 @@ class _Command(TyperCommand):
             else:
                 further += 1
                 continue
-            panels.setdefault(panel, []).append(record)
+            text = re.sub(r"\[default: \((.*?)\)", r"[default: \1", record[1])
+            panels.setdefault(panel, []).append((record[0], text))
         return panels, further
 
 
@@ -147,7 +148,6 @@ app = typer.Typer(
     name="vitkit",
     cls=_Verbs,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Vision Transformers that you can trust, inspect and deploy: a folder of photographs in, a classifier out.",
@@ -169,6 +169,9 @@ def _flags_of_every_verb(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; works after a command, too.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only results and errors; works after a command, too.")
+    ] = False,
 ) -> None:
     pass
 
@@ -179,7 +182,10 @@ def main() -> None:
     Exit codes: 0 for success; 1 if the answer is no (for example, the data have problems); 2 if the user must change
     something; 128 + n if signal n stopped the program.
     """
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    given = sys.argv[1:]
+    arguments = [argument for argument in given if argument not in ("--debug", "--quiet", "-q")]
+    is_debugged = "--debug" in given
+    set_quiet(len(arguments) < len(given) - is_debugged)
     prepare_streams()
     try:
         code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
@@ -190,11 +196,11 @@ def main() -> None:
         give_up_stdout()
         sys.exit(_BROKEN_PIPE)
     except (typer.TyperException, typer.Abort, VitkitError, KeyboardInterrupt, OSError) as error:
-        if len(arguments) < len(sys.argv) - 1:
+        if is_debugged:
             raise
         _end(error, arguments)
     except (MemoryError, RuntimeError) as error:
-        if not is_memory_short(error) or len(arguments) < len(sys.argv) - 1:
+        if not is_memory_short(error) or is_debugged:
             raise
         _end(error, arguments)
     sys.exit(code or 0)

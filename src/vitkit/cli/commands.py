@@ -22,7 +22,7 @@ import typer
 
 import vitkit
 from vitkit.cli.flags import description_of, parameters_of, parameters_of_fields, sentence_of, switch
-from vitkit.cli.say import Bar, say, show, tell
+from vitkit.cli.say import Bar, is_quiet, say, show, tell
 from vitkit.errors import VitkitError
 from vitkit.system.files import to_json
 
@@ -35,9 +35,12 @@ _EVERYTHING = {"as_json": "Print everything as JSON."}
 def call(function: Function, values: Values, *, as_json: bool = False) -> Any:
     """Call the function of a command, show its progress and notes, and return its result.
 
-    With `as_json`, nothing but JSON is written to stdout; other lines go to stderr.
+    With `as_json`, nothing but JSON is written to stdout; other lines go to stderr. With --quiet, there are no other
+    lines.
     """
     accepted = inspect.signature(inspect.unwrap(function)).parameters.keys() & {"say", "note", "progress"}
+    if is_quiet():
+        return function(**values, **{name: lambda *_: None for name in accepted})
     with Bar() if "progress" in accepted else nullcontext() as bar:
         to_stdout = partial(say, flush=True) if bar is None else bar.say
         listeners = {"say": partial(say, file=sys.stderr) if as_json else to_stdout, "note": tell, "progress": bar}

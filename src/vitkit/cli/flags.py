@@ -85,7 +85,8 @@ def parameters_of(
         text = next((mark for mark in marks if isinstance(mark, str)), None)
         settings: dict[str, Any] = {"help": text or _as_help(entries.get(parameter.name, ""), written)}
         if _is_argument(parameter, flags):
-            options.append(_argument(parameter, kind, settings | {"metavar": metavar_of.get(parameter.name, parameter.name.upper())}))
+            settings["metavar"] = metavar_of.get(parameter.name, parameter.name.upper())
+            options.append(_argument(parameter, kind, settings))
             continue
         named = metavar_of.get(parameter.name) if parameter.name not in _ARGUMENTS else None
         settings["metavar"] = named or _word(kind)
@@ -216,17 +217,24 @@ def _options(dataclass: type[Any]) -> dict[str, inspect.Parameter]:
 
 def _option(field: dataclasses.Field[Any], kind: Any, text: str, panel: str, shown: str | bool) -> inspect.Parameter:
     (flag,) = _flags_of(field.name)
-    if isinstance(shown, str):
-        text = f"{text} [default: {shown}]"
-    settings: dict[str, Any] = {"help": text, "show_default": False, "rich_help_panel": panel}
+    settings: dict[str, Any] = {"help": text, "show_default": shown, "rich_help_panel": panel}
     settings["metavar"] = _METAVARS.get(field.name) or _word(kind)
     if field.name == "model_fields":
         kind = list[str]
         settings["help"] = "Change a field of the model, for example --set model.position=none --set model.layers=6."
-        settings["metavar"] = "model.FIELD=VALUE"
+        settings |= {"metavar": "model.FIELD=VALUE", "show_default": False}
+    if field.name == "model":
+        settings["autocompletion"] = _model_names
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     optional = kind if type(None) in get_args(kind) and get_origin(kind) is not tuple else kind | None
     return _parameter(field.name, optional, typer.Option(declaration, **settings), None)
+
+
+def _model_names(incomplete: str) -> list[str]:
+    """Return the names of models that complete a word on the command line."""
+    from vitkit.model.names import list_models
+
+    return [name for name in list_models() if name.startswith(incomplete)]
 
 
 def _word(kind: Any) -> str | None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.cli.say import HARMLESS, Bar, say, tell
+from vitkit.cli.say import HARMLESS, Bar, is_quiet, say, tell
 from vitkit.errors import Interrupted, ShortageError
 from vitkit.inference.prediction import Columns, JsonLines, RowFormat, partial_of
 from vitkit.system.files import to_json
@@ -29,7 +29,7 @@ def run(function: Callable[..., Predictions], values: dict[str, Any], *, strict:
         result = function(**values, say=tell if as_json else bar.say, note=tell, progress=bar, writer=writer)
     if as_json and out is not None:
         print(to_json(result.counts()))
-    else:
+    elif out is not None or not is_quiet():
         for line in result.lines():
             say(line, file=sys.stderr if out is None else None)  # because the rows are on stdout
     return int(result.unreadable == result.images or (strict and not result.is_whole))

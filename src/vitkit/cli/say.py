@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.result import Result
 
 
+_is_quiet = False
 HARMLESS = "vitkit"  # the error handler for characters that an encoding lacks
 
 
@@ -64,8 +65,21 @@ def say(text: object = "", *, file: TextIO | None = None, flush: bool = False) -
     print(visible(str(text)), file=file, flush=flush)
 
 
+def set_quiet(wanted: bool) -> None:
+    """Print only results and errors from now on (--quiet), or everything again."""
+    global _is_quiet  # a setting of the whole program, as its streams are
+    _is_quiet = wanted
+
+
+def is_quiet() -> bool:
+    """Return whether only results and errors are to be printed."""
+    return _is_quiet
+
+
 def tell(line: str) -> None:
-    """Print a note on stderr."""
+    """Print a note on stderr, unless --quiet is given."""
+    if is_quiet():
+        return
     say(f"note: {line}", file=sys.stderr)
 
 
@@ -89,9 +103,10 @@ class Bar:
         self._task: TaskID | None = None
         self._what = ""
         self._last_output = time.monotonic()
+        self._is_quiet = is_quiet()
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._is_quiet:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -116,12 +131,14 @@ class Bar:
             if self._task is None:
                 self._task = self._progress.add_task(what)
             self._progress.update(self._task, description=what, completed=done, total=total)
-        elif time.monotonic() - self._last_output > _SECONDS_BETWEEN_LINES:
+        elif not self._is_quiet and time.monotonic() - self._last_output > _SECONDS_BETWEEN_LINES:
             self._last_output = time.monotonic()
             say(f"{what}: {done}" + (f" of {total}" if total else ""), file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
-        """Print a line that stays on the terminal."""
+        """Print a line that stays on the terminal, unless --quiet is given."""
+        if self._is_quiet:
+            return
         self._last_output = time.monotonic()
         if self._progress is not None and sys.stdout.isatty():
             self._progress.console.file.flush()
