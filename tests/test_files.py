@@ -70,6 +70,17 @@ def test_a_block_that_wrote_nothing_fails_and_leaves_the_old_file(tmp_path: Path
     assert path.read_bytes() == b"old"
 
 
+def test_a_failure_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, error in (
+        (tmp_path / "none" / "a.svg", FileNotFoundError),
+        (tmp_path / "file" / "a", NotADirectoryError),
+    ):
+        with pytest.raises(error) as raised, replacing(path) as temporary:
+            temporary.write_bytes(b"")
+        assert raised.value.filename == str(path) and str(raised.value).endswith(f"{str(path)!r}")
+
+
 def test_a_failing_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     (path / "in the way").mkdir(parents=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vitkit.data import read_source
 from vitkit.evaluation import LabelError, write_label_errors
 from vitkit.inference import ENCODING, Columns, Csv, JsonLines, Prediction
-from vitkit.text import harmless, restored, visible
+from vitkit.text import harmless, restored, sentence, visible
 
 HOSTILE = (
     "=1+1",
@@ -88,3 +88,19 @@ def test_a_list_of_labels_is_read_as_it_was_written(
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_terminal_gets_no_commands(text: str) -> None:
     assert not _COMMANDS.search(visible(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the model is better", "The model is better."),
+        ("none, of all: so", "None, of all: so."),
+        ("vit_tiny@none is better", "vit_tiny@none is better."),
+        ("timm:resnet18 is worse.", "timm:resnet18 is worse."),
+        ("pre-trained, it is better!", "Pre-trained, it is better!"),
+        ("6 images", "6 images."),
+        ("\u201ca b\u201d is better", "\u201ca b\u201d is better."),
+    ],
+)
+def test_a_sentence_keeps_names_that_it_begins_with(text: str, expected: str) -> None:
+    assert sentence(text) == expected

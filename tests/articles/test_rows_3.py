@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from PIL import Image
 
 import runs
 import vitkit
+import warm
 from vitkit.training import read_metrics
 
 COLOURS = ["blue", "green", "red"]
@@ -204,7 +208,17 @@ def test_3_22_finds_the_learning_rate(row: Any) -> None:
 @pytest.mark.accept
 def test_3_23_cross_validation(row: Any) -> None:
     done = row()
-    assert len(list(done.run.glob("fold-*"))) == 2 or len(list(done.run.glob("*/model.json"))) == 2
+    folds = sorted(done.run.glob("fold-*"))
+    answers = [list(csv.DictReader((fold / "predictions.csv").read_text().splitlines())) for fold in folds]
+    tested = [{answer["path"] for answer in part} for part in answers]
+    assert [len(paths) for paths in tested] == [15, 15] and len(set.union(*tested)) == 30, "each image once"
+    for fold, paths in zip(folds, tested, strict=True):
+        splits = json.loads((fold / "split.json").read_text())["splits"]
+        assert not paths & {path for part in ("train", "val") for group in splits[part].values() for path in group}
+    right = [answer["label"] == answer["predicted"] for part in answers for answer in part]
+    accuracy = json.loads((done.run / "folds.json").read_text())["accuracy"]
+    low, high = accuracy["interval_95"]
+    assert accuracy["mean"] == pytest.approx(sum(right) / 30) and low <= accuracy["mean"] <= high
 
 
 def test_3_24_a_callback(row: Any) -> None:
@@ -236,10 +250,30 @@ def test_3_27_tests_on_held_out_images(row: Any) -> None:
     assert low <= answer["accuracy"] <= high
 
 
-def test_3_28_images_that_were_classified_wrongly(row: Any) -> None:
+def test_3_28_images_that_were_classified_wrongly(row: Any, place: Path) -> None:
+    shutil.rmtree("runs/flowers")
+    flags = ["--set", "model.layers=1", "--epochs", "1", "--lr", "1e-9", "--batch-size", "8", "--workers", "0"]
+    model = ["--model", "vit_micro_patch8_16", "--weights", "none", "--split", "0.6", "0.2", "0.2"]
+    command = [warm.vitkit(), "train", "flower_photos", *model, *flags, "-o", "runs/flowers"]
+    subprocess.run(command, check=True, capture_output=True, env=runs.environment())  # which has learned nothing
     page = row().value
     answers = list(csv.DictReader(Path("runs/flowers/predictions.csv").read_text().splitlines()))
-    assert len(answers) == 6 and "data:image/" in page
+    wrong = {answer["path"]: answer for answer in answers if answer["label"] != answer["predicted"]}
+    assert len(answers) == 6 and 3 <= len(wrong) < 6, "an untrained model"
+    section = page.partition("The most confident mistakes")[2].partition("<h2")[0]
+    cells = re.findall(r"<figure.*?</figure>", section, re.DOTALL)
+    captions = {next(path for path in wrong if path in cell): cell for cell in cells}
+    assert captions.keys() == wrong.keys() and len(cells) == len(wrong)
+    for path, cell in captions.items():
+        answer = wrong[path]
+        assert f"true: {answer['label']}" in cell and f"predicted: {answer['predicted']} " in cell
+        (data,) = re.findall(r"data:image/\w+;base64,([^\"]+)", cell)
+        with (
+            Image.open(io.BytesIO(base64.b64decode(data))) as shown,
+            Image.open(place / "flower_photos" / path) as file,
+        ):
+            means = [np.asarray(picture.convert("RGB")).mean((0, 1)) for picture in (shown, file)]
+        np.testing.assert_allclose(*means, atol=12)  # the photograph itself, as a JPEG
 
 
 def test_3_29_onnx(row: Any) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import statistics
+import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ import torch
 import torchvision
 
 import runs
+import vitkit
+from vitkit.training import read_metrics
 
 MODELS = ["vit_micro_patch8_16@none", "vit_micro_r_s4_16@none"]
 
@@ -69,9 +75,30 @@ def test_5_4_the_same_computation(row: Any) -> None:
 
 
 @pytest.mark.accept
-def test_5_5_few_epochs_and_many(row: Any) -> None:
-    row()
-    assert len(comparison("epochs")["models"]) == 2
+def test_5_5_few_epochs_and_many(row: Any, place: Path) -> None:
+    """The curves of a model that is fine-tuned and of one from scratch, and which epoch of one equals the other."""
+    row("--epochs", "4")
+    tuned, scratch = comparison("epochs")["models"]
+    assert (tuned["name"], scratch["name"]) == ("vit_base_patch16_224_in21k.pth", "vit_micro_patch8_16@none")
+    for model in (tuned, scratch):
+        (run,) = model["runs"]
+        folder = Path("runs/epochs") / run["folder"]
+        recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+        assert (recipe["method"], recipe["epochs"]) == ("full", 4)
+        lines = read_metrics(folder / "metrics.csv")
+        assert run["curve"] == [[line["epoch"] + 1, pytest.approx(line["val_acc"])] for line in lines]
+        assert len(lines) == 4
+    after = runs.weights(Path("runs/epochs") / tuned["runs"][0]["folder"])
+    before = torch.load(place / "vit_base_patch16_224_in21k.pth")
+    assert torch.nn.functional.cosine_similarity(after["pos_embed"].flatten(), before["pos_embed"].flatten(), 0) > 0.9
+    best, other = sorted(
+        (dict(model["runs"][0]["curve"]) for model in (tuned, scratch)), key=lambda c: -max(c.values())
+    )
+    first = next(epoch for epoch, value in best.items() if value >= max(other.values()))
+    page = Path("runs/epochs/comparison.html").read_text(encoding="utf-8")
+    assert "Accuracy by epoch" in page
+    assert f"{100 * max(other.values()):.1f} %, the best accuracy of" in page
+    assert f", after {first} epoch" in page
 
 
 @pytest.mark.accept
@@ -122,9 +149,26 @@ def test_5_11_class_token_or_mean(row: Any) -> None:
 
 
 @pytest.mark.accept
-def test_5_12_pre_training_without_labels(row: Any) -> None:
-    row("--workers", "0", "--batch-size", "8", "--precision", "float32")
-    assert Path("runs/pretrained/model.safetensors").is_file()
+def test_5_12_pre_training_without_labels(row: Any, place: Path) -> None:
+    """The loss is the cross-entropy of 512 mean colours: ln 512 = 6.24 if nothing is known. Labels have no effect."""
+    flags = ("--workers", "0", "--batch-size", "8", "--precision", "float32", "--epochs", "12", "--lr", "3e-3")
+    row(*flags)
+    losses = [line["train_loss"] for line in read_metrics(Path("runs/pretrained/metrics.csv"))]
+    assert len(losses) == 12 and 4 < losses[0] < 8 and losses[-1] < losses[0] - 1
+    encoder = vitkit.load("runs/pretrained")
+    assert encoder.model.head is None and encoder.classes == ()
+    run = vitkit.train(
+        "flower_photos", weights="runs/pretrained", method="probe", out="runs/probed", say=str, workers=0
+    )
+    probed, pretrained = runs.weights(run.folder), runs.weights(Path("runs/pretrained"))
+    assert all(torch.equal(probed[name], tensor) for name, tensor in pretrained.items())
+    split, before = (json.loads(Path(f"runs/{name}/split.json").read_text()) for name in ("probed", "pretrained"))
+    assert split["splits"]["test"] == before["splits"]["test"], "images that the pre-training has not seen"
+    shutil.move("runs/pretrained", "runs/first")
+    for old, new in zip(("blue", "green", "red"), ("x", "y", "z"), strict=True):
+        (place / "flower_photos" / old).rename(place / "flower_photos" / new)
+    row(*flags)
+    runs.assert_same_weights(Path("runs/first"), Path("runs/pretrained"))
 
 
 def test_5_13_the_papers_cnn(row: Any) -> None:
@@ -165,5 +209,20 @@ def test_5_17_a_table_for_a_thesis(row: Any) -> None:
 
 @pytest.mark.accept
 def test_5_18_images_per_second(row: Any) -> None:
-    out = row("--rounds", "2", "--batch-sizes", "1").out
-    assert re.search(r"[\d.]+", out) and "images" in out
+    """The speed of each backend, and its ratio to that of the plain model, which is timed here once more."""
+    out = row("--rounds", "5", "--batch-sizes", "8").out
+    line = re.compile(r"^(\w+ \w+) +8 +([\d.]+) +([\d.]+)-([\d.]+) +([\d.]+) ", re.MULTILINE)
+    rows = {name: tuple(map(float, numbers)) for name, *numbers in line.findall(out)}
+    assert {"eager float32", "eager bfloat16"} <= rows.keys()
+    (plain, _, _, ratio) = rows["eager float32"]
+    assert ratio == 1
+    for rate, low, high, ratio in rows.values():
+        assert low <= rate <= high and ratio == pytest.approx(rate / plain, rel=0.02)
+    model, images = vitkit.load("runs/flowers").model.eval(), torch.randn(8, 3, 16, 16)
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(20):
+            start = time.perf_counter()
+            model(images)
+            seconds.append(time.perf_counter() - start)
+    assert 1 / 4 < plain * statistics.median(seconds) / 8 < 4, "machines are sometimes busy"

@@ -25,7 +25,7 @@ from vitkit.errors import VitkitError
 from vitkit.experiments.training_plan import job_of
 from vitkit.model.build import build, config_of
 from vitkit.verbs.models import count_parameters
-from vitkit.verbs.result import latex_table, latex_text
+from vitkit.verbs.result import csv_table, latex_table, latex_text
 
 RECIPES = Path(vitkit.__file__).parent / "recipes"
 
@@ -45,13 +45,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "plan": vitkit.plan("vit_tiny_patch16_224", others=["vit_small_patch16_224"], images=1000),
         "comparison": vitkit.compare(photos, models, out=place / "compared", **quick),
         "lab": vitkit.lab("attention-distance", data=str(photos), model=str(place / "run"), out=place / "lab"),
+        "few-shot": vitkit.lab("few-shot", str(photos), model=str(place / "run"), seeds=1, out=place / "few"),
+        "pretraining": vitkit.pretrain(photos, out=place / "mae", **runs.quick_fields(epochs=2), say=lambda line: None),
+        "speed": vitkit.bench(place / "run", batch_sizes=1, rounds=1, backends="eager", precisions="float32"),
         "models": vitkit.models("vit_tiny"),
         "weights": vitkit.models("deit", weights=True),
     }
 
 
 LAB = {"Patch filters": "left", "Position embeddings": "centre", "Attention distance": "right"}
-NAMES = ("training", "evaluation", "predictions", "checkup", "plan", "comparison", "lab", "models", "weights")
+NAMES = (
+    *("training", "evaluation", "predictions", "checkup", "plan", "comparison", "lab", "few-shot"),
+    *("pretraining", "speed", "models", "weights"),
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,6 +83,9 @@ def test_the_tables_say_what_the_results_say(results: dict[str, Any]) -> None:
     assert [row["path"] for row in results["predictions"].rows()] == [row.path for row in results["predictions"]]
     assert {row["class"]: row["images"] for row in results["checkup"].rows()} == dict.fromkeys(runs.COLOURS, 12)
     assert [row["parameters"] for row in results["plan"].rows()] == [5_717_416, 22_050_664]
+    losses = [row["train_loss"] for row in results["pretraining"].rows()]
+    assert len(losses) == 2 and losses == [row["train_loss"] for row in results["pretraining"].metrics]
+    assert [(row["batch"], row["precision"]) for row in results["speed"].rows()] == [(1, "float32")]
     best = results["comparison"].rows()[0]
     assert best["low"] <= best["accuracy"] <= best["high"]
 
@@ -106,6 +115,9 @@ PICTURES = {
     "checkup": {"Images per class", "Sizes"},
     "comparison": {"Accuracy by epoch", "Accuracy by computation"},
     "lab": {f"{what} (Figure 7, {where})" for what, where in LAB.items()},
+    "few-shot": {"Accuracy by images per class"},
+    "pretraining": {"Loss by epoch"},
+    "speed": {"Images per second"},
 }
 
 
@@ -131,7 +143,7 @@ def test_a_picture_for_latex_has_serif_text_and_a_figure_can_hold_several(
 ) -> None:
     plain = results["evaluation"].save(tmp_path / "plain.svg").read_text(encoding="utf-8")
     serif = results["evaluation"].save(tmp_path / "serif.svg", fonts="latex").read_text(encoding="utf-8")
-    assert "STIXGeneral" in serif and "STIXGeneral" not in plain
+    assert "'STIXGeneral', 'STIX Two Text', 'Times New Roman'" in serif and "STIXGeneral" not in plain
     assert all(name in serif for name in runs.COLOURS), "class names stay text"
     figure = Figure(layout="constrained")
     left, right = figure.subfigures(1, 2)
@@ -199,6 +211,9 @@ def test_cells_of_all_kinds() -> None:
         r"50 \% &  & 2 & 1, x \\",
     ]
     assert latex_table(rows).startswith(r"\begin{tabular}{lrrl}")
+    argument = latex_table([{"[n": "[x]"}, {"[n": "*"}]).splitlines()
+    assert argument[2:6] == [r"{}[n \\", r"\midrule", r"{}[x] \\", r"{}* \\"], "no argument of the row before"
+    assert csv_table([{"class": "=1+1", "n": -1}]) == "class,n\r\n'=1+1,-1\r\n", "no formula"
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")

@@ -222,6 +222,12 @@ def test_what_is_wrong_with_a_command(command: str, expected: list[str]) -> None
     assert faults(command) == expected
 
 
+def test_the_paper_has_as_few_lines_as_the_readme_says() -> None:
+    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
+    (path, limit) = re.findall(r"\]\((src/[^)]+/vit\.py)\) is the paper in under (\d+) lines", text)[0]
+    assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) < int(limit)
+
+
 def test_marked_blocks_run_in_order_in_one_folder_with_vitkit_at_hand(tmp_path: Path) -> None:
     page = PAGE.replace("$ cat file.txt", "$ cat file.txt && command -v vitkit > where.txt")
     run(page, tmp_path)

@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 import runs
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments import Comparison, ComparisonSuite
 from vitkit.experiments import compare as costs
+from vitkit.experiments.comparison_suite import figures_of
 
 A, B = "vit_micro_patch8_16", "vit_micro_patch4_16"
 OF_ANY_MODEL: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name not in ("model", "epochs")}
@@ -59,6 +62,25 @@ def test_the_cells_are_those_of_the_comparisons(found: tuple[ComparisonSuite, li
         assert [(row["model"], row["data"]) for row in csv.DictReader(file)] == [
             (model, data) for model in (A, B) for data in ("photos", "others")
         ]
+
+
+@pytest.mark.parametrize(("images", "rates"), [(5, (0.8, 0.8)), (20, (0.9, 0.9)), (50, (0.99, 0.5)), (10, (0.85,) * 4)])
+def test_the_interval_of_a_mean_covers_the_true_mean(images: int, rates: tuple[float, ...]) -> None:
+    """Over 1000 simulated comparisons of a model with known accuracies, whose own intervals are Clopper's."""
+    rng, covered = np.random.default_rng(0), 0
+    ends = [binomtest(right, images).proportion_ci() for right in range(images + 1)]
+    labels = [f"data {i}" for i in range(len(rates))]
+    for _ in range(1000):
+        contents = []
+        for rate in rates:
+            right = int(rng.binomial(images, rate))
+            model = {"name": "a", "accuracy": right / images, "interval": [ends[right].low, ends[right].high]}
+            contents.append({"models": [{**model, "runs": [{"training_flops": None}]}], "pairs": [], "seeds": [0]})
+        (row,) = figures_of(labels, contents)["models"]
+        low, high = row["mean"]["interval"]
+        assert 0 <= low <= row["mean"]["accuracy"] <= high <= 1
+        covered += low <= sum(rates) / len(rates) <= high
+    assert covered > 930
 
 
 def test_means_and_ranks_are_over_the_data_sets(found: tuple[ComparisonSuite, list[str]]) -> None:

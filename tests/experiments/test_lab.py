@@ -274,7 +274,8 @@ def test_every_model_is_pre_trained_on_each_part_and_transferred(transferred: La
 def test_the_page_has_both_figures_and_the_sentence(transferred: LabResult) -> None:
     assert transferred.page is not None
     page = transferred.page.read_text(encoding="utf-8")
-    assert page.count("data:image/svg+xml") == 2
+    assert page.count("data:image/svg+xml") == 3
+    assert "In the paper (Figure 3, numbers of Table 5)" in page
     assert "Fine-tuned (Figure 3)" in page and "5 images per class (Figure 4)" in page
     assert transferred.figures["sentence"] in transferred.lines()
 
@@ -330,6 +331,37 @@ def test_a_picture_has_every_variant(done: LabResult, kind: Any) -> None:
     (drawn,) = dataclasses.replace(done, experiment=experiment).pictures().values()
     texts = [text.get_text() for text in drawn().findobj(lambda own: hasattr(own, "get_text"))]
     assert {"pre-norm", "post-norm"} <= set(texts)
+
+
+def test_the_papers_tables_agree_with_each_other() -> None:
+    """Models are in both tables: those of Table 5 on JFT-300M are of 7 epochs in Table 6, and L/16 is of 14."""
+    by_computation, by_images = (EXPERIMENTS[name].printed for name in ("hybrid", "data-size"))
+    assert by_computation is not None and by_images is not None
+    by_data = {name: dict(points)[303e6] for name, points in by_images.lines.items()}
+    scaling = dict(by_computation.lines["ViT"])
+    assert [by_data[f"ViT-{name}"] for name in ("B/32", "B/16", "L/32", "L/16")] == [
+        scaling[flops] for flops in (55, 224, 196, 1567)
+    ]
+    for points in (*by_computation.lines.values(), *by_images.lines.values()):
+        assert [x for x, _ in points] == sorted({x for x, _ in points})
+    hybrid, resnet = (dict(by_computation.lines[name]) for name in ("hybrid", "ResNet"))
+    assert all(hybrid[flops] > max(v for f, v in scaling.items() if f <= flops) for flops in (106, 246, 274, 859))
+    assert all(resnet[flops] < min(v for f, v in scaling.items() if f >= flops) for flops in resnet)
+
+
+@pytest.mark.parametrize("name", ["hybrid", "data-size"])
+def test_the_papers_numbers_are_drawn_next_to_ours(done: LabResult, name: str) -> None:
+    printed = EXPERIMENTS[name].printed
+    assert printed is not None
+    experiment = dataclasses.replace(done.experiment, printed=printed)
+    first, second = dataclasses.replace(done, experiment=experiment).pictures().items()
+    assert second[0] == printed.caption and first[0] != printed.caption
+    (axis,) = second[1]().axes
+    drawn = {str(line.get_label()): line.get_xydata() for line in axis.lines}
+    assert drawn.keys() == printed.lines.keys()
+    for label, points in printed.lines.items():
+        np.testing.assert_allclose(drawn[label] * (1, 100), points)
+    assert [tick.get_text() for tick in axis.get_xticklabels()][: len(printed.ticks)] == list(printed.ticks)
 
 
 # --- Measurements ---------------------------------------------------------------------------------------

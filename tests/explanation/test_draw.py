@@ -168,6 +168,9 @@ def test_methods_lie_side_by_side(count: int, size: tuple[int, int]) -> None:
 def test_a_map_with_nothing_to_show_says_so() -> None:
     figure = draw.side_by_side(smooth(), {"a": random(3, 4), "b": -random(3, 4)}, (0, 0, 40, 30), "title")
     assert [axis.get_title() for axis in figure.axes] == ["photograph", "a", "b: nowhere above 0"]
+    constant = np.full((3, 4), 0.5, dtype=np.float32)
+    figure = draw.side_by_side(smooth(), {"a": constant, "b": random(3, 4)}, (0, 0, 40, 30), "title")
+    assert [axis.get_title() for axis in figure.axes] == ["photograph", "a: the same everywhere", "b"]
 
 
 @pytest.mark.parametrize(("depth", "heads", "grid"), [(1, 1, (2, 3)), (12, 3, (14, 14)), (24, 16, (14, 20))])
@@ -266,6 +269,24 @@ def test_heads_layers_and_lengths_can_be_drawn() -> None:
     drawn(model_figures.layer_grid(random(6, 6) - 0.1))
     for prefix_tokens in (0, 1, 5):
         drawn(model_figures.norms(random(6, 2, 20) * 40, prefix_tokens))
+
+
+@pytest.mark.parametrize("heads", [1, 3, 12])
+def test_the_cloud_of_heads_shows_every_dot_and_says_which_head_it_is(heads: int) -> None:
+    values = np.full((2, heads), 7.0, dtype=np.float32)
+    figure = model_figures.by_head(values, "Each head", "pixels", 7.0)
+    figure.draw_without_rendering()
+    axis = figure.axes[0]
+    assert axis.get_ylim()[1] > 7.2, "dots at the edge would be halves"
+    assert "equal attention" in axis.get_xlabel()
+    assert [tick for tick in axis.get_xticks() if -0.5 < tick < 1.5] == [0, 1]
+    if heads > 6:
+        assert figure.axes[1].get_ylabel() == "head"
+    else:
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == [f"head {i}" for i in range(heads)]
+        inside = axis.get_tightbbox()
+        assert inside is not None and legend.get_window_extent().x0 >= inside.x1
 
 
 def test_drawing_needs_no_pyplot_and_no_screen() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import font_manager
 from matplotlib.figure import Figure
 from PIL import Image
 
 from photos import noise
 from vitkit.evaluation import Reliability, class_rankings
 from vitkit.reporting import plots
+from vitkit.text.html import to_svg
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
 
@@ -191,3 +197,51 @@ def test_a_picture_of_a_thousand_classes_is_drawn_in_as_many_strokes_as_of_a_few
     assert sum(len(own.get_offsets()) for own in axis.collections) == 1000
     edged = sum(np.count_nonzero(own.get_linewidths()) for own in axis.collections)
     assert edged == np.count_nonzero(labels % 3)
+
+
+@pytest.mark.parametrize("pixels", [[(16, 16)], [(500, 333), (333, 500)], [(8, 8), (6000, 4000)], [(1, 1), (1, 40000)]])
+def test_the_ticks_of_sizes_do_not_overlap(pixels: list[tuple[int, int]], tmp_path: Path) -> None:
+    figure = plots.sizes(pixels)
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    low, high = axis.get_xlim()
+    shown = [label for label in axis.get_xticklabels() if low <= label.get_position()[0] <= high]
+    assert len(shown) >= 2 and all(re.fullmatch(r"[\d,]+", label.get_text()) for label in shown)
+    edges = [label.get_window_extent() for label in shown]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(edges))
+    drawn(figure, tmp_path)
+
+
+def test_a_single_epoch_has_a_whole_number() -> None:
+    figure = plots.curves([{"epoch": 0, "train_loss": 1.0, "val_loss": 1.1, "val_acc": 0.5}], 0)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        low, high = axis.get_xlim()
+        assert [tick for tick in axis.get_xticks() if low <= tick <= high] == [1]
+
+
+def test_letters_that_matplotlib_lacks_come_from_a_font_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A font with one letter, as if a font for Chinese were installed."""
+    font = FontBuilder(1000, isTTF=True)
+    font.setupGlyphOrder([".notdef", "square"])
+    font.setupCharacterMap({ord("\u732b"): "square"})
+    pen = TTGlyphPen(None)
+    for i, point in enumerate([(0, 0), (0, 900), (900, 900), (900, 0)]):
+        (pen.lineTo if i else pen.moveTo)(point)
+    pen.closePath()
+    font.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "square": pen.glyph()})
+    font.setupHorizontalMetrics({".notdef": (1000, 0), "square": (1000, 0)})
+    font.setupHorizontalHeader(ascent=900, descent=-100)
+    font.setupNameTable({"familyName": "Noto Sans CJK SC", "styleName": "Regular"})
+    font.setupOS2()
+    font.setupPost()
+    font.save(tmp_path / "font.ttf")
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
+    figure = plots.confusion(np.eye(2, dtype=np.int64), ["\u732b", "dog"], "test")
+    before = to_svg(figure)
+    font_manager.fontManager.addfont(tmp_path / "font.ttf")
+    figure = plots.confusion(np.eye(2, dtype=np.int64), ["\u732b", "dog"], "test")
+    after = to_svg(figure)
+    assert b"NotoSansCJK" not in before.replace(b" ", b"") and b"NotoSansCJK" in after.replace(b" ", b"")

@@ -43,6 +43,20 @@ def test_a_classifier_in_memory_is_evaluated_on_named_data(trained: Path, data: 
     assert len(in_memory.evaluation.paths) == 36
 
 
+def test_images_of_one_class_are_evaluated_and_drawn(trained: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "red", tmp_path / "reds" / "red")
+    found = package.evaluate(trained, tmp_path / "reds")
+    answers = [prediction.label for prediction in package.predict(trained, tmp_path / "reds")]
+    assert len(answers) == 12 and found.accuracy == pytest.approx(answers.count("red") / 12)
+    assert [row["class"] for row in found.rows() if row["support"]] == ["red"]
+    for number, caption in enumerate(found.pictures()):
+        assert found.save(tmp_path / f"{number}.svg", caption).stat().st_size > 1000
+    assert "red &" in found.to_latex() and "red" in found._repr_html_()
+    (tmp_path / "reds" / "red").rename(tmp_path / "reds" / "pictures")
+    with pytest.raises(VitkitError, match="pictures"):
+        package.evaluate(trained, tmp_path / "reds")
+
+
 def test_an_evaluation_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> None:
     found = package.evaluate(trained)
     assert repr(found) == f"<EvaluationResult: accuracy {found.accuracy:.4f} on 6 test images>"

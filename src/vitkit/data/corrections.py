@@ -23,7 +23,9 @@ from vitkit.text.cells import listed, plural
 from vitkit.text.names import bare, look
 
 
-def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutName = "auto") -> ImageTable:
+def read_corrected(
+    data: str | Path, labels: str | Path | None, layout: LayoutName = "auto", *, may_be_one_class: bool = False
+) -> ImageTable:
     """Read a source as `read_source` does, and apply a label file if there is one.
 
     Pictures in a folder without class folders, or in a class folder called `unlabelled`, get their class from the label
@@ -34,6 +36,7 @@ def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutNa
         labels: the label file; None to change nothing.
         layout: whether the folders in the data's folder are `classes` or `splits`; `auto` decides by their names and
             contents.
+        may_be_one_class: whether images of a single class are accepted, which a classifier can be tested on.
 
     Raises:
         VitkitError: the data or the label file cannot be understood, or fewer than two classes remain.
@@ -44,7 +47,8 @@ def read_corrected(data: str | Path, labels: str | Path | None, layout: LayoutNa
         labels_in_file = read_labels(labels)
         is_heap = layout == "auto" and has_no_folders(data)
         table = correct(read_unlabelled(data) if is_heap else read_table(data, layout), labels_in_file)
-    check_classes(table)
+    if not may_be_one_class:
+        check_classes(table)
     return table
 
 

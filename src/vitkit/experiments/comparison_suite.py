@@ -22,7 +22,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder
 from vitkit.system.files import write_json, write_text
 from vitkit.system.progress import Say
-from vitkit.text.cells import aligned, harmless
+from vitkit.text.cells import aligned, harmless, sentence
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.html"
 PLACE = ExperimentFolder(PLAN, "comparison")
 _COMPARISON_PLAN = "plan.json"  # in the folder of each data set's comparison
-_Z = 1.959964  # standard deviations in half of a 95 % interval
 _USED = 0.4  # utilisation of a TPU core, as assumed by `vitkit plan`
 _DAY = 86_400  # seconds
 _TESTED = (3, 5)  # minimum numbers of models and data sets for a test of ranks
@@ -331,11 +330,16 @@ def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean accuracy, and its 95 % interval over images and seeds for these data sets."""
+    """Return the mean accuracy, and its 95 % interval over images and seeds for these data sets.
+
+    The distances of the ends from the accuracies are added in squares, each side for itself (Zou and Donner 2008), as
+    the interval of an accuracy near 1 is longer below it than above.
+    """
     mean = statistics.mean(cell["accuracy"] for cell in cells)
-    errors = [(cell["interval"][1] - cell["interval"][0]) / (2 * _Z) for cell in cells]
-    margin = _Z * sum(error**2 for error in errors) ** 0.5 / len(cells)
-    return {"accuracy": mean, "interval": [max(mean - margin, 0.0), min(mean + margin, 1.0)]}
+    below, above = (
+        sum((cell["interval"][end] - cell["accuracy"]) ** 2 for cell in cells) ** 0.5 / len(cells) for end in (0, 1)
+    )
+    return {"accuracy": mean, "interval": [mean - below, mean + above]}
 
 
 def _core_days(flops: float) -> float:
@@ -397,9 +401,9 @@ def _write_page(result: ComparisonSuite) -> None:
     first, *rest = headings(figures["data"])
     body = [
         "<h1>Which model, over several data sets?</h1>",
-        f"<p>{escape(result.lines()[0])}</p>",
+        f"<p>{escape(sentence(result.lines()[0]))}</p>",
         figure("Accuracy on each data set, 95 % intervals", to_svg(draw_suite(figures)), "svg+xml"),
         wide(table(rows, [first, *linked, *map(escape, rest[len(linked) :])])),
-        *(f"<p>{escape(line[:1].upper() + line[1:])}.</p>" for line in figures["sentences"]),
+        *(f"<p>{escape(sentence(line))}</p>" for line in figures["sentences"]),
     ]
     write_page(result.folder / PAGE, "Which model, over several data sets?", body)

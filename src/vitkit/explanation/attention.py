@@ -125,9 +125,7 @@ def find_layer(config: ViTConfig, layer: int) -> int:
         VitkitError: the layer does not exist or is convolutional, or the model's attention has no maps.
     """
     check(config, MAPS)
-    number = attending(config)[-1] if layer == -1 else layer % config.layers
-    if not -config.layers <= layer < config.layers:
-        raise VitkitError(f"there is no layer {layer}: there are 0 to {config.layers - 1}, or -{config.layers} to -1")
+    number = attending(config)[-1] if layer == -1 else config.number_of(layer)
     if number in config.conv_layers:
         raise VitkitError(f"layer {layer} is convolutional; the layers with attention are {attending(config)}")
     return number

@@ -15,17 +15,15 @@ import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
 from vitkit.text import html as page
-from vitkit.text.drawing import new_figure
+from vitkit.text.drawing import new_figure, whole_numbers
 
 FloatArray = npt.NDArray[np.float32]
 Box = tuple[float, float, float, float]
 """The left, top, right and bottom edge of the model's input, in pixels of the photograph; may lie outside of it."""
 
-NOTHING = "nowhere above 0"  # the caption of an overlay without positive values
 _MAP = "magma"
 _STRENGTH = 0.6  # the opacity of the map on the photograph
 _FADED = 0.6  # the amount of white that is mixed into regions outside the model's input
@@ -190,7 +188,7 @@ def heatmap(values: FloatArray, title: str, label: str) -> Figure:
     shown = axis.imshow(values, cmap=_MAP, interpolation="nearest")
     axis.set(title=shorten(title, 44), xlabel="column of patches", ylabel="row of patches")
     for side in (axis.xaxis, axis.yaxis):
-        side.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(side)
     figure.colorbar(shown, ax=axis, label=label)
     return figure
 
@@ -207,7 +205,8 @@ def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: B
     photograph, box = fit(photograph, box, 640)
     pictures = {"photograph": photograph}
     for name, values in maps.items():
-        pictures[name if values.max() > 0 else f"{name}: {NOTHING}"] = overlay(photograph, values, box)
+        flat = describe_flat(values)
+        pictures[f"{name}: {flat}" if flat else name] = overlay(photograph, values, box)
     columns = min(4, len(pictures))
     rows = -(-len(pictures) // columns)
     tall = 2.7 * min(photograph.height / photograph.width, 2.5)
@@ -323,20 +322,35 @@ def sheet(rows: Sequence[Sequence[tuple[str, Image.Image]]]) -> Image.Image:
 
 
 def mosaic(
-    cells: FloatArray, colours: str, cell: float, limits: tuple[float, float] = (0.0, 1.0)
+    cells: FloatArray, colours: str, cell: float, limits: tuple[float, float] = (0.0, 1.0), beside: float = 0.0
 ) -> tuple[Figure, Axes]:
-    """Draw a grid of pictures (rows, columns, h, w) with lines between them; `cell` is their long side in inches."""
+    """Draw a grid of pictures with lines between them.
+
+    Args:
+        cells: (rows, columns, h, w).
+        colours: the name of the colour map.
+        cell: the long side of a picture in inches.
+        limits: the values at the ends of the colour map.
+        beside: inches for what is drawn on the right.
+    """
     rows, columns, h, w = cells.shape
     sheet = np.full((rows, h + 1, columns, w + 1), np.nan, dtype=np.float32)
     sheet[:, :h, :, :w] = cells.transpose(0, 2, 1, 3)
     sheet = sheet.reshape(rows * (h + 1), columns * (w + 1))[:-1, :-1]
     width, height = columns * cell * min(1, w / h), rows * cell * min(1, h / w)
-    figure = new_figure(max(width + 1.4, 3.6), max(height + 1.1, 2.2))
+    figure = new_figure(max(width + 1.0, 3.2) + beside, max(height + 0.9, 2.2))
     axis = figure.subplots()
     axis.imshow(sheet, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
     axis.tick_params(length=0, labelsize=8)
     axis.spines[:].set_visible(False)
     return figure, axis
+
+
+def describe_flat(values: FloatArray) -> str | None:
+    """Say why an overlay is dark everywhere; None if it is not."""
+    if values.max() <= 0:
+        return "nowhere above 0"
+    return "the same everywhere" if np.ptp(np.maximum(values, 0)) == 0 else None
 
 
 def unit(values: FloatArray) -> FloatArray:

@@ -39,7 +39,7 @@ from vitkit.model.network import Network
 from vitkit.model.variants import MAPS, reason_against
 from vitkit.system.files import replacing, without_place
 from vitkit.text.arguments import path_text
-from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, new_figure, onto, written_as
+from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, new_figure, onto, with_all_letters, written_as
 from vitkit.text.html import image, table, write_page
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class Explanation:
         """
         draw_picture = choose_picture(self.pictures(), picture, type(self).__name__)
         with onto(figure):
-            return list(draw_picture().axes)
+            return list(with_all_letters(draw_picture()).axes)
 
     def save(self, target: str | Path, fonts: Fonts = "sans") -> Path:
         """Write the explanation to a folder, or to one file in the format of its suffix.
@@ -260,6 +260,7 @@ class Explanation:
 
         Raises:
             VitkitError: the suffix is another one, or there is no film, which requires the method `heads`.
+            OSError: the file or folder cannot be written.
         """
         target = Path(target)
         if target.is_dir() or not target.suffix:
@@ -368,7 +369,7 @@ class Explanation:
             *(["<h2>Methods</h2>", self.thumbnails()] if len(self.methods) > 1 else []),
         ]
         for method, values in self.maps.items():
-            nothing = "" if values.max() > 0 else f" <b>Here it is {draw.NOTHING}.</b>"
+            nothing = f" <b>Here it is {flat}.</b>" if (flat := draw.describe_flat(values)) else ""
             body += [f'<h2 id="{method}">{method}</h2>', f"<p>{escape(self._tells(method))}{nothing}</p>"]
             pictures = [image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")]
             pictures.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))

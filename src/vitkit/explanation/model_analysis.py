@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from vitkit.errors import VitkitError
@@ -22,7 +23,7 @@ from vitkit.explanation.attention import attending, attention_maps, plain, twin
 from vitkit.explanation.draw import mosaic, unit
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import Attention, VisionTransformer
-from vitkit.text.drawing import new_figure
+from vitkit.text.drawing import new_figure, whole_numbers
 
 FloatArray = npt.NDArray[np.float32]
 _AT_ONCE = 8  # images whose attention matrices are in memory together
@@ -238,6 +239,7 @@ def _hsic(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 
 
 _AMOUNT, _SIMILARITY = "viridis", "cividis"
+_FEW_HEADS = 6  # maximum number of heads in a legend
 _MOST_QUERIES = 14  # maximum number of rows and columns in a grid of grids, for readability
 
 
@@ -274,7 +276,7 @@ def position_grid(similarity: FloatArray) -> Figure:
     step = -(-max(h, w) // _MOST_QUERIES)
     rows, columns = np.arange(h)[(h - 1) % step // 2 :: step], np.arange(w)[(w - 1) % step // 2 :: step]
     low = float(similarity.min())
-    figure, axis = mosaic(similarity[np.ix_(rows, columns)], _SIMILARITY, cell=0.42, limits=(low, 1.0))
+    figure, axis = mosaic(similarity[np.ix_(rows, columns)], _SIMILARITY, cell=0.32, limits=(low, 1.0), beside=0.9)
     axis.set_xticks(np.arange(len(columns)) * (w + 1) + (w - 1) / 2, [str(i + 1) for i in columns])
     axis.set_yticks(np.arange(len(rows)) * (h + 1) + (h - 1) / 2, [str(i + 1) for i in rows])
     axis.set(xlabel="column of the patch", ylabel="row of the patch")
@@ -283,24 +285,33 @@ def position_grid(similarity: FloatArray) -> Figure:
     return figure
 
 
-def by_head(values: FloatArray, title: str, label: str) -> Figure:
+def by_head(values: FloatArray, title: str, label: str, reference: float | None = None) -> Figure:
     """Plot a value for each head by layer (Figure 7, right).
 
     Args:
         values: (L, H); NaN is not drawn.
         title: the title of the figure.
         label: the label of the vertical axis.
+        reference: the value of a head that attends to all patches equally, which is drawn as a dotted line.
     """
     figure = new_figure(5.2, 3.8)
     axis = figure.subplots()
+    heads = values.shape[1]
+    colours = colormaps[_AMOUNT].resampled(heads) if heads > 1 else colormaps[_AMOUNT]
     for head, column in enumerate(values.T):
-        colour = colormaps[_AMOUNT](head / max(values.shape[1] - 1, 1) * 0.9)
-        axis.plot(np.arange(len(values)), column, "o", color=colour, markersize=5, label=f"head {head}")
-    axis.set(title=title, xlabel="layer", ylabel=label, ylim=(0, None))
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.plot(np.arange(len(values)), column, "o", color=colours(head), markersize=5, label=f"head {head}")
+    if reference is not None:
+        axis.axhline(reference, color="#777777", linewidth=0.8, linestyle=":")
+    below = "" if reference is None else "\n(dotted: equal attention to all patches)"
+    top = 1.06 * max(float(np.nanmax(values, initial=0)), reference or 0)
+    axis.set(title=title, xlabel=f"layer{below}", ylabel=label, ylim=(0, top or None))
+    whole_numbers(axis.xaxis)
     axis.grid(alpha=0.25)
-    if values.shape[1] <= 6:
-        axis.legend(frameon=False, fontsize=8)
+    if heads <= _FEW_HEADS:
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+    else:
+        scale = figure.colorbar(ScalarMappable(Normalize(-0.5, heads - 0.5), colours), ax=axis, label="head")
+        whole_numbers(scale.ax.yaxis)
     return figure
 
 
@@ -315,7 +326,7 @@ def layer_grid(similarity: FloatArray) -> Figure:
     shown = axis.imshow(similarity, cmap=_SIMILARITY, vmin=min(0.0, float(similarity.min())), vmax=1, origin="lower")
     axis.set(title="Similarity of layers", xlabel="layer", ylabel="layer")
     for side in (axis.xaxis, axis.yaxis):
-        side.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(side)
     figure.colorbar(shown, ax=axis, label="linear CKA")
     return figure
 
@@ -339,7 +350,7 @@ def norms(values: FloatArray, prefix_tokens: int) -> Figure:
     if prefix_tokens:
         axis.plot(layers, values[:, :, 0].mean(axis=1), "--", color=colours(0.8), label="first prefix token, mean")
     axis.set(title="Length of tokens", xlabel="layer", ylabel="Euclidean norm", ylim=(0, None))
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(axis.xaxis)
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, fontsize=8)
     return figure

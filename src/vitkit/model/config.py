@@ -491,6 +491,17 @@ class ViTConfig:
         pooled = 2 * self.hidden_size if self.pool == "token+gap" else self.hidden_size
         return self.representation_size or pooled
 
+    def number_of(self, layer: int) -> int:
+        """Return the number of a layer, from 0; negative numbers count from the end.
+
+        Raises:
+            VitkitError: there is no such layer.
+        """
+        depth = self.layers
+        if not -depth <= layer < depth:
+            raise VitkitError(f"there is no layer {layer}: there are 0 to {depth - 1}, or -{depth} to -1")
+        return layer % depth
+
     def replace(self, **overrides: Any) -> ViTConfig:
         """Return a copy with other values of some fields; see `override`."""
         return override(self, **overrides)

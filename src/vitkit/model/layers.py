@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitkit.model.config import ViTConfig
 from vitkit.model.position import BiasTable, Learned2D, RelativePosition
@@ -225,6 +226,11 @@ def layer_scale(config: ViTConfig) -> nn.Module:
     return nn.Identity() if config.layer_scale is None else LayerScale(config.hidden_size, config.layer_scale)
 
 
+def learned_tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
+    """Create learned tokens that precede the patches, (1, number, D); None if there are none."""
+    return nn.Parameter(torch.zeros(1, number, config.hidden_size)) if number else None
+
+
 _LOCK = threading.Lock()
 # How many threads are evaluating a model, and its modules that were in training mode.
 _EVALUATED: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyDictionary()
@@ -262,17 +268,19 @@ class AttentionPool(nn.Module):
 
     Args:
         config: the configuration of the model.
-        mlp: the MLP, with the interface of those in the blocks.
+        mlp: the class of the MLPs in the blocks.
     """
 
-    def __init__(self, config: ViTConfig, mlp: nn.Module) -> None:
+    def __init__(self, config: ViTConfig, mlp: Callable[[ViTConfig], nn.Module]) -> None:
         super().__init__()
         D = config.hidden_size
         self.heads = config.pool_heads or config.heads
         self.scale = (D // self.heads) ** -0.5
         self.latent = nn.Parameter(torch.zeros(1, 1, D))
         self.q, self.kv, self.proj = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(D, D)
-        self.norm, self.mlp = norm_layer(config), mlp
+        self.norm = norm_layer(config)
+        mlp_size = config.pool_mlp_size or config.mlp_size
+        self.mlp = mlp(config.replace(mlp_size=mlp_size, mlp_norm=False, proj_bias=True))
 
     def query(self) -> Tensor:
         """Return the projected query, which is the same for every image: (1, H, 1, D_h)."""
@@ -302,6 +310,21 @@ def keeping_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for norm, (momentum, count) in zip(norms, before, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+def recompute(block: nn.Module, *inputs: Any, has_statistics: bool) -> Tensor:
+    """Apply a block without keeping what its backward pass needs, which is computed again there.
+
+    Args:
+        block: the block.
+        inputs: its inputs.
+        has_statistics: whether it may contain batch norms.
+    """
+    options: dict[str, Any] = {}
+    if has_statistics:
+        options["context_fn"] = lambda: (nullcontext(), keeping_statistics(block))
+    output: Tensor = checkpoint(block, *inputs, use_reentrant=False, **options)
+    return output
 
 
 @torch.no_grad()

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig, override
@@ -35,9 +33,10 @@ from vitkit.model.layers import (
     UnitLength,
     activation,
     initialise,
-    keeping_statistics,
     layer_scale,
+    learned_tokens,
     norm_layer,
+    recompute,
 )
 from vitkit.model.parallel import ParallelBlock
 from vitkit.model.position import Relative, Rotary, build_positions
@@ -219,9 +218,9 @@ class VisionTransformer(TimmHabits, nn.Module):
         self.shortcut = True
         self.checkpointing: int = False
         self.patch_embed = PatchEmbed(config)
-        self.cls_token = _learned_tokens(1 if config.class_token else 0, config)
-        self.dist_token = _learned_tokens(1 if config.distill_token else 0, config)
-        self.reg_token = _learned_tokens(config.registers, config)
+        self.cls_token = learned_tokens(1 if config.class_token else 0, config)
+        self.dist_token = learned_tokens(1 if config.distill_token else 0, config)
+        self.reg_token = learned_tokens(config.registers, config)
         self.pos_embed, self.rel_pos = build_positions(config)
         self.rope = None if config.rotary == "none" else Rotary(config)
         self.pos_drop = Dropout(config.position_dropout)
@@ -230,7 +229,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         # In post-norm order the last block has already normalised its output; fc_norm normalises the pooled vector.
         is_normalised = config.norm == "post" or config.fc_norm or not config.last_norm
         self.norm = nn.Identity() if is_normalised else norm_layer(config)
-        self.attn_pool = _attention_pool(config) if config.pool == "map" else None
+        self.attn_pool = AttentionPool(config, MLP) if config.pool == "map" else None
         self.fc_norm = norm_layer(config) if config.fc_norm else nn.Identity()
         self._create_heads()
         initialise(self, self.patch_embed.proj, config.init)
@@ -328,10 +327,7 @@ class VisionTransformer(TimmHabits, nn.Module):
             names = {"queries": queries, "relative": relative}
             return block(x, **{name: names[name] for name in takes})[:, :queries]
         if self.checkpointing and i % self.checkpointing == 0 and self.training:
-            if self.config.norm_kind != "batch":
-                return checkpoint(block, x, queries, relative, use_reentrant=False)
-            contexts = lambda: (nullcontext(), keeping_statistics(block))  # noqa: E731
-            return checkpoint(block, x, queries, relative, use_reentrant=False, context_fn=contexts)
+            return recompute(block, x, queries, relative, has_statistics=self.config.norm_kind == "batch")
         return block(x, queries, relative)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -365,11 +361,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         Raises:
             VitkitError: there is no such layer.
         """
-        depth, wanted = len(self.blocks), list(range(len(self.blocks)) if layers is None else layers)
-        for layer in wanted:
-            if not -depth <= layer < depth:
-                raise VitkitError(f"there is no layer {layer}: there are 0 to {depth - 1}, or -{depth} to -1")
-        wanted = [layer % depth for layer in wanted]
+        wanted = [self.config.number_of(layer) for layer in (range(len(self.blocks)) if layers is None else layers)]
         x, outputs = self.embed(images), {}
         for i in range(max(wanted, default=-1) + 1):
             x = self.layer(i, x)
@@ -403,13 +395,3 @@ class VisionTransformer(TimmHabits, nn.Module):
         heads = [head for head in (self.head, self.head_dist) if head is not None]
         features = self._features(tokens)
         return tuple(head(x) for head, x in zip(heads, features, strict=True)) if heads else features
-
-
-def _learned_tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
-    """Create learned tokens that precede the patches, (1, number, D); None if there are none."""
-    return nn.Parameter(torch.zeros(1, number, config.hidden_size)) if number else None
-
-
-def _attention_pool(config: ViTConfig) -> AttentionPool:
-    mlp_size = config.pool_mlp_size or config.mlp_size
-    return AttentionPool(config, MLP(config.replace(mlp_size=mlp_size, mlp_norm=False, proj_bias=True)))

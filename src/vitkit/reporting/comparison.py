@@ -12,12 +12,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, StrMethodFormatter
 
 from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting.plots import GREY, STYLES, in_legend
-from vitkit.text.cells import interval_text
-from vitkit.text.drawing import new_figure
+from vitkit.text.cells import interval_text, sentence
+from vitkit.text.drawing import new_figure, whole_numbers
 from vitkit.text.html import figure, finding, folded, table, to_png, wide, write_page
 
 _POINTS = 100  # percentage points in 1
@@ -33,7 +33,7 @@ _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legen
 _LONG, _LONGEST = 22, 52  # maximum length of a name in a legend with two columns, and with one
 _GOAL = 0.9
 _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
-_MARKERS = "osD^vP*X"
+MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]
 
 
@@ -56,7 +56,7 @@ def write_comparison(
         "<h2>Which is better</h2>",
         f"<p>{escape(_judged(figures))}</p>",
         "<ul>",
-        *(f"<li>{escape(pair['verdict'])}</li>" for pair in figures["pairs"]),
+        *(f"<li>{escape(sentence(pair['verdict']))}</li>" for pair in figures["pairs"]),
         "</ul>",
         *([folded("All pairs", wide(_pair_table(figures["pairs_by_fraction"])))] if figures["pairs"] else []),
         "<h2>The models</h2>",
@@ -68,7 +68,11 @@ def write_comparison(
         "</div>",
         "<h2>The runs</h2>",
         folded(f"All {sum(len(model['runs']) for model in models)}", wide(_run_table(models))),
-        *(["<h2>Notes</h2>", *(f"<p>{escape(note)}</p>" for note in figures["notes"])] if figures["notes"] else []),
+        *(
+            ["<h2>Notes</h2>", *(f"<p>{escape(sentence(note))}</p>" for note in figures["notes"])]
+            if figures["notes"]
+            else []
+        ),
     ]
     write_page(path, f"Which model for {figures['data']}?", body)
 
@@ -82,15 +86,11 @@ def _headline(figures: Mapping[str, Any]) -> str:
             f"the best of {best['of']}. Its measured accuracy of {_POINTS * best['measured']:.1f} % is too optimistic, "
             "because it was selected on the same images"
         )
-    moved = "" if luck is None else f'<p class="soft">{escape(_sentence(luck["sentence"]))}</p>'
+    moved = "" if luck is None else f'<p class="soft">{escape(sentence(luck["sentence"]))}</p>'
     return (
         f'<p><span class="figure">{_POINTS * best["expected"]:.1f} %</span> expected accuracy of '
         f'{escape(best["model"])}, {of} <span class="soft">(95 %: {bounds})</span></p>{moved}'
     )
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def _judged(figures: Mapping[str, Any]) -> str:
@@ -187,7 +187,7 @@ def _pictures(models: Sequence[Model]) -> list[str]:
     }
     drawn = {caption: draw() for caption, draw in pictures_of(models).items()}
     if _BY_EPOCH in drawn:
-        about[_BY_EPOCH] += "".join(f" {sentence}." for sentence in reached(models))
+        about[_BY_EPOCH] += "".join(f" {sentence(text)}" for text in reached(models))
     return [_picture(caption, picture, about[caption]) for caption, picture in drawn.items()]
 
 
@@ -243,8 +243,9 @@ def learning_curves(models: Sequence[Model]) -> Figure:
         epochs = [epoch for epoch, _ in curves[0][:shared]]
         marker = "." if shared < 15 else ""
         axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=in_legend(model["name"], _LONGEST))
-    axis.axhline(_GOAL, color=GREY, linewidth=0.8, linestyle=":")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if any(value >= _GOAL for model in models for run in _whole(model) for _, value in run["curve"]):
+        axis.axhline(_GOAL, color=GREY, linewidth=0.8, linestyle=":", label=percent(_GOAL))
+    whole_numbers(axis.xaxis)
     return finish(figure, axis, "epoch", "validation accuracy")
 
 
@@ -333,7 +334,7 @@ def bars(
     """Draw a line with 95 % intervals; `place` chooses its marker."""
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
-    marker = _MARKERS[place % len(_MARKERS)]
+    marker = MARKERS[place % len(MARKERS)]
     axis.errorbar(
         x, y, yerr=[below, above], **style, label=in_legend(name, _LONGEST), marker=marker, capsize=3, markersize=5
     )
@@ -347,6 +348,11 @@ def logarithmic(axis: Axes, values: set[int]) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
+def percent(value: float, _place: int | None = None) -> str:
+    """Return the label of a tick: 0.725 is 72.5 %, which no rounding should hide."""
+    return f"{_POINTS * value:.4g} %"
+
+
 def new_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
     """Return a figure with room for a legend below the axes."""
     columns = 2 if max(map(len, names)) <= _LONG else 1
@@ -357,7 +363,7 @@ def new_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
 def finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
     """Label the axes, where y is an accuracy, and put the legend below them."""
     axis.set(xlabel=x, ylabel=y)
-    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axis.yaxis.set_major_formatter(FuncFormatter(percent))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     names = axis.get_legend_handles_labels()[1]

@@ -13,10 +13,20 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from vitkit.reporting.comparison import bars, by_compute, finish, learning_curves, logarithmic, new_axes, styled
-from vitkit.reporting.plots import BLUE, GREY, ORANGE
+from vitkit.reporting.comparison import (
+    MARKERS,
+    bars,
+    by_compute,
+    finish,
+    learning_curves,
+    logarithmic,
+    new_axes,
+    percent,
+    styled,
+)
+from vitkit.reporting.plots import BLUE, GREY, ORANGE, in_legend
 from vitkit.text.drawing import new_figure
 
 Figures = Mapping[str, Any]
@@ -57,7 +67,7 @@ def _dots(figures: Figures) -> Figure:
     variants = figures["variants"]
     published = [_number(variant["paper"]) for variant in variants]
     panels = 2 if any(value is not None for value in published) else 1
-    drawn = new_figure(4.6 + 2.2 * (panels - 1), 1.1 + _ROW * len(variants))
+    drawn = new_figure(4.6 + 0.8 * (panels - 1), 1.1 + _ROW * len(variants))
     axes = drawn.subplots(1, panels, squeeze=False, sharey=True, width_ratios=(2, 1)[:panels])[0]
     places = range(len(variants))
     accuracies = [variant["accuracy"] for variant in variants]
@@ -66,7 +76,8 @@ def _dots(figures: Figures) -> Figure:
     axes[0].errorbar(accuracies, places, xerr=spans, fmt="o", color=BLUE, capsize=3, markersize=6)
     axes[0].axvline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":")
     axes[0].set_xlabel("accuracy here, 95 % intervals\n(dotted: always the most frequent class)", fontsize=9)
-    axes[0].xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes[0].xaxis.set_major_formatter(FuncFormatter(percent))
+    axes[0].xaxis.set_major_locator(MaxNLocator(5))
     axes[0].set_yticks(places, [variant["label"] for variant in variants])
     axes[0].set_ylim(len(variants) - 0.5, -0.5)
     if panels == 2:
@@ -74,6 +85,7 @@ def _dots(figures: Figures) -> Figure:
         axes[1].plot(*zip(*there, strict=True), "D", color=ORANGE, markersize=6)
         axes[1].set_xlabel(f"in the paper:\n{figures.get('column') or 'accuracy, %'}", fontsize=9)
         axes[1].margins(x=0.25)
+        axes[1].xaxis.set_major_locator(MaxNLocator(2))
     for axis in axes:
         _tidy(axis)
     return drawn
@@ -136,3 +148,26 @@ def _by_size(figures: Figures, key: str) -> Figure:
         bars(axis, [part["images"] for part in parts], accuracies, intervals, style, model["name"], place)
     logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
     return finish(drawn, axis, "pre-training images", "accuracy on held-out images")
+
+
+def draw_lines(
+    lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, ticks: Mapping[str, float]
+) -> Figure:
+    """Draw numbers of the paper in the colours of ours.
+
+    Args:
+        lines: points of x and percent, by the name of the line.
+        x: the label of the logarithmic x axis.
+        y: the label of the y axis.
+        ticks: the names of values of x; empty for numbers.
+    """
+    drawn, axis = new_axes(list(lines))
+    for place, (name, points) in enumerate(lines.items()):
+        style = styled([{}] * (place + 1))[place][1]
+        values = np.array(points) / (1, 100)  # (n, 2)
+        axis.plot(*values.T, **style, marker=MARKERS[place % len(MARKERS)], markersize=5, label=in_legend(name))
+    axis.set_xscale("log")
+    if ticks:
+        axis.set_xticks(list(ticks.values()), list(ticks))
+        axis.xaxis.set_minor_locator(NullLocator())
+    return finish(drawn, axis, x, y)

@@ -12,14 +12,14 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from PIL import Image
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.metrics import ClassRanking
 from vitkit.system.files import replacing
-from vitkit.text.drawing import new_figure
+from vitkit.text.drawing import new_figure, whole_numbers
 from vitkit.text.html import DPI, to_png
 
 # The colours of Okabe and Ito, which colour-blind readers can distinguish, too.
@@ -31,6 +31,7 @@ STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "b
 _MOST_BARS = 100  # the numbers of more bars would overlap
 _MOST_LINES, _WORST = 12, 5
 _MARKERS = "osD^vP*X<>phd"
+_WIDE = 100  # ratio of two sizes from which only powers of 10 have a tick
 _NAMED = 30  # maximum number of class names among points
 
 
@@ -90,7 +91,7 @@ def draw_curve(
     if best_epoch is not None:
         axis.axvline(best_epoch + 1, color=GREY, linewidth=0.8, linestyle=":", label="kept")
     axis.set(title=measure.capitalize(), xlabel="epoch")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(axis.xaxis)
     axis.grid(alpha=0.25)
     if axis.get_legend_handles_labels()[1]:
         axis.legend(frameon=False)
@@ -333,9 +334,13 @@ def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
     width, height = zip(*counts, strict=True)
     area = 12 + 240 * np.sqrt(np.array(list(counts.values())) / len(pixels))
     axis.scatter(width, height, s=area, color=BLUE, alpha=0.4, linewidths=0)
-    low, high = 0.8 * min(*width, *height), 1.25 * max(*width, *height)
+    low, high = min(*width, *height) / 2, 2 * max(*width, *height)  # there are a few ticks in a factor of 4
     axis.plot([low, high], [low, high], color=GREY, linewidth=0.8, linestyle=":")
     axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="width", ylabel="height")
     axis.set(title="Sizes in pixels; the line is square", aspect="equal")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < _WIDE * low else (1,)))
+        side.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        side.set_minor_formatter(NullFormatter())
     axis.grid(alpha=0.25)
     return figure

@@ -8,10 +8,10 @@ from html import escape
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
+from vitkit.text.drawing import new_figure, whole_numbers
 from vitkit.text.html import figure, finding, listing, table, to_png, write_page
 
 _INCHES = 1.3  # of a picture
@@ -66,7 +66,7 @@ def write_pretraining_report(
         *map(finding, findings),
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
-        figure("Loss by epoch", to_png(_draw_losses(rows, kept))),
+        figure("Loss by epoch", to_png(draw_losses(rows, kept))),
         figure("Pictures filled in", to_png(_draw_strips(strips)), is_photograph=True),
         f"<p>{escape(shown)}. Patches that were predicted normalised are drawn with their mean and contrast.</p>",
         "<h2>Recipe</h2>",
@@ -75,9 +75,9 @@ def write_pretraining_report(
     write_page(path, title, body)
 
 
-def _draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
-    """Plot training and validation loss by epoch, and mark the epoch that was kept."""
-    drawn = Figure(figsize=(6, 3.4), layout="constrained")
+def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
+    """Plot training and validation loss by epoch, and mark the epoch that was kept, from 0."""
+    drawn = new_figure(6, 3.4)
     axis = drawn.subplots()
     for name, label, colour in (("train_loss", "training", BLUE), ("val_loss", "validation", ORANGE)):
         points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
@@ -85,7 +85,7 @@ def _draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
             axis.plot(*zip(*points, strict=True), color=colour, label=label, marker="." if len(points) < 15 else "")
     axis.axvline(kept + 1, color=GREY, linewidth=0.8, linestyle=":", label="kept")
     axis.set(xlabel="epoch")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(axis.xaxis)
     axis.grid(alpha=0.25)
     axis.legend(frameon=False)
     return drawn

@@ -77,13 +77,21 @@ def read_text(path: str | Path, errors: str = "strict") -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. It replaces `path` when the block succeeds, and is removed otherwise."""
+    """Yield a temporary path to write to. It replaces `path` when the block succeeds, and is removed otherwise.
+
+    Raises:
+        OSError: the file cannot be written; the error names `path`.
+    """
     temporary = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
     try:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        if error.filename != str(temporary):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from vitkit.system.lazy import public
 __all__, __getattr__ = public(
     __name__,
     {
-        "cells": "harmless interval_text restored visible",
+        "cells": "harmless interval_text restored sentence visible",
         "fields": "as_typed",
     },
 )

@@ -56,6 +56,15 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{ord(match[0]):02x}"
 
 
+_WORD = re.compile(r"[a-z]+(-[a-z]+)*[,;:]?(?=\s|$)")  # at the beginning of a sentence, unlike the name of a model
+
+
+def sentence(text: str) -> str:
+    """Return text with a full stop, and with a capital letter unless it begins with a name such as vit_tiny."""
+    begun = f"{text[0].upper()}{text[1:]}" if _WORD.match(text) else text
+    return begun if begun.endswith((".", "!", "?")) else f"{begun}."
+
+
 _DASH = "\N{EN DASH}"  # between the ends of an interval
 
 

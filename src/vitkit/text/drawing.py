@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure, FigureBase
 
+F = TypeVar("F", bound="FigureBase")
 Fonts = Literal["sans", "latex"]
 KINDS = (".png", ".svg", ".pdf")
 _PRINTED_DPI = 300  # of PNG files, and of photographs within the others
@@ -27,6 +29,8 @@ _AS_TEXT: Any = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "vi
 # STIX is the Times-like font that comes with matplotlib and has all the letters of Latin, Greek and Cyrillic. Computer
 # Modern comes with it too, but without accents, and with other characters in the places of `<`, `>` and `_`.
 _LATEX: Any = {"font.family": ["STIXGeneral", "DejaVu Sans"], "mathtext.fontset": "stix", "axes.titlesize": "medium"}
+# A viewer of an SVG file that lacks STIX takes a font whose letters are as wide.
+_NAMED, _SIMILAR = "'STIXGeneral'", "'STIXGeneral', 'STIX Two Text', 'Times New Roman', 'Liberation Serif'"
 
 _figure: ContextVar[Callable[..., Any] | None] = ContextVar("figure", default=None)
 
@@ -60,6 +64,36 @@ def onto(figure: FigureBase | None) -> Iterator[None]:
         _figure.reset(token)
 
 
+def whole_numbers(axis: Axis) -> None:
+    """Put the ticks of an axis at whole numbers, also if it shows only one."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+# Fonts with the letters of East Asian and Indic scripts, which matplotlib's font lacks, on Linux, Windows and macOS.
+_FONTS = (
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR"),
+    *("WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "Yu Gothic"),
+    *("MS Gothic", "Malgun Gothic", "PingFang SC", "Hiragino Sans", "Hiragino Sans GB", "Apple SD Gothic Neo"),
+    *("Arial Unicode MS", "Noto Sans Devanagari", "Nirmala UI", "Noto Sans Thai", "Leelawadee UI", "Noto Emoji"),
+)
+_BEYOND = 0x24F  # the last character of the Latin scripts
+
+
+def with_all_letters(figure: F) -> F:
+    """Let texts in other scripts use the fonts of this machine that have their letters, and return the figure."""
+    from matplotlib.font_manager import get_font_names
+    from matplotlib.text import Text
+
+    texts: list[Text] = figure.findobj(Text)
+    others = [text for text in texts if any(ord(character) > _BEYOND for character in text.get_text())]
+    if others and (fonts := [name for name in _FONTS if name in set(get_font_names())]):
+        for text in others:
+            text.set_fontfamily([*text.get_fontfamily(), *fonts])
+    return figure
+
+
 @contextmanager
 def fonts_of(fonts: Fonts) -> Iterator[None]:
     """Draw with these fonts in a `with` block.
@@ -90,8 +124,9 @@ def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> byt
     data = io.BytesIO()
     with fonts_of(fonts), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
-        draw().savefig(data, format=kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
-    return data.getvalue()
+        with_all_letters(draw()).savefig(data, format=kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
+    content = data.getvalue()
+    return content.replace(_NAMED.encode(), _SIMILAR.encode()) if kind == ".svg" else content
 
 
 def choose_picture(pictures: Mapping[str, Callable[[], Figure]], name: str | None, what: str) -> Callable[[], Figure]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.system.files import write_text
 from vitkit.text.cells import plural
+from vitkit.text.drawing import with_all_letters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,12 +66,17 @@ img.tiny { width: 10rem; image-rendering: pixelated; }
 pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
 .wide { overflow-x: auto; } .wide td { white-space: nowrap; }
 .wide td:first-child, .wide th:first-child { position: sticky; left: 0; background: var(--page); }
+code span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
+.pictures h2 { font-size: 1.15rem; margin-top: 1.2rem; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1.5rem; }
-.wide th { overflow-wrap: anywhere; min-width: 7rem; } p, li { overflow-wrap: break-word; }
-@media (max-width: 40rem) { body { margin: 1rem auto; padding: 0 .8rem; } h1 { font-size: 1.5rem; } .figure {
+.wide th { overflow-wrap: anywhere; min-width: 6rem; } p, li { overflow-wrap: break-word; }
+@media (max-width: 40rem) { .wide td:first-child, .wide th:first-child { white-space: normal; min-width: 6rem;
+  max-width: 38vw; overflow-wrap: anywhere; }
+  body { margin: 1rem auto; padding: 0 .8rem; } h1 { font-size: 1.5rem; } .figure {
   font-size: 2.1rem; } }
 @media print { body { max-width: none; margin: 0; } figure, tr { break-inside: avoid; } h2 { break-after: avoid; }
-  .wide { overflow: visible; } }
+  .pictures { grid-template-columns: repeat(2, minmax(0, 1fr)); } .pictures > div { break-inside: avoid; }
+  .wide { overflow: visible; } .wide td:first-child, .wide th:first-child { position: static; } }
 """
 
 
@@ -207,7 +213,7 @@ def _saved(drawn: Figure, kind: str, **options: Any) -> bytes:
     data = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
-        drawn.savefig(data, format=kind, **options)
+        with_all_letters(drawn).savefig(data, format=kind, **options)
     return data.getvalue()
 
 
@@ -220,6 +226,11 @@ def figure(caption: str, data: bytes, kind: str = "png", *, is_photograph: bool 
 
 
 DRAWN = 'class="drawn"'  # the attribute of a drawing on a white ground
+
+
+def command(text: str) -> str:
+    """Return a command as a paragraph, whose lines end between words and not at the hyphens of flags."""
+    return f'<p class="soft"><code>{" ".join(f"<span>{escape(word)}</span>" for word in text.split())}</code></p>'
 
 
 def listing(text: str) -> str:

@@ -77,6 +77,10 @@ class Benchmark(Result):
             "missing": self.missing,
         }
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each backend, precision and batch size, as in `bench.csv`."""
+        return list(self.results)
+
     @property
     def title(self) -> str:
         """The model, the machine and the number of rounds."""

@@ -449,7 +449,7 @@ def _table(
 
     if run_table is None:
         assert data is not None
-        table = read_corrected(data, labels, layout)
+        table = read_corrected(data, labels, layout, may_be_one_class=True)
     else:
         table = run_table if labels is None else correct(run_table, read_labels(labels), may_add=False)
     for line in (*table.unmatched, *table.corrections):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,8 @@ from vitkit.verbs.inputs import callbacks_and_loggers, check_data, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from vitkit.classifier import Classifier
 
 
@@ -68,6 +70,20 @@ class PretrainingRun(Result):
     def kept(self) -> dict[str, float]:
         """The figures of the epoch whose weights were kept; `epoch` counts from 0."""
         return dict(self.encoder.provenance["metrics"])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.csv, one for each epoch."""
+        return [dict(row) for row in self.metrics]
+
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the function that draws the losses."""
+
+        def losses() -> Figure:
+            from vitkit.reporting.pretraining_report import draw_losses
+
+            return draw_losses(self.metrics, int(self.kept["epoch"]))
+
+        return {"Loss by epoch": losses}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the paths of the run, its options, its recipe and its figures."""

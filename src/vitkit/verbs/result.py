@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import VitkitError
 from vitkit.system.files import replacing
 from vitkit.system.progress import Say
-from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, onto, written_as
+from vitkit.text.cells import harmless
+from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, onto, with_all_letters, written_as
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +86,7 @@ class Result:
         """
         draw = choose_picture(self.pictures(), picture, type(self).__name__)
         with onto(figure):
-            return list(draw().axes)
+            return list(with_all_letters(draw()).axes)
 
     def save(self, target: str | Path, picture: str | None = None, fonts: Fonts = "sans") -> Path:
         """Write a picture of the result (.png, .svg, .pdf) or its table (.tex, .csv), and return the path.
@@ -99,6 +100,7 @@ class Result:
 
         Raises:
             VitkitError: the suffix is another one, or the result has no such picture or no table.
+            OSError: the file cannot be written.
         """
         target = Path(target)
         kind = written_as(target, (*KINDS, ".tex", ".csv"))
@@ -141,8 +143,8 @@ def latex_table(rows: Sequence[Mapping[str, Any]], caption: str | None = None, l
     """Return rows with the same keys as a LaTeX table: text to the left, numbers to the right."""
     keys = list(rows[0]) if rows else []
     numbers = {key: all(isinstance(row[key], (int, float, type(None))) for row in rows) for key in keys}
-    lines = [" & ".join(latex_text(_latex_cell(row[key])) for key in keys) + r" \\" for row in rows]
-    heading = " & ".join(latex_text(key.replace("_", " ")) for key in keys) + r" \\"
+    lines = [_latex_row([latex_text(_latex_cell(row[key])) for key in keys]) for row in rows]
+    heading = _latex_row([latex_text(key.replace("_", " ")) for key in keys])
     columns = "".join("r" if numbers[key] else "l" for key in keys)
     body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", heading, r"\midrule", *lines]
     body += [r"\bottomrule", r"\end{tabular}"]
@@ -153,12 +155,19 @@ def latex_table(rows: Sequence[Mapping[str, Any]], caption: str | None = None, l
     return "\n".join([r"\begin{table}", r"\centering", *said, *named, *body, r"\end{table}"]) + "\n"
 
 
+def _latex_row(cells: Sequence[str]) -> str:
+    row = " & ".join(cells) + r" \\"
+    return "{}" + row if row[0] in "[*" else row  # these would be an argument of the row or rule before
+
+
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as the text of a CSV file."""
+    """Return rows with the same keys as the text of a CSV file, in which no text is a formula."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [])
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {key: harmless(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows
+    )
     return text.getvalue()
 
 

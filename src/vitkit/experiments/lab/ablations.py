@@ -24,6 +24,7 @@ from vitkit.experiments.lab.experiment import (
     PretrainingSizes,
     of_model,
 )
+from vitkit.experiments.lab.paper_tables import BY_DATA, SCALING
 from vitkit.model.config import ViTConfig, stride_of
 from vitkit.training.recipe import Recipe
 
@@ -185,8 +186,8 @@ HYBRID = Ablation(
     source=f"{PAPER}, sec. 4.4, Figure 5",
     says="hybrids are a little better at small computational budgets; the difference vanishes for larger models",
     differs=(
-        "Figure 5 shows accuracy against compute for pre-trained models, without a table; here small models are "
-        "trained from scratch, for all epochs and for a third of them"
+        "Figure 5 shows accuracy after fine-tuning against the computation of the pre-training on JFT-300M; here small "
+        "models are trained from scratch, for all epochs and for a third of them"
     ),
     recipe="paper-vit-b16-jft",
     variants=_variants_hybrid,
@@ -197,10 +198,11 @@ HYBRID = Ablation(
         for name, label in (
             ("ViT", "patches"),
             ("hybrid, root", _ROOT),
-            ("hybrid, root and one stage", _STAGE),
             ("ResNet", _RESNET),
+            ("hybrid, root and one stage", _STAGE),
         )
     },
+    printed=SCALING,
 )
 
 
@@ -245,10 +247,10 @@ def _first(label: str, paper: str | None = None, **fields: Any) -> AblationVaria
 
 def _variants_pretraining(base: ViTConfig) -> tuple[AblationVariant, ...]:  # noqa: ARG001  # the variants do not depend on it
     return (
-        AblationVariant(_NONE),
+        AblationVariant(_NONE, paper="77.9"),
         AblationVariant(_LONGER, times={"epochs": 2}),
         _first("masked patches", "79.9", objective="masked-patch"),
-        _first("MAE", objective="mae"),
+        _first("MAE", "83.6", objective="mae"),
     )
 
 
@@ -461,10 +463,7 @@ def attention_pictures(
     distance = np.array(figures["attention_distance"], dtype=np.float32)  # (L, H)
 
     def cloud() -> Figure:
-        title = "Each head (dotted: equal attention to all patches)"
-        drawn = model_analysis.by_head(distance, title, "mean distance, pixels")
-        drawn.axes[0].axhline(figures["everywhere"], color="#777777", linewidth=0.8, linestyle=":")
-        return drawn
+        return model_analysis.by_head(distance, "Each head", "mean distance, pixels", figures["everywhere"])
 
     return pictures | {"Attention distance (Figure 7, right)": cloud}
 
@@ -497,12 +496,13 @@ DATA_SIZE = PretrainingSizes(
         "images of JFT on, the ViTs are"
     ),
     differs=(
-        "the paper pre-trains on ImageNet, ImageNet-21k, and 9, 30, 90 and 303 million images of JFT, and its figures "
-        "are curves without numbers; here the parts have hundreds or thousands of images, the models are small, and "
+        "the paper pre-trains on ImageNet, ImageNet-21k and JFT, and for Figure 4 on 9, 30, 90 and 303 million images "
+        "of JFT, without numbers; here the parts have hundreds or thousands of images, the models are small, and "
         "each part gets the same number of steps, of which validation selects the best epoch"
     ),
     recipe="paper-vit-b16-jft",
     picture="sizes",
+    printed=BY_DATA,
 )
 
 

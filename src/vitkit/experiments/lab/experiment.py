@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.evaluation.headline import images_in_words
 from vitkit.model.config import ViTConfig
-from vitkit.text.cells import aligned
+from vitkit.text.cells import aligned, sentence
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -58,6 +58,24 @@ def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVar
     return AblationVariant(label, {"model_fields": fields} if fields else {}, paper)
 
 
+@dataclass(frozen=True)
+class PaperFigure:
+    """Numbers that the paper prints for an experiment, to be drawn next to ours.
+
+    Attributes:
+        caption: the numbers of the paper's figure and table.
+        x, y: the labels of the axes.
+        lines: points of x and percent, by the name of the line, in the order of x.
+        ticks: the names of values of x; empty for numbers.
+    """
+
+    caption: str
+    x: str
+    y: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    ticks: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A question, and the answer of the paper or of another source.
@@ -70,6 +88,9 @@ class Experiment:
         differs: how the `small` preset differs from the source's experiment.
         recipe: the bundled recipe with the published hyper-parameters for the `paper` preset; None if the source
             publishes none.
+        picture: the kind of picture that shows the result.
+        drawn_lines: for `computation`, the labels of the variants that a line connects, by the name of the line.
+        printed: the paper's numbers, which are drawn next to ours; None if it prints none, or in the table.
     """
 
     name: str
@@ -80,6 +101,7 @@ class Experiment:
     recipe: str | None = None
     picture: Literal["dots", "curves", "computation", "few-shot", "attention", "sizes"] = "dots"
     drawn_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    printed: PaperFigure | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,32 +199,33 @@ class LabResult(Result):
             panels: dict[str, Callable[[], Figure]]
             panels = import_module(self.experiment.module).attention_pictures(self.figures, self.arrays)
             return panels
-        from vitkit.reporting.lab_figures import pictures_of
+        from vitkit.reporting.lab_figures import draw_lines, pictures_of
 
-        return pictures_of(self.experiment.picture, self.figures, self.experiment.drawn_lines)
+        pictures = pictures_of(self.experiment.picture, self.figures, self.experiment.drawn_lines)
+        if (printed := self.experiment.printed) is not None:
+            pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
+        return pictures
 
     def body(self) -> list[str]:
         """Return the body of the page as HTML."""
-        from vitkit.text.html import figure, table, to_svg, wide
+        from vitkit.text.html import command, figure, table, to_svg, wide
 
         experiment = self.experiment
-        sentence, *remarks = self.remarks
-        said = [
-            *remarks,
-            f"The source ({experiment.source}): {experiment.says}.",
-            f"What differs: {experiment.differs}.",
-        ]
+        first, *remarks = self.remarks
+        said = [*remarks, f"the source ({experiment.source}): {experiment.says}", f"what differs: {experiment.differs}"]
         rows = [[escape(cell) for cell in row] for row in self.cells]
-        command = f"<p class='soft'>{escape(self.figures['command'])}</p>"
-        head = [f"<h1>{escape(experiment.name)}</h1>", f"<p>{escape(experiment.question)}</p>", command]
+        head = [f"<h1>{escape(experiment.name)}</h1>", f"<p>{escape(experiment.question)}</p>"]
+        head.append(command(self.figures["command"]))
         pictures = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in self.pictures().items()]
         shown = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in pictures), "</div>"]
         return [
             *head,
-            f"<p><strong>{escape(sentence[:1].upper() + sentence[1:])}.</strong></p>",
+            f"<p><strong>{escape(sentence(first))}</strong></p>",
             *(shown if pictures else []),
             wide(table(rows, list(map(escape, self.headings)))),
-            *(f"<p>{escape(line)}</p>" for line in said),
+            "<ul>",
+            *(f"<li>{escape(sentence(line))}</li>" for line in said),
+            "</ul>",
         ]
 
     def _repr_html_(self) -> str:
@@ -244,7 +267,7 @@ def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
     better = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] > 0]
     worse = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] < 0]
     open_ = [pair["a"] for pair in pairs if pair["a"] not in (*better, *worse)]
-    reference = pairs[0]["b"]
+    reference = _named([pairs[0]["b"]])
     parts = [
         f"{_named(labels)} {_is(labels)} {word} than {reference}"
         for labels, word in ((better, "better"), (worse, "worse"))
@@ -255,8 +278,13 @@ def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
     return f"{'also with other seeds' if seeds > 1 else 'as trained, with one seed'}: {'; '.join(parts)}"
 
 
+def quoted(label: str) -> str:
+    """Return a label in quotation marks if it has several words, for sentences."""
+    return f"“{label}”" if " " in label else label
+
+
 def _named(labels: Sequence[str]) -> str:
-    *first, last = [f"“{label}”" if " " in label else label for label in labels]
+    *first, last = map(quoted, labels)
     return f"{', '.join(first)} and {last}" if first else last
 
 

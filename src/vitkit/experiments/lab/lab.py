@@ -28,6 +28,7 @@ from vitkit.experiments.lab.experiment import (
     LabResult,
     Measurement,
     PretrainingSizes,
+    quoted,
     remarks_of,
     table_of,
 )
@@ -603,7 +604,9 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
                 "difference": recipe.mean,
                 **numbers_of(recipe),
                 "trained": numbers_of(trained),
-                "verdict": verdict(label, against, recipe, trained, family.seeds, judged.described, len(compared)),
+                "verdict": verdict(
+                    quoted(label), quoted(against), recipe, trained, family.seeds, judged.described, len(compared)
+                ),
             }
         )
     return rows
@@ -617,7 +620,7 @@ def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[di
             continue
         low, high = pair["interval"]
         outcome = _HELD if low > 0 else _REVERSED if high < 0 else _NOT_SHOWN
-        claims.append({"claim": f"{pair['a']} is better than {pair['b']}", "outcome": outcome})
+        claims.append({"claim": f"{quoted(pair['a'])} is better than {quoted(pair['b'])}", "outcome": outcome})
     return claims
 
 
