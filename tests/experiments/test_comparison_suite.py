@@ -83,6 +83,22 @@ def test_the_interval_of_a_mean_covers_the_true_mean(images: int, rates: tuple[f
     assert covered > 930
 
 
+def test_significant_differences_are_counted() -> None:
+    def content(better: str | None) -> dict[str, Any]:
+        models = [
+            {"name": name, "accuracy": 0.5, "interval": [0.4, 0.6], "runs": [{"training_flops": 1.0}]} for name in "abc"
+        ]
+        pairs = [{"a": "a", "b": "b", "better": {"recipe": None, "trained": better}}]
+        return {"models": models, "pairs": pairs, "seeds": [0]}
+
+    labels = ["x", "y"]
+    none = figures_of(labels, [content(None), content(None)])["sentences"]
+    assert none[0].startswith("on none of these data sets is a model significantly better than another")
+    first, second, *_ = figures_of(labels, [content("a"), content("b")])["sentences"]
+    assert first.startswith("a is significantly better than another model in 1 and worse in 1 of 4 comparisons")
+    assert second.startswith("b is significantly better than another model in 1 and worse in 1 of 4 comparisons")
+
+
 def test_means_and_ranks_are_over_the_data_sets(found: tuple[ComparisonSuite, list[str]]) -> None:
     result, _ = found
     for model in result.figures["models"]:

@@ -24,7 +24,7 @@ from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import read_json, without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.text.cells import aligned, harmless
+from vitkit.text.cells import aligned, harmless, plural
 from vitkit.text.fields import Between, is_number
 from vitkit.training.recipe import ComparedFields
 from vitkit.training.recipe_files import add_recipe_fields
@@ -110,7 +110,7 @@ class Comparison(Result):
         """Return the table, the verdicts, and the paths of the files."""
         rows = [list(HEADINGS.values()), *map(cells, self.models)]
         images = images_in_words(self.figures["test_images"], self.figures["split"])
-        judged = f"{images}, {len(self.figures['seeds'])} seeds"
+        judged = f"{images}, {plural(len(self.figures['seeds']), 'seed', 'seeds')}"
         return [
             f"{len(self.models)} models on {self.figures['data']}: {judged}",
             *aligned(rows),

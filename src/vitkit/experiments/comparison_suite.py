@@ -22,7 +22,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder
 from vitkit.system.files import write_json, write_text
 from vitkit.system.progress import Say
-from vitkit.text.cells import aligned, harmless, sentence
+from vitkit.text.cells import aligned, harmless, plural, sentence
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ComparisonSuite(Result):
         """Return the table, its summary in sentences, and the path of the page."""
         names = len(self.figures["models"]), len(self.figures["data"])
         return [
-            f"{names[0]} models on {names[1]} data sets, {len(self.figures['seeds'])} seeds",
+            f"{names[0]} models on {names[1]} data sets, {plural(len(self.figures['seeds']), 'seed', 'seeds')}",
             *aligned([headings(self.figures["data"]), *table_rows(self.figures)]),
             "",
             *self.figures["sentences"],
@@ -352,9 +352,13 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
     """Return what the table shows, and what it does not show."""
     of = "as recipes if shown, otherwise as trained" if seeds > 1 else "as trained, with one seed"
     said = [
-        f"{row['name']} is better than another model {_times(row['wins'])}, and worse {_times(row['losses'])} ({of})"
+        f"{row['name']} is significantly better than another model in {row['wins']} and worse in {row['losses']} of "
+        f"{_comparisons(row, rows)} comparisons ({of})"
         for row in rows
+        if row["wins"] or row["losses"]
     ]
+    if not said:
+        said = [f"on none of these data sets is a model significantly better than another ({of})"]
     said.append("intervals are over the images and seeds of these data sets, and not over other data sets")
     ranked = [row for row in rows if row["mean_rank"] is not None]
     if len(ranked) < _TESTED[0] or len(labels) < _TESTED[1]:
@@ -374,8 +378,9 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
     return said
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+def _comparisons(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many times a model was compared with another one on a data set."""
+    return sum(data in other["by_data"] for data in row["by_data"] for other in rows if other is not row)
 
 
 def _to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -389,12 +394,17 @@ def _to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
+def _without_breaks(cell: str) -> str:
+    """Return a cell whose lines may end before the interval only, for paper."""
+    return cell.replace(" %", "\N{NO-BREAK SPACE}%").replace(" to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}")
+
+
 def _write_page(result: ComparisonSuite) -> None:
     from vitkit.reporting.comparison import draw_suite
     from vitkit.text.html import figure, table, to_svg, wide, write_page
 
     figures = result.figures
-    rows = [[escape(cell) for cell in row] for row in table_rows(figures)]
+    rows = [[escape(_without_breaks(cell)) for cell in row] for row in table_rows(figures)]
     linked = [
         f'<a href="{escape(figures["folders"][data])}/comparison.html">{escape(data)}</a>' for data in figures["data"]
     ]

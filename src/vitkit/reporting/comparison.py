@@ -31,6 +31,7 @@ _ABOUT = (
 
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
 _LONG, _LONGEST = 22, 52  # maximum length of a name in a legend with two columns, and with one
+_MOST_BELOW = 44  # characters of all names below a picture, from which on they are slanted
 _GOAL = 0.9
 _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
 MARKERS = "osD^vP*X"
@@ -293,14 +294,16 @@ def draw_suite(figures: Mapping[str, Any]) -> Figure:
         figures: the content of suite.json.
     """
     models, data = figures["models"], figures["data"]
-    figure, axis = new_axes([model["name"] for model in models])
+    figure, axis = new_axes([model["name"] for model in models], width=max(_SIZE[0], 0.7 * len(data) + 1.5))
     for place, (model, style) in enumerate(styled(models)):
         there = [(column, model["by_data"][name]) for column, name in enumerate(data) if name in model["by_data"]]
         shift = 0.5 * ((place + 0.5) / len(models) - 0.5)
         accuracies, intervals = ([cell[key] for _, cell in there] for key in ("accuracy", "interval"))
         dots = {**style, "linestyle": "none"}
         bars(axis, [column + shift for column, _ in there], accuracies, intervals, dots, model["name"], place)
-    axis.set_xticks(range(len(data)), [in_legend(name) for name in data])
+    names = [in_legend(name) for name in data]
+    is_short = sum(map(len, names)) < _MOST_BELOW
+    axis.set_xticks(range(len(data)), names, rotation=0 if is_short else 30, ha="center" if is_short else "right")
     return finish(figure, axis, "", "accuracy on held-out images")
 
 
@@ -353,10 +356,10 @@ def percent(value: float, _place: int | None = None) -> str:
     return f"{_POINTS * value:.4g} %"
 
 
-def new_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
+def new_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axes]:
     """Return a figure with room for a legend below the axes."""
     columns = 2 if max(map(len, names)) <= _LONG else 1
-    figure = new_figure(_SIZE[0], _SIZE[1] + _ROW * -(-len(names) // columns))
+    figure = new_figure(width, _SIZE[1] + _ROW * -(-len(names) // columns))
     return figure, figure.subplots()
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from vitkit.reporting.plots import BLUE, GREY, ORANGE, in_legend
 from vitkit.text.drawing import new_figure
 
 Figures = Mapping[str, Any]
+_WIDTH = 16  # characters of a line below the paper's figures
 _ROW = 0.42  # inches of a variant in a picture of dots
 
 
@@ -83,7 +85,8 @@ def _dots(figures: Figures) -> Figure:
     if panels == 2:
         there = [(value, place) for place, value in enumerate(published) if value is not None]
         axes[1].plot(*zip(*there, strict=True), "D", color=ORANGE, markersize=6)
-        axes[1].set_xlabel(f"in the paper:\n{figures.get('column') or 'accuracy, %'}", fontsize=9)
+        column = textwrap.fill(figures.get("column") or "accuracy, %", _WIDTH)
+        axes[1].set_xlabel(f"in the paper:\n{column}", fontsize=9)
         axes[1].margins(x=0.25)
         axes[1].xaxis.set_major_locator(MaxNLocator(2))
     for axis in axes:

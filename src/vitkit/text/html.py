@@ -69,14 +69,16 @@ pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
 code span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 .pictures h2 { font-size: 1.15rem; margin-top: 1.2rem; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1.5rem; }
-.wide th { overflow-wrap: anywhere; min-width: 6rem; } p, li { overflow-wrap: break-word; }
+.wide th { overflow-wrap: anywhere; min-width: 6.4rem; } p, li { overflow-wrap: break-word; }
 @media (max-width: 40rem) { .wide td:first-child, .wide th:first-child { white-space: normal; min-width: 6rem;
   max-width: 38vw; overflow-wrap: anywhere; }
   body { margin: 1rem auto; padding: 0 .8rem; } h1 { font-size: 1.5rem; } .figure {
   font-size: 2.1rem; } }
 @media print { body { max-width: none; margin: 0; } figure, tr { break-inside: avoid; } h2 { break-after: avoid; }
   .pictures { grid-template-columns: repeat(2, minmax(0, 1fr)); } .pictures > div { break-inside: avoid; }
-  .wide { overflow: visible; } .wide td:first-child, .wide th:first-child { position: static; } }
+  .wide { overflow: visible; font-size: .85rem; } .wide td { white-space: normal; }
+  .wide th { min-width: 0; overflow-wrap: break-word; }
+  .wide td:first-child, .wide th:first-child { position: static; min-width: 6rem; } }
 """
 
 

@@ -34,6 +34,7 @@ from vitkit.model.names import config_for, is_network_name
 from vitkit.system.files import without_place
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT
+from vitkit.text.cells import plural
 from vitkit.training.architecture import without_fields_of_vits
 from vitkit.training.lineage import SplitImages, contents_of
 from vitkit.training.start import Start, resolve
@@ -312,10 +313,11 @@ def _shown(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> 
                 cells += [f"{100 * part[key]['accuracy']:.1f} %", f"{low:.1f} to {high:.1f}"]
             rows.append((*cells, f"{model['parameters']:,}", f"{model['gmacs']:.3g}"))
     images = images_in_words(figures["test_images"], figures["split"])
+    seeds = plural(len(figures["seeds"]), "seed", "seeds")
     by_size = {part["fraction"]: part["images"] for part in figures["models"][0]["by_size"]}
     remarks = (
         figures["sentence"],
-        f"{images}, {len(figures['seeds'])} seeds; the most frequent class alone: {100 * figures['chance']:.1f} %",
+        f"{images}, {seeds}; the most frequent class alone: {100 * figures['chance']:.1f} %",
         *figures["findings"],
         *(f"{by_size[pair['fraction']]} images: {pair['verdict']}" for pair in figures["pairs"]),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.evaluation.headline import images_in_words
 from vitkit.model.config import ViTConfig
-from vitkit.text.cells import aligned, sentence
+from vitkit.text.cells import aligned, plural, sentence
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
     """Return the verdicts on pairs and on the source's claims, one line each."""
     seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
     images = images_in_words(figures["test_images"], figures["split"])
-    judged = f"{images}, {seeds} seeds; the most frequent class alone: {chance:.1f} %"
+    judged = f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {chance:.1f} %"
     claims = [f"claim {claim['outcome']}: {claim['claim']}" for claim in figures["claims"]]
     verdicts = (pair["verdict"] for pair in figures["pairs"])
     return (summary_of(figures["pairs"], seeds), judged, *figures["findings"], *verdicts, *claims)
