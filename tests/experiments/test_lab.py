@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +224,9 @@ def test_the_page_and_the_lines_have_the_table_and_what_differs(done: LabResult)
     for text in ("pre-norm", "post-norm", done.experiment.differs, "LayerNorm before each sub-layer"):
         assert text in page
         assert text in lines
-    assert "vitkit lab norm --data photos" in page
-    assert "--set model.layers=1" in page
+    (command,) = re.findall(r"<code>(.*?)</code>", page)
+    words = re.sub("<[^>]+>", "", command)
+    assert words.startswith("vitkit lab norm --data photos") and "--set model.layers=1" in words
 
 
 def test_done_again_it_is_the_same_and_never_written_over(done: LabResult) -> None:
@@ -287,6 +289,14 @@ def test_digits_are_halved_by_class(tmp_path: Path) -> None:
     upstream, downstream = read_source(transfer.upstream), read_source(transfer.downstream)
     assert (upstream.classes, downstream.classes) == (tuple("02468"), tuple("13579"))
     assert len(upstream) + len(downstream) == 1797
+
+
+def test_too_few_images_to_pre_train_on_are_refused_before_anything_is_trained(photos: Path, tmp_path: Path) -> None:
+    few = runs.photos(tmp_path / "few", images=10, seed=7)
+    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": {"layers": 1, "hidden_size": 32}}
+    with pytest.raises(VitkitError, match=r"few has 21 training images, .* 3 classes: pre-train on at least 23"):
+        package.lab("data-size", photos, upstream=few, **small, out=tmp_path / "lab", say=quiet)
+    assert not list((tmp_path / "lab").rglob("*.*"))
 
 
 def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> None:

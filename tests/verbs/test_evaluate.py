@@ -43,6 +43,7 @@ def test_a_classifier_in_memory_is_evaluated_on_named_data(trained: Path, data: 
     assert len(in_memory.evaluation.paths) == 36
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_images_of_one_class_are_evaluated_and_drawn(trained: Path, data: Path, tmp_path: Path) -> None:
     shutil.copytree(data / "red", tmp_path / "reds" / "red")
     found = package.evaluate(trained, tmp_path / "reds")

@@ -408,7 +408,9 @@ class Explanation:
         for method in self.methods:
             shown = image(method, draw.thumbnail(self.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
             cells.append(f'<a href="{page}#{method}">{shown}</a>')
-            captions.append(f"<b>{method}</b>{f'<br>{escape(self._tells(method))}' if has_texts else ''}")
+            flat = draw.describe_flat(self.maps[method]) if method in self.maps else None
+            name = f"<b>{method}</b>" if flat is None else f"<b>{method}</b>: {flat}"
+            captions.append(f"{name}{f'<br>{escape(self._tells(method))}' if has_texts else ''}")
         figures = (
             f"<figure>{cell}<figcaption>{caption}</figcaption></figure>"
             for cell, caption in zip(cells, captions, strict=True)

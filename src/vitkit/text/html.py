@@ -43,7 +43,8 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
   background: var(--page); color: var(--ink); }
 a { color: var(--accent); }
-h1 { overflow-wrap: anywhere; margin-bottom: 0; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
+h1, h2, h3 { overflow-wrap: anywhere; } h1 { margin-bottom: 0; }
+h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
 .figure { font-size: 2.6rem; font-weight: 600; } .soft { opacity: .8; }
 table { border-collapse: collapse; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
 td { overflow-wrap: anywhere; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
@@ -59,7 +60,7 @@ summary { cursor: pointer; }
 .row { display: flex; flex-wrap: wrap; gap: .8rem; } figure { margin: 0; width: 10rem; font-size: .75rem; }
 figure.large { width: 18rem; max-width: 100%; }
 figcaption { overflow-wrap: anywhere; }
-.thumbnails { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 11rem), 1fr)); gap: 1rem; }
+.thumbnails { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 9.5rem), 1fr)); gap: 1rem; }
 .thumbnails figure { width: auto; font-size: .85rem; } .thumbnails img { width: 100%; }
 summary { cursor: pointer; padding: .3rem 0; }
 img.tiny { width: 10rem; image-rendering: pixelated; }

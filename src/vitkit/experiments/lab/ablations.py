@@ -310,7 +310,11 @@ def measure_few_shot(subject: Subject) -> Measured:
     train, test = table.of_split("train"), table.of_split(subject.held_out)
     x, known = subject.features(train, "training images"), np.array(train.labels)
     x_test, true = subject.features(test, f"{subject.held_out} images"), np.array(test.labels)
-    there = int(np.bincount(known, minlength=len(table.classes)).min())
+    counts = np.bincount(known, minlength=len(table.classes))
+    there = int(counts.min())
+    if there == 0:
+        name = table.classes[int(counts.argmin())]
+        raise VitkitError(f"the class {name!r} has no training image to learn it from: add some, or leave it out")
     rows: list[list[str]] = []
     numbers: list[dict[str, Any]] = []
     for shots in [number for number in SHOTS if number <= there]:

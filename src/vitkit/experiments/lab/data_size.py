@@ -8,6 +8,7 @@ one seed, all models are pre-trained on the same part.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,6 +120,7 @@ def plan_sizes(
         first = first or (starts[0], starts[1])
         described.append(_described(name, starts[1]))
         images = [_training_images(start) for start in starts]
+        _check_enough(transfer.upstream, images[0], starts[0].config.num_classes)
         for size in SIZES:
             count = max(round(size * images[0]), 1)
             subset = {"max_images": count} if count < images[0] else {}
@@ -166,6 +168,16 @@ def _split_images(start: Start) -> SplitImages:
 
 def _training_images(start: Start) -> int:
     return _split_images(start).images.table.splits.count("train")
+
+
+def _check_enough(upstream: str, images: int, classes: int) -> None:
+    """Refuse a source whose smallest part would not have an image of each class."""
+    least = math.ceil((classes - 0.5) / SIZES[0])
+    if images < least:
+        raise VitkitError(
+            f"{upstream} has {images} training images, and a ninth of them cannot have one of each of its {classes} "
+            f"classes: pre-train on at least {least}"
+        )
 
 
 def _described(name: str, start: Start) -> dict[str, Any]:
