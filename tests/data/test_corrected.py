@@ -105,8 +105,8 @@ def test_rows_that_match_no_picture_are_said(data: Path) -> None:
 def test_new_classes_appear_and_empty_ones_go_with_a_line(data: Path) -> None:
     table = corrected(data, *(Edit(f"cat/cat_{i}.png", EXCLUDED) for i in range(3)), Edit("dog/dog_0.png", "ape"))
     assert table.classes == ("ape", "dog")  # sorted, as class folders are
-    assert "new by labels.csv: class ape" in table.corrections
-    assert "without a picture by labels.csv, and so gone: class cat" in table.corrections
+    assert "labels.csv adds the class ape" in table.corrections
+    assert "labels.csv leaves no picture in the class cat" in table.corrections
 
 
 def test_too_little_that_is_left_is_refused(data: Path) -> None:

@@ -446,8 +446,8 @@ def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _Part]
             lambda values: anatomy.norms(values, model.config.prefix_tokens),
         ),
         "layer_similarity": _Part(
-            "Linear CKA: 1 if two layers represent these images in the same way, 0 if they have nothing in common. With "
-            "few images, the estimate may be below 0.",
+            "Linear CKA: 1 if two layers represent these images in the same way, 0 if they have nothing in common. "
+            "With few images, the estimate may be below 0.",
             lambda: anatomy.layer_similarity(model, images),
             anatomy.layer_grid,
         ),
