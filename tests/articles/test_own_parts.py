@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest_articles import Pictures
 from PIL import Image
 from torch import Tensor, nn
 
@@ -56,7 +57,14 @@ def of_network(**changes: Any) -> dict[str, Any]:
     return {**fields, "image_size": 32, "say": lambda line: None, **changes}
 
 
-@pytest.mark.parametrize("model", [cnn, cnn(2)], ids=["a function", "a module"])
+class Named(nn.Sequential):
+    """A network that calls the number of classes by another name."""
+
+    def __init__(self, k: int, width: int = 8) -> None:
+        super().__init__(*cnn(width), nn.Linear(width, k))
+
+
+@pytest.mark.parametrize("model", [cnn, cnn(2), Named], ids=["a function", "a module", "a class"])
 def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path: Path, model: Any) -> None:
     classes = len([folder for folder in photos.iterdir() if folder.is_dir()])
     model = model if not isinstance(model, nn.Module) else cnn(classes)
@@ -295,6 +303,40 @@ def test_a_missing_lightning_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(VitkitError, match=f"{name} needs {package}: pip install"):
             getattr(lightning_module, name)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
+def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path: Path, mode: str) -> None:
+    fields = {**quick(epochs=1), "say": lambda line: None}
+    run = vitkit.train(
+        photos, **fields, augment=lambda image: image.convert(mode).resize((9, 31)), out=tmp_path / "run"
+    )
+    assert len(run.rows()) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"augment": lambda image: image.crop((0, 0, 0, 0))}, "augment must return a PIL image with pixels"),
+        ({"augment": np.asarray}, "augment must return a PIL image, not ndarray"),
+        ({"loss": lambda logits, targets: torch.tensor(1.0)}, "its result does not depend on them"),
+        ({"loss": lambda logits, targets: 1.0}, "loss must return the mean loss"),
+    ],
+)
+def test_parts_that_return_something_else_are_named(
+    photos: Path, tmp_path: Path, part: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(VitkitError, match=message):
+        vitkit.train(photos, **quick(epochs=1), **part, out=tmp_path / "run", say=lambda line: None)
+
+
+def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
+    empty = type("Empty", (Pictures,), {"__len__": lambda self: 0})()
+    for datasets, name in (((empty, Pictures()), "train"), ((Pictures(), empty), "val")):
+        given = dict(zip(("train_dataset", "val_dataset"), datasets, strict=True))
+        with pytest.raises(VitkitError, match=f"{name}_dataset contains no images"):
+            vitkit.train(**given, **quick(epochs=1), out=tmp_path / "run", say=lambda line: None)
+    assert not (tmp_path / "run").exists()
 
 
 def test_parts_that_would_never_be_called_are_refused(photos: Path, tmp_path: Path) -> None:

@@ -186,4 +186,6 @@ class CustomAugment(Augment):
             np.random.set_state(before_numpy)
         if not isinstance(changed, Image.Image):
             raise VitkitError(f"augment must return a PIL image, not {type(changed).__name__}")
-        return changed
+        if not changed.width or not changed.height:
+            raise VitkitError("augment must return a PIL image with pixels, not an empty one")
+        return changed.convert(image.mode)

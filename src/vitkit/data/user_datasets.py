@@ -502,6 +502,9 @@ def survey(datasets: Datasets) -> Survey:
     looks: list[Fingerprint] = []
     named_datasets = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
     lengths = {name: _length(dataset, name) for name, dataset in named_datasets.items()}
+    for name, length in lengths.items():
+        if length == 0:
+            raise VitkitError(f"{name}_dataset contains no images")
     for name, dataset in named_datasets.items():
         for index in range(lengths[name]):
             image, label = item_of(dataset, index, name)

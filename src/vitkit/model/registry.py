@@ -37,9 +37,9 @@ def register_model(name: str, build: Callable[..., nn.Module] | nn.Module) -> st
 
     Args:
         name: letters, digits, `_`, `-` and `.`. A network registered before under this name is replaced.
-        build: a function that takes the number of classes, and if it has such parameters `in_channels` and
-            `image_size`, and returns a module: images (B, C, height, width) to logits (B, K) by a last `nn.Linear`. Or
-            such a module, of which copies are trained.
+        build: a function that takes the number of classes, as `num_classes` or as its only required parameter, and
+            returns a module: images (B, C, height, width) to logits (B, K) by a last `nn.Linear`. It may also take
+            `in_channels` and `image_size`. Or such a module, of which copies are trained.
 
     Returns:
         The name with `custom:`, as `model` takes it.
@@ -101,8 +101,9 @@ def build_registered(name: str, num_classes: int, in_channels: int, image_size: 
     if isinstance(build, nn.Module):
         return copy.deepcopy(build)
     sizes = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    known = {key: value for key, value in sizes.items() if key in _parameters(build)}
     try:
-        network = build(**{key: value for key, value in sizes.items() if key in _parameters(build)})
+        network = build(**known) if known or not _requires_one(build) else build(num_classes)
     except (TypeError, ValueError, RuntimeError) as error:
         raise VitkitError(f"custom:{name} cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(network, nn.Module):
@@ -122,6 +123,12 @@ def build_registered_block(config: Any, layer: int) -> Any:
         raise VitkitError(f"block {config.block!r} takes no relative positions: its forward has no parameter relative")
     block.takes = takes  # type: ignore[assignment]  # no module
     return block
+
+
+def _requires_one(function: Callable[..., Any]) -> bool:
+    """Return whether a function has one parameter without a default, which is then the number of classes."""
+    parameters = inspect.signature(function).parameters.values()
+    return sum(parameter.default is parameter.empty for parameter in parameters) == 1
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:

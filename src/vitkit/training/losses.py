@@ -208,6 +208,8 @@ class Objective:
             if not isinstance(loss, Tensor) or loss.ndim:
                 shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
                 raise VitkitError(f"loss must return the mean loss of the batch, a tensor of no axes, not {shape}")
+            if torch.is_grad_enabled() and not loss.requires_grad:
+                raise VitkitError("loss must be computed from the logits, and its result does not depend on them")
         return torch.stack(losses).mean()
 
     @torch.no_grad()
