@@ -142,7 +142,9 @@ def test_splits_stay_and_what_is_added_takes_that_of_its_folder(tmp_path: Path) 
     before = dict(zip((table := read_source(data)).paths, table.splits, strict=True))
     after = corrected(data, Edit("train/new.png", "cat"), Edit("nowhere.png", "cat"), Edit("val/cat/cat_0.png", "dog"))
     assert dict(zip(after.paths, after.splits, strict=True)) == before | {"train/new.png": "train"}
-    assert after.unmatched == ("1 picture of labels.csv left out, in no folder of the data's splits: nowhere.png",)
+    assert after.unmatched == (
+        "1 picture of labels.csv left out, because it lies outside the folders of the data's splits: nowhere.png",
+    )
 
 
 def test_a_heap_of_pictures_has_the_classes_of_its_label_file(tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_pictures_of_several_classes(tmp_path: Path) -> None:
 
 def test_labels_that_the_data_no_longer_have_are_told(data: Path) -> None:
     stale = corrected(data, Edit("cat/cat_0.png", "dog", "fox"))
-    assert any("cat/cat_0.png" in line and "did not find" in line for line in stale.corrections)
+    assert any("cat/cat_0.png" in line and "in another class of the data" in line for line in stale.corrections)
     # The same file over labels that it has corrected already, as a run's are, says nothing new.
     again = correct(stale, read_labels(data.parent / "labels.csv"))
     assert again.corrections[len(stale.corrections) :] == ("labels.csv: changes no label",)

@@ -325,7 +325,7 @@ def _of_lost(name: str, table: ImageTable, tally: _EditTally) -> Iterator[str]:
 def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
     if homeless:
         pictures = plural(len(homeless), "picture", "pictures")
-        outside = "because they lie outside the folders of the data's splits"
+        outside = f"because {'it lies' if len(homeless) == 1 else 'they lie'} outside the folders of the data's splits"
         yield f"{pictures} of {name} left out, {outside}: {listed(homeless)}"
 
 
