@@ -67,6 +67,18 @@ def test_the_sheet_is_a_png_an_svg_and_a_pdf(classifier: Classifier, photographs
     assert again.sheet.read_bytes() == result.sheet.read_bytes()
 
 
+@pytest.mark.usefixtures("drawn_pictures")
+def test_photographs_that_are_lines_have_their_places(classifier: Classifier, tmp_path: Path) -> None:
+    (tmp_path / "lines").mkdir()
+    for size in ((1, 1), (3000, 3), (3, 3000)):
+        Image.new("RGB", size, "red").save(tmp_path / "lines" / f"{size[0]}x{size[1]}.png")
+    for photographs in (tmp_path / "lines", tmp_path / "lines" / "3x3000.png"):
+        result = vitkit.explain(classifier, photographs, tmp_path / f"of {photographs.name}", style="paper")
+        assert isinstance(result, vitkit.Explanations) and result.sheet is not None
+        with Image.open(result.sheet) as sheet:
+            assert min(sheet.size) > 20
+
+
 def test_another_single_map_can_be_chosen(classifier: Classifier, photographs: Path, tmp_path: Path) -> None:
     result = vitkit.explain(classifier, photographs, tmp_path / "out", style="paper", method="raw", layer=0)
     assert isinstance(result, vitkit.Explanations) and result.method == "raw" and result.sheet is not None

@@ -282,9 +282,16 @@ def _pair(explanation: Explanation, method: Method) -> tuple[Image.Image, Image.
     from vitkit.explanation.draw import fit, masked
 
     photograph, box = fit(explanation.photograph, explanation.box, _SIDE_IN_SHEET)
-    left, top, right, bottom = (round(edge) for edge in box)
-    seen = (max(left, 0), max(top, 0), min(right, photograph.width), min(bottom, photograph.height))
+    left, right = _pixels(box[0], box[2], photograph.width)
+    top, bottom = _pixels(box[1], box[3], photograph.height)
+    seen = (left, top, right, bottom)
     return photograph.crop(seen), masked(photograph, explanation.maps[method], box).crop(seen)
+
+
+def _pixels(low: float, high: float, size: int) -> tuple[int, int]:
+    """Return the ends of a region within a side, at least one pixel apart, also of a photograph that is a line."""
+    first = min(max(round(low), 0), size - 1)
+    return first, max(min(round(high), size), first + 1)
 
 
 def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tuple[Path, str]:
