@@ -90,7 +90,8 @@ def test_5_5_few_epochs_and_many(row: Any, place: Path) -> None:
         assert len(lines) == 4
     after = runs.weights(Path("runs/epochs") / tuned["runs"][0]["folder"])
     before = torch.load(place / "vit_base_patch16_224_in21k.pth")
-    assert torch.nn.functional.cosine_similarity(after["pos_embed"].flatten(), before["pos_embed"].flatten(), 0) > 0.9
+    for name in ("patch_embed.proj.weight", "blocks.1.mlp.fc1.weight"):
+        assert torch.cosine_similarity(after[name].flatten(), before[name].flatten(), 0) > 0.9, "it began from these"
     best, other = sorted(
         (dict(model["runs"][0]["curve"]) for model in (tuned, scratch)), key=lambda c: -max(c.values())
     )
@@ -217,7 +218,7 @@ def test_5_18_images_per_second(row: Any) -> None:
     (plain, _, _, ratio) = rows["eager float32"]
     assert ratio == 1
     for rate, low, high, ratio in rows.values():
-        assert low <= rate <= high and ratio == pytest.approx(rate / plain, rel=0.02)
+        assert low <= rate <= high and ratio == pytest.approx(rate / plain, rel=0.2), "a median of rounds in pairs"
     model, images = vitkit.load("runs/flowers").model.eval(), torch.randn(8, 3, 16, 16)
     seconds = []
     with torch.inference_mode():
