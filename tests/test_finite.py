@@ -185,6 +185,7 @@ def test_one_function_makes_json() -> None:
     assert callers == {
         "system/files.py",
         "data/split_file.py",
+        "inference/trust.py",
         "inference/backends/torch.py",
         "exporting/program.py",
         "weights/checkpoint.py",

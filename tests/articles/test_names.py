@@ -326,7 +326,7 @@ def test_advice_names_only_flags_that_the_command_has(command: str, said: str) -
 
 
 def test_the_flags_that_are_named_exist() -> None:
-    done = subprocess.run([warm.vitkit(), "train", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run([warm.vitkit(), "train", "--help-all"], capture_output=True, text=True, check=True)
     flags = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
     named = {flag for advice in SCRIPT_FLAGS.values() for flag in re.findall(r"--[a-z][a-z-]*", advice)}
     assert named <= flags and not flags & set(SCRIPT_FLAGS)

@@ -20,7 +20,7 @@ def here(data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A folder to be in: `photos`, `model` (a model folder alone) and a few that are wrong."""
     shutil.copytree(data, tmp_path / "photos")
     (tmp_path / "model").mkdir()
-    for name in ("model.json", "model.safetensors", "pictures.npz"):
+    for name in ("model.json", "model.safetensors", "pictures.npz", "trust.safetensors"):
         shutil.copy(trained / name, tmp_path / "model")
     (tmp_path / "empty").mkdir()
     shutil.copytree(data / "red", tmp_path / "single" / "red")

@@ -80,7 +80,7 @@ def test_leaks_and_conflicts_exit_with_1(
         (("photos", "--fit", "stretch"), "stretch"),
         (("photos", "--crop-pct", "0"), "crop_pct"),
         (("photos", "--crop-pct", "much"), "--crop-pct"),
-        ((), "data"),
+        ((), "DATA"),
     ],
     ids=str,
 )

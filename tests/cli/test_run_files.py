@@ -7,7 +7,7 @@ import csv
 import json
 from pathlib import Path
 
-from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
+from vitkit.model_folder import DESCRIPTION, RECORD, TRUST, WEIGHTS
 from vitkit.system import run_files
 
 SOURCE = Path(__file__).parents[2] / "src" / "vitkit"
@@ -28,7 +28,7 @@ def test_no_other_module_spells_a_name() -> None:
 
 def test_a_run_writes_nothing_that_the_list_lacks(trained: Path) -> None:
     """So that writing another run over it leaves nothing of it behind."""
-    known = {*run_files.FILES, *run_files.LOGGED, run_files.LAST.parts[0], WEIGHTS, DESCRIPTION, RECORD}
+    known = {*run_files.FILES, *run_files.LOGGED, run_files.LAST.parts[0], WEIGHTS, DESCRIPTION, RECORD, TRUST}
     assert {path.name for path in trained.iterdir() if not path.name.startswith(".")} <= known
 
 

@@ -317,7 +317,7 @@ def test_files_that_are_not_what_their_name_says(vitkit: Command, trained: Path,
     assert found["unreadable"]["green/empty.png"] == "empty file"
     assert found["images"] == 12
     texts = " ".join(finding["text"] for finding in found["findings"])
-    assert "1 image is of another format than the name says, and read all the same: red/really_png.jpg" in texts
+    assert "1 image is of another format than the name says, and read anyway: red/really_png.jpg" in texts
     answers = {Path(row["path"]).name: row for row in rows(vitkit("predict", trained, data).out)}
     assert answers["really_png.jpg"]["label"]
     assert answers["page.jpg"] == {"path": str(data / "red" / "page.jpg"), "label": "", "confidence": ""} | {

@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[dict[str, int], str]] = {
     ),
     "one class that is a wrapper": (
         {"images/cat": 3, "images/dog": 3, "notes": 0},
-        "has a single class, 'images'.*name .*/images",
+        "has a single class, 'images'.*use .*/images as the data",
     ),
     "YOLO": ({"train/images": 5, "train/labels": 0, "val/images": 2, "val/labels": 0}, "has a single class, 'images'"),
     "classes by year": ({f"{name}/{year}": 2 for name in ("cat", "dog") for year in (2023, 2024)}, "--layout classes"),

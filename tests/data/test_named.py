@@ -753,7 +753,7 @@ def test_a_failed_download_says_why_and_the_next_one_works(serve: Callable[..., 
         assert "\n" not in str(caught.value)
         assert str(caught.value).endswith(
             "; try again, or download it yourself (https://www.tensorflow.org/datasets/catalog/tf_flowers) "
-            "and name its folder"
+            "and use its folder"
         )
         assert kept(cache) == []
     serve()

@@ -70,7 +70,7 @@ def test_a_folder_that_a_pattern_leads_into_is_told(album: Path, close: Closing,
 def test_the_doctor_warns_of_folders_that_cannot_be_read(album: Path, close: Closing) -> None:
     close(album / "cat" / "deep")
     told = [str(finding) for finding in examine(read_source(album)).findings]
-    assert "warning: 1 folder cannot be read, and what is in there is left out: cat/deep (permission denied)" in told
+    assert "warning: 1 folder cannot be read, and their content is left out: cat/deep (permission denied)" in told
 
 
 def test_a_class_or_a_split_that_cannot_be_read_is_told(tmp_path: Path, close: Closing) -> None:

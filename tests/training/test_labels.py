@@ -87,7 +87,7 @@ def test_a_run_learns_the_corrected_labels_and_says_so(corrected: tuple[Path, st
     assert table.counts() == {"blue": 13, "gold": 3, "green": 9, "red": 10}
     assert load(folder).classes == ("blue", "gold", "green", "red")
     assert "note: labels.csv: 4 pictures with another label, 1 picture left out" in said
-    assert "note: new by labels.csv: class gold" in said
+    assert "note: labels.csv adds the class gold" in said
     assert "warning: 1 path of labels.csv matches no picture" in said
     assert "none.png" in said
     assert (folder / "labels.csv").read_bytes() == labels.read_bytes()

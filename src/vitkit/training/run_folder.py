@@ -16,14 +16,14 @@ from typing import Any
 
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
+from vitkit.model_folder import DESCRIPTION, RECORD, TRUST, WEIGHTS
 from vitkit.system.files import exclusive_in, is_empty, regular, unfinished, write_text
 from vitkit.system.progress import Say
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.extensions import NONE, Extensions
 
-_FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
+_FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, TRUST, *FILES)
 
 
 @dataclass(frozen=True)
