@@ -23,7 +23,7 @@ from vitkit.inference.conformal import SetScore
 from vitkit.inference.features import Features, read_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
-from vitkit.inference.trust import Rules, Trust, parsed, rules_for
+from vitkit.inference.trust import PredictionRules, Trust, parsed, rules_for
 from vitkit.system.environment import choose_device
 from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, type_of
@@ -126,7 +126,7 @@ class Classifier:
 
     @property
     def held_out(self) -> Trust | None:
-        """What the model predicted for held-out images; None if it was not calibrated.
+        """The record of the predictions for held-out images; None if the model was not calibrated.
 
         Raises:
             VitkitError: the record is damaged.
@@ -373,7 +373,7 @@ class Classifier:
         set_score: SetScore = "lac",
         by_class: bool = False,
         accuracy: float | None = None,
-    ) -> Rules:
+    ) -> PredictionRules:
         """Return the rules by which predictions come with promises; the arguments are those of `trust.rules_for`.
 
         Raises:

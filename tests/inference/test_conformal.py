@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitkit.errors import VitkitError
-from vitkit.inference import HeldOut, class_sets, images_needed, quantile
+from vitkit.inference import ClassSets, HeldOut, PredictionRules, class_sets, images_needed, quantile
+from vitkit.inference.prediction import Columns, Prediction, Ranking
 
 KINDS = ("lac", "aps", "raps")
 
@@ -137,3 +138,19 @@ def test_promises_that_would_be_empty_are_refused(
 def test_19_images_are_enough_for_95_percent() -> None:
     p, labels = drawn(np.random.default_rng(0), 19, 2)
     assert np.isfinite(class_sets(HeldOut.of(p, labels), ("a", "b"), 0.95).limits).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [0.2, 0.8])
+def test_the_column_has_every_class_of_the_set_and_the_most_probable_first(kind: str, first: float) -> None:
+    """With a limit for each class, a set can lack a class that is more probable than those in it."""
+    p, names = drawn(np.random.default_rng(1), 300)[0], tuple("abcd")
+    sets = ClassSets(kind, 0.9, np.array([first, 0.8, 0.8, 0.8]), 99)  # type: ignore[arg-type]
+    columns, lacking = Columns(rules=PredictionRules(sets=sets)), 0
+    for probabilities, contained in zip(p, sets.of(p), strict=True):
+        best, ranking = int(probabilities.argmax()), Ranking(names, probabilities)
+        row = columns.row(Prediction("x.png", names[best], float(probabilities[best]), ranking))
+        assert row.set is not None and set(row.set) == {names[k] for k in np.flatnonzero(contained)}
+        assert list(row.set) == sorted(row.set, key=lambda name: -probabilities[names.index(name)])
+        lacking += bool(contained.any()) and not contained[best]
+    assert (lacking > 0) == (first == 0.2 and kind == "lac")

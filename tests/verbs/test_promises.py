@@ -94,6 +94,12 @@ def test_saving_and_loading_keep_the_record_to_the_bit(run: Path, tmp_path: Path
     assert not (tmp_path / "again" / "trust.safetensors").exists() and load(tmp_path / "again").trust is None
 
 
+def test_the_record_has_the_same_bytes_each_time(run: Path) -> None:
+    trust = load(run).held_out
+    assert trust is not None
+    assert {trust.to_bytes() for _ in range(20)} == {load(run).trust}
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00" * 40, None])
 def test_a_damaged_record_is_named(run: Path, tmp_path: Path, content: bytes | None) -> None:
     folder = runs.copy_of(run, tmp_path / "run")
@@ -110,16 +116,16 @@ def test_a_record_with_wrong_values_is_refused(run: Path, change: str) -> None:
 
     classifier = load(run)
     assert classifier.trust is not None
-    tensors, header = tensors_of(classifier.trust), {"format_version": "1", "chosen": "[]"}
+    tensors, header = tensors_of(classifier.trust), {"format_version": 1, "chosen": list[str]()}
     if change == "shape":
         tensors["held_out.rest"] = tensors["held_out.rest"][:-1]
     elif change == "class":
         tensors["held_out.label"] = tensors["held_out.label"] + 99
     elif change == "version":
-        header["format_version"] = "9"
+        header["format_version"] = 9
     else:
         tensors["held_out.above"] = np.full_like(tensors["held_out.above"], 7 if change == "probability" else np.nan)
-    classifier.trust = save(tensors, header)
+    classifier.trust = save(tensors, {"trust": json.dumps(header)})
     with pytest.raises(VitkitError, match=r"held-out images are damaged|a later version"):
         _ = classifier.held_out
 

@@ -22,7 +22,7 @@ import typer
 
 import vitkit
 from vitkit.cli.flags import description_of, parameters_of, parameters_of_fields, sentence_of, switch
-from vitkit.cli.say import Bar, is_quiet, say, show, tell
+from vitkit.cli.say import Bar, remark, say, show, tell
 from vitkit.errors import VitkitError
 from vitkit.system.files import to_json
 
@@ -39,11 +39,9 @@ def call(function: Function, values: Values, *, as_json: bool = False) -> Any:
     lines.
     """
     accepted = inspect.signature(inspect.unwrap(function)).parameters.keys() & {"say", "note", "progress"}
-    if is_quiet():
-        return function(**values, **{name: lambda *_: None for name in accepted})
     with Bar() if "progress" in accepted else nullcontext() as bar:
-        to_stdout = partial(say, flush=True) if bar is None else bar.say
-        listeners = {"say": partial(say, file=sys.stderr) if as_json else to_stdout, "note": tell, "progress": bar}
+        to_stdout = partial(remark, flush=True) if bar is None else bar.say
+        listeners = {"say": partial(remark, file=sys.stderr) if as_json else to_stdout, "note": tell, "progress": bar}
         return function(**values, **{name: listeners[name] for name in accepted})
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.cli.say import HARMLESS, Bar, is_quiet, say, tell
+from vitkit.cli.say import HARMLESS, Bar, remark, say, tell
 from vitkit.errors import Interrupted, ShortageError
 from vitkit.inference.prediction import Columns, JsonLines, RowFormat, partial_of
 from vitkit.system.files import to_json
@@ -29,9 +29,12 @@ def run(function: Callable[..., Predictions], values: dict[str, Any], *, strict:
         result = function(**values, say=tell if as_json else bar.say, note=tell, progress=bar, writer=writer)
     if as_json and out is not None:
         print(to_json(result.counts()))
-    elif out is not None or not is_quiet():
+    else:
         for line in result.lines():
-            say(line, file=sys.stderr if out is None else None)  # because the rows are on stdout
+            if out is None:
+                remark(line, file=sys.stderr)  # because the rows are on stdout
+            else:
+                say(line)
     return int(result.unreadable == result.images or (strict and not result.is_whole))
 
 
@@ -88,7 +91,6 @@ def _print_all(prediction: Prediction, columns: Columns) -> None:
     if columns.multi and prediction.error is None:
         say(f"label: {label}")
     if columns.row(prediction).is_rejected:
-        limits = [columns.reject or 0.0, 0.0 if columns.rules.sure is None else columns.rules.sure.confidence]
-        say(f"rejected: the probability of {label} is {prediction.confidence:.4f}, less than {max(limits):.6g}")
+        say(f"rejected: the probability of {label} is {prediction.confidence:.4f}, less than {columns.limit:.6g}")
     if (names := columns.row(prediction).set) is not None:
         say(f"set: {JOINT.join(names) or 'no class'}")

@@ -71,16 +71,15 @@ def set_quiet(wanted: bool) -> None:
     _is_quiet = wanted
 
 
-def is_quiet() -> bool:
-    """Return whether only results and errors are to be printed."""
-    return _is_quiet
+def remark(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print a line that is neither a result nor an error, unless --quiet is given."""
+    if not _is_quiet:
+        say(text, file=file, flush=flush)
 
 
 def tell(line: str) -> None:
-    """Print a note on stderr, unless --quiet is given."""
-    if is_quiet():
-        return
-    say(f"note: {line}", file=sys.stderr)
+    """Print a note on stderr."""
+    remark(f"note: {line}", file=sys.stderr)
 
 
 def show(result: Result, *, as_json: bool) -> None:
@@ -103,10 +102,9 @@ class Bar:
         self._task: TaskID | None = None
         self._what = ""
         self._last_output = time.monotonic()
-        self._is_quiet = is_quiet()
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and not self._is_quiet:
+        if sys.stderr.isatty() and not _is_quiet:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -131,17 +129,15 @@ class Bar:
             if self._task is None:
                 self._task = self._progress.add_task(what)
             self._progress.update(self._task, description=what, completed=done, total=total)
-        elif not self._is_quiet and time.monotonic() - self._last_output > _SECONDS_BETWEEN_LINES:
+        elif time.monotonic() - self._last_output > _SECONDS_BETWEEN_LINES:
             self._last_output = time.monotonic()
-            say(f"{what}: {done}" + (f" of {total}" if total else ""), file=sys.stderr, flush=True)
+            remark(f"{what}: {done}" + (f" of {total}" if total else ""), file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
-        """Print a line that stays on the terminal, unless --quiet is given."""
-        if self._is_quiet:
-            return
+        """Print a line that stays on the terminal."""
         self._last_output = time.monotonic()
         if self._progress is not None and sys.stdout.isatty():
             self._progress.console.file.flush()
             self._progress.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
         else:
-            say(line, flush=True)
+            remark(line, flush=True)

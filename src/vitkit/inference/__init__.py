@@ -24,6 +24,6 @@ __all__, __getattr__ = public(
             "read_rows take_stock"
         ),
         "selective": "RISK SureThreshold answers_needed binomial_tail sure_threshold",
-        "trust": "Rules Trust rules_for",
+        "trust": "PredictionRules Trust rules_for",
     },
 )

@@ -31,7 +31,7 @@ _EXACT = 1e-9  # rounding of (n + 1) c
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """What a model predicted for n labelled images that its weights were not trained on, and that are independent.
+    """The predictions of a model for n independent labelled images that its weights were not trained on.
 
     Attributes:
         label: true class of each image, (n,).

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError
-from vitkit.inference.trust import NO_RULES, Rules
+from vitkit.inference.trust import NO_RULES, PredictionRules
 from vitkit.system.files import from_json, replacing, to_json
 from vitkit.text.cells import JOINT, harmless, restored
 
@@ -187,12 +187,18 @@ class Columns:
     top: int = 1
     reject: float | None = None
     multi: bool = False
-    rules: Rules = NO_RULES
+    rules: PredictionRules = NO_RULES
 
     @property
     def may_reject(self) -> bool:
         """Return whether labels may be withheld."""
         return self.reject is not None or self.rules.sure is not None
+
+    @property
+    def limit(self) -> float:
+        """Return the confidence below which labels are withheld; 0 if none are."""
+        sure = 0.0 if self.rules.sure is None else self.rules.sure.confidence
+        return max(self.reject or 0.0, sure)
 
     @property
     def ranks(self) -> range:
@@ -213,18 +219,17 @@ class Columns:
     def _set(self, prediction: Prediction) -> tuple[str, ...] | None:
         if self.rules.sets is None or prediction.error is not None:
             return None
-        contained = self.rules.sets.of(_probabilities(prediction)[None])[0]
-        names = dict(zip(_classes(prediction), contained.tolist(), strict=True))
-        return tuple(name for name, _ in prediction.ranking[: int(contained.sum())] if names[name])
+        probabilities, classes = _probabilities(prediction), _classes(prediction)
+        contained = np.flatnonzero(self.rules.sets.of(probabilities[None])[0])
+        # With a limit for each class, a class can be in the set while a more probable one is not.
+        return tuple(classes[i] for i in contained[np.argsort(-probabilities[contained], kind="stable")])
 
     def agree_with(self, row: Row) -> bool:
         """Return whether the row is consistent with these rejection thresholds."""
         if row.confidence is None:
             return not row.is_rejected
-        sure = [] if self.rules.sure is None else [self.rules.sure.confidence]
-        limits = [*([] if self.reject is None else [self.reject]), *sure]
-        is_close = any(abs(row.confidence - limit) <= _ROUNDING for limit in limits)
-        return is_close or row.is_rejected == any(row.confidence < limit for limit in limits)
+        is_close = self.may_reject and abs(row.confidence - self.limit) <= _ROUNDING
+        return is_close or row.is_rejected == (row.confidence < self.limit)
 
 
 def _probabilities(prediction: Prediction) -> npt.NDArray[np.float32]:

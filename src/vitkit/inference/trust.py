@@ -1,4 +1,4 @@
-"""What a model folder stores about held-out images, so that predictions can come with promises.
+"""The record of held-out images in a model folder, by which predictions come with promises.
 
 `Trust` is the content of `trust.safetensors`. `rules_for` makes the rules of one `predict` from what the user
 requests, and refuses what the images cannot support.
@@ -20,16 +20,17 @@ from vitkit.inference.conformal import ClassSets, HeldOut, SetScore, class_sets
 from vitkit.inference.selective import SureThreshold, sure_threshold
 
 _VERSION = 1
+_HEADER = "trust"  # the key of the file's metadata
 _INTS, _FLOATS = ("label", "predicted", "rank"), ("rest", "above", "doubt")
 MOST = 20_000  # held-out images that are stored; more hardly change a quantile
 
 
 @dataclass(frozen=True, eq=False)
 class Trust:
-    """What a classifier knows about images that its weights were not trained on.
+    """The record of a classifier's predictions for images that its weights were not trained on.
 
     Attributes:
-        held_out: its predictions of them.
+        held_out: the predictions.
     """
 
     held_out: HeldOut
@@ -40,8 +41,9 @@ class Trust:
 
         tensors: dict[str, npt.NDArray[Any]] = {name: getattr(self.held_out, name) for name in _FLOATS}
         tensors |= {name: getattr(self.held_out, name).astype(np.int32) for name in _INTS}
-        header = {"format_version": str(_VERSION), "chosen": json.dumps(self.held_out.chosen)}
-        return save({f"held_out.{name}": np.ascontiguousarray(array) for name, array in tensors.items()}, header)
+        named = {f"held_out.{name}": np.ascontiguousarray(array) for name, array in tensors.items()}
+        about = {"format_version": _VERSION, "chosen": list(self.held_out.chosen)}
+        return save(named, {_HEADER: json.dumps(about)})  # one entry, as the order of several is random
 
     @classmethod
     def from_bytes(cls, data: bytes, classes: int) -> Trust:
@@ -58,13 +60,13 @@ class Trust:
         from safetensors.numpy import load
 
         try:
-            header = _header_of(data)
-            if int(header["format_version"]) > _VERSION:
+            about = _header_of(data)
+            if about["format_version"] > _VERSION:
                 raise VitkitError(
                     "a later version of vitkit has written the predictions of held-out images: upgrade it"
                 )
             tensors = load(data)
-            return cls(_held_out(tensors, tuple(json.loads(header["chosen"])), classes))
+            return cls(_held_out(tensors, tuple(about["chosen"]), classes))
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
             raise VitkitError(f"the predictions of held-out images are damaged: {error}") from error
 
@@ -80,10 +82,10 @@ def parsed(data: bytes, classes: int) -> Trust:
 
 
 def _header_of(data: bytes) -> Mapping[str, Any]:
-    """Return the text entries of a .safetensors file, whose header is JSON after its length in 8 bytes."""
+    """Return what `to_bytes` wrote about the tensors. The header of the file is JSON after its length in 8 bytes."""
     length = int.from_bytes(data[:8], "little")
-    header: Mapping[str, Any] = json.loads(data[8 : 8 + length])["__metadata__"]
-    return header
+    about: Mapping[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
+    return about
 
 
 def _held_out(tensors: Mapping[str, npt.NDArray[Any]], chosen: tuple[str, ...], classes: int) -> HeldOut:
@@ -102,19 +104,21 @@ def _held_out(tensors: Mapping[str, npt.NDArray[Any]], chosen: tuple[str, ...], 
 
 
 @dataclass(frozen=True)
-class Rules:
-    """The rules that decide what is said of an image besides its class.
+class PredictionRules:
+    """The rules for the set of classes of an image, and for withholding its label.
 
     Attributes:
         sets: the rule for its set of classes; None if none is requested.
-        sure: the threshold of sufficient confidence; None if every image is answered.
+        sure: the threshold of sufficient confidence; None if no label is withheld.
+        chosen: what was chosen with the help of the held-out images that make the rules.
     """
 
     sets: ClassSets | None = None
     sure: SureThreshold | None = None
+    chosen: tuple[str, ...] = ()
 
-    def notes(self, chosen: tuple[str, ...]) -> list[str]:
-        """Return lines about the rules; `chosen` is what was chosen with the help of the same images."""
+    def notes(self) -> list[str]:
+        """Return lines about the rules; none if there are no rules."""
         lines = []
         if self.sets is not None:
             lines.append(
@@ -123,12 +127,12 @@ class Rules:
             )
         if self.sure is not None:
             lines.append(self.sure.in_words())
-        if lines and chosen:
-            lines.append(f"the same validation images were used to choose: {', '.join(chosen)}")
+        if self.chosen:
+            lines.append(f"the same validation images were used to choose: {', '.join(self.chosen)}")
         return lines
 
 
-NO_RULES = Rules()
+NO_RULES = PredictionRules()
 
 
 def rules_for(
@@ -139,7 +143,7 @@ def rules_for(
     set_score: SetScore = "lac",
     by_class: bool = False,
     accuracy: float | None = None,
-) -> Rules:
+) -> PredictionRules:
     """Return the rules that a user requests.
 
     Args:
@@ -164,4 +168,5 @@ def rules_for(
             "`vitkit train` calibrated on validation images, or an export of it"
         )
     sets = None if coverage is None else class_sets(trust.held_out, classes, coverage, set_score, by_class=by_class)
-    return Rules(sets, None if accuracy is None else sure_threshold(trust.held_out, accuracy))
+    sure = None if accuracy is None else sure_threshold(trust.held_out, accuracy)
+    return PredictionRules(sets, sure, trust.held_out.chosen)

@@ -259,7 +259,7 @@ def predict(
         classifier = open_named(model, classes, templates, notes, one=one, preprocess=preprocess)
         classifier.preprocess.check_known()
         rules = classifier.rules(coverage=coverage, set_score=set_score, by_class=set_by_class, accuracy=accuracy)
-        for line in rules.notes(() if classifier.held_out is None else classifier.held_out.held_out.chosen):
+        for line in rules.notes():
             notes(line)
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi", rules)
         gathered = None if _is_workbook(out) else out  # the file that grows row by row
