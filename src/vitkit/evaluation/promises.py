@@ -7,6 +7,7 @@ only; on the images that they were made by, they would seem to hold.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -61,33 +62,27 @@ def promise_figures(
     if classifier.held_out is None or (is_of_run and evaluation.split != "test"):
         return {}
     units = Units.of(len(counted.labels), np.array(counted.groups) if counted.groups else None)
-    sets = [
-        _try(
-            classifier,
-            value,
-            lambda rules: _coverage(rules.sets, counted, units),
-            set_score=set_score,
-            by_class=by_class,
-        )
-        for value in (COVERAGES if coverage is None else (coverage,))
-    ]
-    sure = [
-        _try(classifier, None, lambda rules: _accuracy(rules.sure, counted), accuracy=value)
-        for value in (ACCURACIES if accuracy is None else (accuracy,))
-    ]
+    sets, sure = list[dict[str, Any]](), list[dict[str, Any]]()
+    for value in COVERAGES if coverage is None else (coverage,):
+        with _refusals(sets, value):
+            rules = classifier.rules(coverage=value, set_score=set_score, by_class=by_class)
+            sets.append({"requested": value, **_coverage(rules.sets, counted, units)})
+    for value in ACCURACIES if accuracy is None else (accuracy,):
+        with _refusals(sure, value):
+            rules = classifier.rules(accuracy=value)
+            sure.append({"requested": value, **_accuracy(rules.sure, counted)})
     held_out = classifier.held_out.held_out
     about = {"images": len(held_out), "chosen_on_them": list(held_out.chosen)}
     return {"promises": {"validation": about, "coverage": sets, "accuracy": sure}}
 
 
-def _try(classifier: Classifier, coverage: float | None, measure: Any, **requested: Any) -> dict[str, Any]:
-    value = requested.get("accuracy") if coverage is None else coverage
+@contextmanager
+def _refusals(rows: list[dict[str, Any]], requested: float) -> Iterator[None]:
+    """Add a row with the reason if the block is refused."""
     try:
-        rules = classifier.rules(coverage=coverage, **requested)
+        yield
     except VitkitError as error:
-        return {"requested": value, "refused": str(error)}
-    figures: dict[str, Any] = {"requested": value, **measure(rules)}
-    return figures
+        rows.append({"requested": requested, "refused": str(error)})
 
 
 def _coverage(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> dict[str, Any]:

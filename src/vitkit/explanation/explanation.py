@@ -39,7 +39,7 @@ from vitkit.model.network import Network
 from vitkit.model.variants import MAPS, reason_against
 from vitkit.system.files import replacing, without_place
 from vitkit.text.arguments import path_text
-from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, new_figure, onto, with_all_letters, written_as
+from vitkit.text.drawing import KINDS, Fonts, as_file, new_figure, plot_picture, written_as
 from vitkit.text.html import image, table, write_page
 
 if TYPE_CHECKING:
@@ -243,9 +243,7 @@ class Explanation:
         Raises:
             VitkitError: there is no map of this method.
         """
-        draw_picture = choose_picture(self.pictures(), picture, type(self).__name__)
-        with onto(figure):
-            return list(with_all_letters(draw_picture()).axes)
+        return plot_picture(self.pictures(), picture, type(self).__name__, figure)
 
     def save(self, target: str | Path, fonts: Fonts = "sans") -> Path:
         """Write the explanation to a folder, or to one file in the format of its suffix.

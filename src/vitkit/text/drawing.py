@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure, FigureBase
 
@@ -147,6 +148,15 @@ def choose_picture(pictures: Mapping[str, Callable[[], Figure]], name: str | Non
     if name not in pictures:
         raise VitkitError(f"{what} has no picture {name!r}: choose from {', '.join(pictures)}")
     return pictures[name]
+
+
+def plot_picture(
+    pictures: Mapping[str, Callable[[], Figure]], name: str | None, what: str, figure: FigureBase | None
+) -> list[Axes]:
+    """Draw a picture of a result, chosen as by `choose_picture`, onto a figure as `onto` does; return its axes."""
+    draw = choose_picture(pictures, name, what)
+    with onto(figure):
+        return list(with_all_letters(draw()).axes)
 
 
 def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False) -> str:

@@ -52,7 +52,7 @@ td { overflow-wrap: anywhere; } td.number, th.number { text-align: right; font-v
 tr + tr td { border-top: 1px solid var(--line); }
 img { max-width: 100%; background: white; border: 1px solid var(--line); }
 .contents ul { display: flex; flex-wrap: wrap; gap: .1rem 1rem; padding: 0; list-style: none; font-size: .9rem; }
-summary { cursor: pointer; }
+summary { cursor: pointer; padding: .3rem 0; }
 @media (prefers-color-scheme: dark) { img { background: transparent; }
   img.drawn { filter: invert(.91) hue-rotate(180deg); border-color: #555; } }
 .finding { background: var(--soft); border-left: 4px solid #E69F00; padding: .3rem .8rem; margin: .4rem 0;
@@ -62,7 +62,6 @@ figure.large { width: 18rem; max-width: 100%; }
 figcaption { overflow-wrap: anywhere; }
 .thumbnails { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 9.5rem), 1fr)); gap: 1rem; }
 .thumbnails figure { width: auto; font-size: .85rem; } .thumbnails img { width: 100%; }
-summary { cursor: pointer; padding: .3rem 0; }
 img.tiny { width: 10rem; image-rendering: pixelated; }
 pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
 .wide { overflow-x: auto; } .wide td { white-space: nowrap; }

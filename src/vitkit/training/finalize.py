@@ -196,7 +196,7 @@ def correction_of(classifier: Classifier) -> PriorCorrection | None:
 
 @dataclass(frozen=True)
 class ValidationFacts:
-    """What a run knows about its validation images besides their classes.
+    """Facts about the validation images of a run, in addition to their classes.
 
     Attributes:
         chosen: what was chosen with the help of these images (`evaluation.figures.chosen_on`).

@@ -70,47 +70,31 @@ from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource, look
 
 
-def settle_and_open(
-    folder: Path,
-    recipe: Recipe,
-    table: ImageTable,
-    say: Say,
-    groups: Mapping[str, int] | None = None,
+def settle(
+    folder: Path, classifier: Classifier, recipe: Recipe, table: ImageTable, say: Say, facts: ValidationFacts
 ) -> tuple[Classifier, Evaluation | None]:
     """Calibrate the saved model on the validation images, and report the result.
 
     Args:
         folder: the run folder, whose model folder is changed.
+        classifier: the classifier of that folder.
         recipe: the recipe of the run, which determines the device and precision.
         table: its split images.
         say: called with each line of output.
-        groups: by path the number of the group of an image that is not independent of others.
+        facts: which validation images may not be counted on.
 
     Returns:
         The classifier with its backend, and the evaluation of the validation images after calibration; None if no
         validation image can be read.
     """
-    classifier = load(folder)
     images = len(table.of_split(held_out_split(table)))  # their number decides the backend, as in `vitkit eval`
     calibrated_classifier = classifier.use(images=images, device=choose_device(recipe))
     before = correction_of(calibrated_classifier)
-    facts = ValidationFacts(
-        chosen_on("val", recipe.__dict__, table.task),
-        {} if groups is None else groups,
-        _seen_before(folder, classifier, "val") or {},
-    )
     seen = calibrate_and_save(folder, calibrated_classifier, table, partial(progress, table.task.calibration), facts)
     if correction_of(calibrated_classifier) != before:  # the head has changed, and the backend has a copy of it
         calibrated_classifier = calibrated_classifier.use(images=images, device=choose_device(recipe))
     (_tell if calibrated_classifier.thresholds is None else _tell_of_thresholds)(calibrated_classifier, seen, say)
     return calibrated_classifier, seen
-
-
-def _seen_before(folder: Path, classifier: Classifier, split: str) -> dict[str, str] | None:
-    """Return the images of a split that the weights had seen before the run, with their roles; None if unknown."""
-    if classifier.pictures is None:
-        return None
-    return seen_of(roles_in_run(folder / SPLIT, PictureRecord.from_bytes(classifier.pictures, folder)), split)
 
 
 def _tell(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
@@ -203,13 +187,18 @@ def report(
     if changes:
         say(f"problem: {changes.text}; they are left out")
     split, groups = held_out_split(table), groups_from_file(folder / GROUPS)
-    classifier, seen = settle_and_open(folder, recipe, table, say, groups)
+    classifier = load(folder)
+    record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
+    roles = None if record is None else roles_in_run(folder / SPLIT, record)
+    facts = ValidationFacts(
+        chosen_on("val", recipe.__dict__, table.task), groups, {} if roles is None else seen_of(roles, "val")
+    )
+    classifier, seen = settle(folder, classifier, recipe, table, say, facts)
     chosen = chosen_on(split, recipe.__dict__, table.task)
     judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
     judged = judged.map(lambda item: replace(grouped(item, groups), chosen=chosen))
     evaluation = judged.before
-    record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
-    seen_before = _seen_before(folder, classifier, evaluation.split)
+    seen_before = None if roles is None else seen_of(roles, evaluation.split)
     about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
     about |= promise_figures(classifier, evaluation, seen_before, is_of_run=True)
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about)

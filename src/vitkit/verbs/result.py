@@ -14,7 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import replacing
 from vitkit.system.progress import Say
 from vitkit.text.cells import harmless
-from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, onto, with_all_letters, written_as
+from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, plot_picture, written_as
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,9 +84,7 @@ class Result:
         Raises:
             VitkitError: there is no such picture, or none at all.
         """
-        draw = choose_picture(self.pictures(), picture, type(self).__name__)
-        with onto(figure):
-            return list(with_all_letters(draw()).axes)
+        return plot_picture(self.pictures(), picture, type(self).__name__, figure)
 
     def save(self, target: str | Path, picture: str | None = None, fonts: Fonts = "sans") -> Path:
         """Write a picture of the result (.png, .svg, .pdf) or its table (.tex, .csv), and return the path.

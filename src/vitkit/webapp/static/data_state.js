@@ -27,7 +27,7 @@ export class Photos {
   async load(anew = false) {
     const told = (!anew && await early) || await get(`/api/data/all${anew ? "?anew=true" : ""}`);
     early = null;
-    if (told.version !== this.version) this.suggestions.clear(); // whose numbers now refer to other photographs
+    if (told.version !== this.version) this.suggestions.clear(); // their numbers belong to the photographs of the version before
     Object.assign(this, told);
     this.doubts = new Map(Object.entries(told.doubts).map(([id, doubt]) => [Number(id), doubt]));
     this.lower = told.paths.map((path) => path.toLowerCase());
