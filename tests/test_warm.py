@@ -70,7 +70,8 @@ WAIT = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted"))
 print(os.getpid(), flush=True)
-time.sleep(60)
+for _ in range(1200):  # a signal that arrives just before one long sleep would be noticed only after it
+    time.sleep(0.05)
 """
 
 
