@@ -98,8 +98,8 @@ class _Command(TyperCommand):
                 continue
             if not isinstance(parameter, TyperOption):
                 panel, record = "Arguments", (str(parameter.metavar), record[1])
-            elif (own := getattr(parameter, "rich_help_panel", None)) is None or is_complete:
-                panel = own or "Options"
+            elif (named := getattr(parameter, "rich_help_panel", None)) is None or is_complete:
+                panel = named or "Options"
             elif parameter.name in _COMMON:
                 panel = _COMMON_PANEL
             else:
