@@ -161,8 +161,12 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
 
 
 @contextmanager
-def exclusive_in(folder: Path) -> Iterator[None]:
+def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Lock a folder for this process; create it if it does not exist, and delete it again if it stays empty.
+
+    Args:
+        folder: the folder.
+        wait: seconds to wait for another process.
 
     Raises:
         VitkitError: another process holds the lock.
@@ -170,7 +174,7 @@ def exclusive_in(folder: Path) -> Iterator[None]:
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with exclusive(folder, folder / _LOCK):
+        with exclusive(folder, folder / _LOCK, wait):
             yield
     finally:
         with suppress(OSError):  # usually it is not empty

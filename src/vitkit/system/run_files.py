@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 # The request and its data.
+REQUEST = "request.json"  # the fields that the command set; written first, and the recipe last
 RECIPE = "recipe.toml"
 SPLIT = "split.json"  # the split of each image, and the beginning of its content's SHA-256
 GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
@@ -21,6 +22,7 @@ CLASS_INDICES = "class_indices.json"  # many training scripts write it next to t
 LOG = "log.txt"
 METRICS = "metrics.csv"
 LAST = Path("checkpoints", "last.ckpt")  # from which the run resumes
+BEFORE = Path("checkpoints", "before.ckpt")  # the state before that, in case `LAST` is damaged
 BAD_BATCH = "bad_batch-*.pt"  # saved by a training that diverged
 BOARD = "tensorboard"  # a folder, as the next are
 LOGGED = (BOARD, "csv", "wandb")
@@ -45,6 +47,7 @@ PICTURES = {  # by their captions in the report
 
 FILES = (  # that a run writes into its folder; a new run in the same folder removes them
     *(
+        REQUEST,
         RECIPE,
         PRETRAINING,
         SPLIT,

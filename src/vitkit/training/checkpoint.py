@@ -29,7 +29,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.build import Model
 from vitkit.system.files import replacing
 from vitkit.system.progress import Say
-from vitkit.system.run_files import FILLER, LAST, METRICS
+from vitkit.system.run_files import BEFORE, FILLER, LAST, METRICS
 from vitkit.training.adapters import merge_low_rank
 from vitkit.training.distributed import ALONE, ProcessGroup, full_state, set_full_state
 from vitkit.training.extensions import MakeOptimizer
@@ -245,8 +245,8 @@ _SPLITTING = (
     "folds",
     "max_images",
 )  # split.json has the result
-_LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
-_COMPUTING = (
+LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
+COMPUTING = (
     "logger",
     "precision",
     "device",
@@ -259,7 +259,7 @@ _COMPUTING = (
     "workers",
 )
 _BEFORE_AND_AFTER = ("find_lr", "prior")
-MAY_CHANGE = {*_PLACES, *_SPLITTING, *_LENGTH_OF_IT, *_COMPUTING, *_BEFORE_AND_AFTER}
+MAY_CHANGE = {*_PLACES, *_SPLITTING, *LENGTH_OF_IT, *COMPUTING, *_BEFORE_AND_AFTER}
 
 
 def identity(
@@ -286,7 +286,7 @@ def identity(
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
-    """Write the state of a training, completely or not at all.
+    """Write the state of a training, completely or not at all. The previous file becomes `before.ckpt` next to it.
 
     Raises:
         OSError: the file cannot be written; the error names `path`.
@@ -297,11 +297,24 @@ def save(state: Mapping[str, Any], path: Path) -> None:
             with temporary.open("wb") as file:  # with a path, torch does not report the cause of an error
                 torch.save(dict(state), file)
             seal(temporary)
+            _keep_before(path)
     except (OSError, RuntimeError) as error:
         cause = error if isinstance(error, OSError) else error.__context__  # torch raises another error in its place
         if not isinstance(cause, OSError):
             raise
         raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from error
+
+
+def _keep_before(last: Path) -> None:
+    """Give the last checkpoint a second name, which it keeps when it is replaced."""
+    if not last.is_file():
+        return
+    before = last.with_name(BEFORE.name)
+    try:
+        with replacing(before) as temporary:
+            os.link(last, temporary)
+    except OSError:  # the file system has no hard links
+        last.replace(before)
 
 
 def seal(path: Path) -> None:
@@ -317,6 +330,45 @@ def seal(path: Path) -> None:
         file.write(digest.encode())
 
 
+class DamagedError(VitkitError):
+    """A checkpoint is incomplete or was changed."""
+
+
+def has_state(folder: Path) -> bool:
+    """Return whether a run's folder contains a checkpoint."""
+    return any((folder / name).is_file() for name in (LAST, BEFORE))
+
+
+def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], Path]:
+    """Read the newest checkpoint of a run that is whole, and return its state and its path.
+
+    Args:
+        folder: the folder of the run.
+        identity: the `identity` of the run that will be continued.
+        say: called with a line if the newest checkpoint is damaged or missing and the one before it is used.
+
+    Raises:
+        VitkitError: no checkpoint is whole, or the newest belongs to another run.
+    """
+    last, before = folder / LAST, folder / BEFORE
+    if not before.is_file():
+        return read(last, identity), last
+    try:
+        if last.is_file():
+            return read(last, identity), last
+        problem = f"{last} is missing"
+    except DamagedError as error:
+        problem = f"{last} is damaged"
+        try:
+            state = read(before, identity)
+        except VitkitError:
+            raise error from None
+    else:
+        state = read(before, identity)
+    say(f"{problem}: continuing from the checkpoint before it, {before}")
+    return state, before
+
+
 def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Read the state in a sealed file.
 
@@ -325,7 +377,8 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         identity: the `identity` of the run that will be continued.
 
     Raises:
-        VitkitError: the file is damaged, or belongs to another run.
+        DamagedError: the file is damaged.
+        VitkitError: it belongs to another run.
     """
     try:
         _check(path)
@@ -334,7 +387,7 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(then, dict):
             raise ValueError("it has no identity of a run")
     except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged; delete it to restart the training of this run") from error
+        raise DamagedError(f"{path} is damaged; delete it to restart the training of this run") from error
     changed = [f"{name} {then.get(name)}, not {now}" for name, now in identity.items() if then.get(name) != now]
     if changed:
         rest = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +28,10 @@ from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_text
 from vitkit.system.progress import ignore, progress
-from vitkit.system.run_files import LAST, RECIPE, SPLIT
+from vitkit.system.run_files import BEFORE, LAST, RECIPE, SPLIT
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
-from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, identity, read
+from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
 from vitkit.training.distributed import ProcessGroup, fabric_of, share_out
 from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.finalize import (
@@ -239,7 +238,7 @@ def _start_head(
     `learned` (K,) is added to the bias of a head for the data's class frequencies, to match the training objective.
     """
     model = classifier.model
-    if not recipe.lp_ft or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
+    if not recipe.lp_ft or model.head is None or model.head_dist is not None or has_state(run.folder):
         return 0.0
     head = model.head
     images = head_images(recipe, table, classifier, run.extensions.augment) if images is None else images
@@ -314,7 +313,7 @@ def run_training(
     state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team, run.extensions.optimizer)
     state.clock.spent = state.clock.ahead = spent
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, identity)
-    if (run.folder / LAST).is_file() and _go_on(run.folder / LAST, state, writer):
+    if has_state(run.folder) and _go_on(run, state, writer):
         run.say("the run had finished training")
         return
     stop = Deferral()
@@ -388,12 +387,15 @@ def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -
         share_out(vit_of(model, "strategy fsdp"), fabric.device, team.size)
 
 
-def _go_on(last: Path, state: TrainingState, writer: RunWriter) -> bool:
-    """Load the last checkpoint of a run, and return whether the run had finished."""
-    stored = read(last, writer.identity)
+def _go_on(run: Run, state: TrainingState, writer: RunWriter) -> bool:
+    """Load the newest whole checkpoint of a run, and return whether the run had finished."""
+    stored, path = read_newest(run.folder, writer.identity, run.say)
     try:
         state.load_state_dict(stored)
         writer.load_state_dict(stored["writer"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise VitkitError(f"{last} is damaged; delete it to train this run from its beginning") from error
+        raise VitkitError(f"{path} is damaged; delete it to train this run from its beginning") from error
+    run.team.gather(None)  # all processes have read the file
+    if run.team.is_main and path.name == BEFORE.name:
+        path.replace(run.folder / LAST)
     return writer.finished

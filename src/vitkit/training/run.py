@@ -101,6 +101,14 @@ from vitkit.training.probe import Features, HeadImages, fit_head, head_images
 from vitkit.training.recipe import Recipe, Request, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.report import doubt_labels, draw_data, report
+from vitkit.training.restarting import (
+    PATIENCE,
+    check_restartable,
+    holds_run,
+    recipe_of_restart,
+    start_over,
+    write_request,
+)
 from vitkit.training.run_folder import (
     Observers,
     Run,
@@ -411,11 +419,36 @@ def drive_again(
     return drive(recipe, observers, prepare, work, again)
 
 
+def prepare_restart(
+    folder: Path, fields: Mapping[str, Any], team: ProcessGroup, observers: Observers, hold: ExitStack
+) -> Prepared:
+    """Lock a run that its command starts again, and apply the fields of the command that may have changed.
+
+    Args:
+        folder: the folder, which contains a run.
+        fields: the fields that the command has set.
+        team: the processes that train together.
+        observers: the observers of the run.
+        hold: keeps the lock.
+    """
+    observers.extensions.check_resumed(folder)
+    _tidy(folder, None, hold, PATIENCE)
+    recipe, changes = recipe_of_restart(folder, fields)
+    check_team(recipe, team)
+    run = observers.run(folder)
+    run.say(f"continuing the run in {folder}")
+    for line in changes:
+        run.say(line)
+    write_text(folder / RECIPE, recipe.to_toml())
+    return folder, recipe, None
+
+
 def train(
     recipe: Request | Recipe | dict[str, Any],
     out: str | Path | None = None,
     *,
     force: bool = False,
+    resume_if_there: bool = False,
     notes: Sequence[str] = (),
     named: Collection[str] = (),
     callbacks: Sequence[Any] = (),
@@ -430,6 +463,7 @@ def train(
             for the data and the model (`training.defaults`). A `Recipe` is used unchanged.
         out: the run folder; by default the next free `runs/NAME-N`.
         force: overwrite the run in `out`.
+        resume_if_there: continue the run in `out` if there is one.
         notes: lines about the recipe, which are printed together with the choices that were left to vitkit.
         named: the fields that the user set for this training, as opposed to those of a recipe file.
         callbacks: objects with some of `loop.HOOKS`.
@@ -450,10 +484,16 @@ def train(
     request = Request.of(recipe)
     if request.recipe.data is None:
         raise VitkitError("the recipe names no data")
+    if resume_if_there:
+        check_restartable(out, force=force)
     observers = Observers(say, tuple(callbacks), tuple(loggers), extensions)
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        return _prepare(request, named, out, force, team, notes, observers, hold)
+        if resume_if_there and out is not None and holds_run(out):
+            _refuse_pretraining(Path(out))
+            return prepare_restart(Path(out), request.fields, team, observers, hold)
+        overwrites, wait = start_over(out, force=force, resume_if_there=resume_if_there)
+        return _prepare(request, named, out, overwrites, wait, team, notes, observers, hold)
 
     return drive(request.recipe, observers, prepare, _work, _again)
 
@@ -463,6 +503,7 @@ def _prepare(
     named: Collection[str],
     out: str | Path | None,
     force: bool,
+    wait: float,
     team: ProcessGroup,
     notes: Sequence[str],
     observers: Observers,
@@ -478,7 +519,7 @@ def _prepare(
             check_team(recipe, team)
             check_place(out, table, recipe.teacher, weights_of(recipe))
         if out is not None:
-            reserve_folder(out, hold, force=force)
+            reserve_folder(out, hold, force=force, wait=wait)
 
     beside = dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])])
     selection = None
@@ -491,6 +532,7 @@ def _prepare(
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
     try:
         clear(run.folder)
+        write_request(run.folder, request.fields)
         run.extensions.write(run.folder)
         if labels is not None:
             write_bytes(run.folder / LABELS, labels)
@@ -564,8 +606,7 @@ def resume(
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
         raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
-    if (folder / PRETRAINING).is_file():
-        raise VitkitError(f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
+    _refuse_pretraining(folder)
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume=")
@@ -573,9 +614,14 @@ def resume(
     return drive_again(folder, recipe, observers, _work, _again, data_root)
 
 
-def _tidy(folder: Path, data_root: Path | None, hold: ExitStack) -> None:
+def _refuse_pretraining(folder: Path) -> None:
+    if (folder / PRETRAINING).is_file():
+        raise VitkitError(f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
+
+
+def _tidy(folder: Path, data_root: Path | None, hold: ExitStack, wait: float = 0.0) -> None:
     """Lock a run that will be continued, and update its record of where its images are."""
-    lock_run(folder, hold)
+    lock_run(folder, hold, wait)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
             move_run(split_file, data_root)
@@ -634,6 +680,7 @@ def train_on(
     force: bool,
     observers: Observers,
     named: Collection[str] = (),
+    resume_if_there: bool = False,
 ) -> Path:
     """Train on the user's datasets and write a run folder: recipe, metrics.csv, the model, figures and a page.
 
@@ -644,6 +691,7 @@ def train_on(
         force: overwrite the run in `out`.
         observers: the observers of the run.
         named: the fields that the caller set, as opposed to those of a recipe file.
+        resume_if_there: continue the run in `out` if there is one.
 
     Raises:
         VitkitError: the datasets or the recipe cannot be trained on.
@@ -653,8 +701,12 @@ def train_on(
     from_scratch = fields.get("weights") == "none" or fields.get("method") == "scratch"
     request = Request.of({"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields})
     surveys: list[Survey] = []  # of the main process
+    if resume_if_there:
+        check_restartable(out, force=force)
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
+        if resume_if_there and out is not None and holds_run(out):
+            return prepare_restart(Path(out), request.fields, team, observers, hold)
         check_overwritten(out, request.recipe.teacher, weights_of(request.recipe))
         data_survey = survey(datasets)
         surveys.append(data_survey)
@@ -667,9 +719,11 @@ def train_on(
         preprocess, of_pixels = _preprocess_of(datasets, data_survey, blueprint.preprocess)
         recipe = blueprint.recipe
         if out is not None:
-            reserve_folder(out, hold, force=force)
+            overwrites, wait = start_over(out, force=force, resume_if_there=resume_if_there)
+            reserve_folder(out, hold, force=overwrites, wait=wait)
         run = observers.run(Path(out) if out is not None else new_run_folder("datasets", hold))
         clear(run.folder)
+        write_request(run.folder, request.fields)
         run.extensions.write(run.folder)
         write_json(run.folder / PREPROCESS, preprocess.to_dict())
         write_json(run.folder / CLASS_INDICES, dict(enumerate(data_survey.table.classes)))

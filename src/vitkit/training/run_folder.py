@@ -19,7 +19,18 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, TRUST, WEIGHTS
 from vitkit.system.files import exclusive_in, is_empty, regular, unfinished, write_text
 from vitkit.system.progress import Say
-from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
+from vitkit.system.run_files import (
+    BAD_BATCH,
+    BEFORE,
+    FILES,
+    LAST,
+    LOG,
+    LOGGED,
+    METRICS,
+    RECIPE,
+    REQUEST,
+    folds_in,
+)
 from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.extensions import NONE, Extensions
 
@@ -102,17 +113,23 @@ def check_free(folder: Path, *, force: bool) -> None:
         return
     if not force:
         raise VitkitError(f"--out {folder} exists and is not empty: choose a new name, or overwrite it with --force")
-    if not (folder / RECIPE).is_file():
+    if not any((folder / name).is_file() for name in (RECIPE, REQUEST)):
         raise VitkitError(f"--out {folder} is neither empty nor a run of vitkit: choose a new name")
 
 
-def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool) -> None:
+def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool, wait: float = 0.0) -> None:
     """Lock the requested folder, if a run may be written there.
+
+    Args:
+        out: the folder.
+        hold: keeps the lock.
+        force: whether a run in the folder may be overwritten.
+        wait: seconds to wait for another process that has locked it.
 
     Raises:
         VitkitError: another process has locked it, or it is not empty.
     """
-    hold.enter_context(exclusive_in(Path(out)))
+    hold.enter_context(exclusive_in(Path(out), wait))
     check_free(Path(out), force=force)
 
 
@@ -124,13 +141,18 @@ def new_run_folder(name: str, hold: ExitStack) -> Path:
     return folder
 
 
-def lock_run(folder: Path, hold: ExitStack) -> None:
+def lock_run(folder: Path, hold: ExitStack, wait: float = 0.0) -> None:
     """Lock a run that will be continued, and remove temporary files of a killed process.
+
+    Args:
+        folder: the folder of the run.
+        hold: keeps the lock.
+        wait: seconds to wait for another process that has locked it.
 
     Raises:
         VitkitError: another process has locked it, or a file that lines are added to is a link.
     """
-    hold.enter_context(exclusive_in(folder))
+    hold.enter_context(exclusive_in(folder, wait))
     for member in (folder, *folds_in(folder)):
         for name in (LOG, METRICS):
             if (member / name).is_symlink():
@@ -192,7 +214,7 @@ def remove_if_empty(folder: Path) -> None:
 def discard_if_empty(folder: Path) -> None:
     """Remove the folder of a run that ended before there was a model."""
     runs = (folder, *folds_in(folder))
-    if not any((member / name).exists() for member in runs for name in (WEIGHTS, LAST)) and not any(
+    if not any((member / name).exists() for member in runs for name in (WEIGHTS, LAST, BEFORE)) and not any(
         folder.rglob(BAD_BATCH)
     ):
         clear(folder)
@@ -217,7 +239,7 @@ def sweep(folder: Path) -> None:
     """Remove the temporary files of a killed process from a run; other files with such names are kept."""
     for place in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
         for name, path in unfinished(place):
-            if (name in (*_FILES_OF_RUN, LAST.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
+            if (name in (*_FILES_OF_RUN, LAST.name, BEFORE.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
                 path.unlink()
     for fold in folds_in(folder):
         sweep(fold)

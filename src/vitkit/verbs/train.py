@@ -164,6 +164,7 @@ def train(
     out: Path | str | None = None,
     force: bool = False,
     resume: Path | str | None = None,
+    resume_if_there: bool = False,
     data_root: Path | str | None = None,
     train_dataset: Labelled | None = None,
     val_dataset: Labelled | None = None,
@@ -195,6 +196,8 @@ def train(
         out: the run folder; by default the next free runs/NAME-N.
         force: overwrite the run in `out`.
         resume: continue this interrupted run, with its settings.
+        resume_if_there: continue the run in `out` if there is one, else start it. The same command serves launchers and
+            batch systems that start a training again.
         data_root: with `resume`, the folder that now contains the run's images, under the same or other names.
         train_dataset: a dataset that returns (image, label) by index, as torchvision's datasets do, instead of `data`.
             PIL images are augmented and preprocessed; float tensors (C, height, width) are used as they are.
@@ -244,13 +247,14 @@ def train(
             out,
             force,
             resume,
+            resume_if_there,
             say,
             observing,
         )
     if val_dataset is not None or class_names is not None or preprocess is not None:
         raise VitkitError("val_dataset, class_names and preprocess require train_dataset")
     if resume is not None:
-        if data is not None or recipe is not None or out is not None or force or fields:
+        if data is not None or recipe is not None or out is not None or force or resume_if_there or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
         from vitkit.training import run
 
@@ -266,7 +270,7 @@ def train(
     from vitkit.training import run
 
     resolution: dict[str, Any] = {"notes": notes, "named": tuple(chosen)}
-    folder = run.train(request, out, force=force, **resolution, **observing, say=say)
+    folder = run.train(request, out, force=force, resume_if_there=resume_if_there, **resolution, **observing, say=say)
     return TrainingRun(folder)
 
 
@@ -336,6 +340,7 @@ def _train_on_datasets(
     out: str | Path | None,
     force: bool,
     resume: str | Path | None,
+    resume_if_there: bool,
     say: Say,
     observing: dict[str, Any],
 ) -> TrainingRun:
@@ -348,10 +353,11 @@ def _train_on_datasets(
         # Fields about files are ignored in a recipe file, and refused as parameters.
         read = {} if recipe is None else load_fields(recipe)
         requested = overlay({name: value for name, value in read.items() if name not in OF_FILES}, unfold(fields))
+        again = {"force": force, "resume_if_there": resume_if_there}
         return TrainingRun(
-            train_on(Datasets(*datasets), requested, out, force=force, observers=observers, named=tuple(fields))
+            train_on(Datasets(*datasets), requested, out, **again, observers=observers, named=tuple(fields))
         )
-    if out is not None or force or fields or datasets[3] is not None:
+    if out is not None or force or resume_if_there or fields or datasets[3] is not None:
         raise VitkitError("--resume takes everything from the run: leave out the other parameters")
     resume_on(Datasets(*datasets), Path(resume), observers)
     return TrainingRun(Path(resume))

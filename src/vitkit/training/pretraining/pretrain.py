@@ -55,7 +55,8 @@ from vitkit.training.pretraining.objectives import MaskedAutoencoding, MaskedPat
 from vitkit.training.pretraining.options import OBJECTIVES, Pretraining, split_fields
 from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
 from vitkit.training.recipe_files import load_of_run
-from vitkit.training.run import Prepared, Work, drive, drive_again, tell, write_start
+from vitkit.training.restarting import check_restartable, holds_run, start_over, write_request
+from vitkit.training.run import Prepared, Work, drive, drive_again, prepare_restart, tell, write_start
 from vitkit.training.run_folder import (
     Observers,
     Run,
@@ -302,6 +303,7 @@ def pretrain(
     out: str | Path | None = None,
     *,
     force: bool = False,
+    resume_if_there: bool = False,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     say: Say = print,
@@ -312,6 +314,7 @@ def pretrain(
         fields: fields of `Pretraining`, and of a recipe except for those about labels; `data` is required.
         out: the run folder; by default the next free `runs/NAME-OBJECTIVE-N`.
         force: overwrite the run in `out`.
+        resume_if_there: continue the run in `out` if there is one.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, in addition to the recipe's.
         say: called with each line of the run's log.
@@ -321,11 +324,17 @@ def pretrain(
         Interrupted: a signal stopped the run; the folder contains the best model so far.
         OSError: the folder cannot be written.
     """
+    if resume_if_there:
+        check_restartable(out, force=force)
     choices, recipe = resolve_fields(fields)
     observers = Observers(say, tuple(callbacks), tuple(loggers))
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        return _prepare(choices, recipe, "split" in fields, out, force, team, observers, hold)
+        if resume_if_there and out is not None and holds_run(out):
+            choices_of_run(Path(out))
+            return prepare_restart(Path(out), fields, team, observers, hold)
+        overwrites, wait = start_over(out, force=force, resume_if_there=resume_if_there)
+        return _prepare(choices, recipe, fields, out, overwrites, wait, team, observers, hold)
 
     return drive(recipe, observers, prepare, _work_on(choices), _again)
 
@@ -368,9 +377,10 @@ def _read(choices: Pretraining, recipe: Recipe) -> ImageTable:
 def _prepare(
     choices: Pretraining,
     recipe: Recipe,
-    has_split: bool,
+    fields: dict[str, Any],
     out: str | Path | None,
     force: bool,
+    wait: float,
     team: ProcessGroup,
     observers: Observers,
     hold: ExitStack,
@@ -378,12 +388,12 @@ def _prepare(
     """Write everything that the pre-training starts from into its run folder, which stays locked from then on."""
     table = _read(choices, recipe)
     is_unlabelled = len(table.classes) == 1
-    if is_unlabelled and not has_split:
+    if is_unlabelled and "split" not in fields:
         recipe = recipe.replace(split=_UNLABELLED_SPLIT)
     check_team(recipe, team)
     check_place(out, table, None, weights_of(recipe))
     if out is not None:
-        reserve_folder(out, hold, force=force)
+        reserve_folder(out, hold, force=force, wait=wait)
     blueprint = _blueprint(recipe, choices)
     diagnosis = examine(table, blueprint.preprocess)
     before = ancestry_of(recipe, blueprint.pictures, None)
@@ -394,6 +404,7 @@ def _prepare(
     run = observers.run(Path(out) if out is not None else new_run_folder(name, hold))
     try:
         clear(run.folder)
+        write_request(run.folder, fields)
         run.say(f"vitkit {vitkit.__version__}: pre-training {name_of(recipe)} on {table.root} ({choices.objective})")
         for line in [*filter(None, [table.layout]), *describe_team(recipe, team)]:
             run.say(line)
