@@ -254,7 +254,7 @@ def test_two_batches_of_one_step_drop_and_mix_otherwise() -> None:
     loop.loss_of = lambda x, y: (seen.append(x), original(x, y))[1]  # type: ignore[method-assign]
     train(loop, [BATCH, BATCH])
     assert not torch.equal(seen[0], seen[1])
-    assert len(set(loop._sums.losses)) == 2
+    assert len(set(loop.state.sums.losses)) == 2
 
 
 # --- The learning rate ------------------------------------------------------------------------------
@@ -366,12 +366,12 @@ def test_what_a_process_computes_as_a_stand_in_counts_for_nothing() -> None:
     loop.data.process = (1, 2)
     loop.begin_epoch()
     train(loop, [(BATCH[0][1::2], BATCH[1][1::2])])
-    losses, hits = list(loop._sums.losses), len(loop._sums.hits)
+    losses, hits = list(loop.state.sums.losses), len(loop.state.sums.hits)
     loop.state.step = 1
     assert {float(own.abs().max()) for own in gradients_of(loop, [(BATCH[0][:1], BATCH[1][:1])], 1).values()} == {0.0}
     loop.end_epoch()
     assert loop.state.metrics["train_loss"] == pytest.approx(float(losses[0]) / 2)
-    assert torch.cat(loop._sums.hits[hits:]).numel() == 0
+    assert torch.cat(loop.state.sums.hits[hits:]).numel() == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])

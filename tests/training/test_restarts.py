@@ -84,7 +84,7 @@ def test_a_command_of_another_run_is_refused_and_changes_nothing(finished: Path,
     ):
         with pytest.raises(VitkitError, match=expected):
             run.train(runs.quick(data, **fields), folder, resume_if_there=True, say=lambda _: None)
-    with pytest.raises(VitkitError, match="was started with .*, not unset"):
+    with pytest.raises(VitkitError, match=r"was started with .*, not unset"):
         start(data, folder)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 

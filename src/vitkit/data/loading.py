@@ -113,17 +113,21 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
         sampler: yields the keys of all images.
         batch_size: the batch size, summed over all processes.
         process: the rank of this process, and the number of processes.
+
+    Attributes:
+        first: the batch to begin with, from 0; the batches before it are left out.
     """
 
     def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
         self.sampler, self.batch_size, self.process = sampler, batch_size, process
+        self.first = 0
 
     def __len__(self) -> int:
-        return math.ceil(len(self.sampler) / self.batch_size)
+        return math.ceil(len(self.sampler) / self.batch_size) - self.first
 
     def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         keys, (rank, size) = list(self.sampler), self.process
-        for start in range(0, len(keys), self.batch_size):
+        for start in range(self.first * self.batch_size, len(keys), self.batch_size):
             batch = keys[start : start + self.batch_size]
             yield batch[rank::size] or batch[:1]
 
@@ -189,16 +193,17 @@ class BatchedImages:
         """Return the number of training batches in an epoch."""
         return math.ceil(len(self.train) / self.batch_size)
 
-    def train_batches(self, epoch: int) -> Iterator[Batch]:
-        """Yield this process's share of each training batch of an epoch, in order."""
-        sampler, loader = self._train_loader
-        sampler.set_epoch(epoch)
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield this process's share of each training batch of an epoch, in order, from batch `first` on."""
+        batches, loader = self._train_loader
+        batches.sampler.set_epoch(epoch)
+        batches.first = first
         return self._begin(loader)
 
     @cached_property
-    def _train_loader(self) -> tuple[EpochSampler, DataLoader[Any]]:
+    def _train_loader(self) -> tuple[BatchSampler, DataLoader[Any]]:
         batches = self._batch_sampler()
-        return batches.sampler, self._loader(self.train, batch_sampler=batches)
+        return batches, self._loader(self.train, batch_sampler=batches)
 
     def paths_of_batch(self, epoch: int, batch: int) -> list[str]:
         """Return the keys of this process's share of a training batch."""

@@ -15,7 +15,7 @@ __all__, __getattr__ = public(
     {
         "adapters": "Draws PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
         "architecture": "config_of without_fields_of_vits",
-        "checkpoint": "MAY_CHANGE RunWriter TrainingState identity save seal",
+        "checkpoint": "MAY_CHANGE RunWriter TrainingState identity",
         "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
         "distributed": "ALONE ProcessGroup assemble check_team describe_team fabric_of",
         "finalize": (
@@ -41,6 +41,7 @@ __all__, __getattr__ = public(
         "report": "Reported",
         "run": "resume train write_start",
         "run_folder": "Run append_metrics next_free read_metrics truncate_metrics",
+        "saving": "BackgroundSave save seal",
         "select_weights": "Cost FEWEST LEAST Selection Trial affordable choose_and_resolve no_difference",
         "stability": (
             "DeferredFiniteCheck DivergedError FiniteCheck Pieces RunningStatistics SafePoint StabilityGuard "

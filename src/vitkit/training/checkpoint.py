@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import pickle
 import shutil
 import time
@@ -31,13 +30,15 @@ from vitkit.system.files import replacing
 from vitkit.system.progress import Say
 from vitkit.system.run_files import BEFORE, FILLER, LAST, METRICS
 from vitkit.training.adapters import merge_low_rank
-from vitkit.training.distributed import ALONE, ProcessGroup, full_state, set_full_state
+from vitkit.training.distributed import ALONE, ProcessGroup, full_state, is_sharded, set_full_state
 from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.finalize import correction_of, with_correction
+from vitkit.training.losses import EpochSums
 from vitkit.training.optim import Average, build_optimizer, lr_factor, swa_factor, swa_start
 from vitkit.training.pretraining.network import SelfSupervised
-from vitkit.training.recipe import Recipe
+from vitkit.training.recipe import SAVE_EVERY, Recipe, parse_duration
 from vitkit.training.run_folder import ZERO_SHOT, append_metrics, truncate_metrics
+from vitkit.training.saving import BackgroundSave, check_seal, save
 from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 
 
@@ -68,6 +69,10 @@ class Clock:
         """Fix the time until the next call, so that several readings agree."""
         self._now = self._team.broadcast_from_main(time.monotonic) if self._budget else time.monotonic()
 
+    def set(self, now: float) -> None:
+        """Fix the time at a reading of the main process's clock."""
+        self._now = now
+
     @property
     def elapsed(self) -> float:
         """Return the seconds spent in training."""
@@ -88,6 +93,7 @@ class Clock:
 
 
 Trained = Model | SelfSupervised
+_OF_STEPS = ("lr", "train_loss", "train_acc")  # figures that are known before the validation of an epoch
 
 
 @dataclass(eq=False, repr=False)
@@ -109,10 +115,15 @@ class TrainingState:
         average: the average of the weights, if the recipe requests one.
         safe_point: the weights of the last good epoch.
         epoch: the current epoch, from 0.
+        batch: the number of this epoch's batches that have been learned from.
         step: the number of steps that the optimiser has taken.
         metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc. Callbacks may add more,
             which are passed to the loggers.
-        should_stop: a callback may set it to end the training after this step.
+        sums: the sums of this epoch's losses and correct answers, in this process.
+        is_trained: whether the steps of this epoch are over, so that only its validation is left.
+        should_stop: a callback may set it to end the training after this step. With several processes, the training
+            ends within the next steps (`loop.Interruption`).
+        should_save: a callback may set it to have a checkpoint written after this step, likewise.
         went_back: whether the weights of this epoch were discarded.
     """
 
@@ -126,11 +137,16 @@ class TrainingState:
     average: Average | None
     safe_point: SafePoint
     epoch: int = 0
+    batch: int = 0
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    sums: EpochSums = field(default_factory=EpochSums)
+    is_trained: bool = False
     should_stop: bool = False
+    should_save: bool = False
     went_back: bool = False
     epoch_began: float = 0.0  # `clock.part` at that time
+    team: ProcessGroup = ALONE
 
     @classmethod
     def begin(
@@ -164,6 +180,7 @@ class TrainingState:
             Pieces(guard.say),
             average,
             SafePoint(model, average),
+            team=team,
         )
 
     def __repr__(self) -> str:
@@ -190,11 +207,38 @@ class TrainingState:
         """Return the model that is validated and saved: the average if there is one."""
         return cast(Trained, self.average.model) if self.average is not None and self.average.has_begun else self.model
 
+    def next_epoch(self) -> None:
+        """Proceed to the next epoch."""
+        self.epoch, self.batch, self.is_trained = self.epoch + 1, 0, False
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs after this epoch. All processes must call it together."""
+        return {**self._state_dict(), "epoch": self.epoch + 1, "before": self.safe_point.state_dict()}
+
+    def state_within_epoch(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs after this step. All processes must call it together.
+
+        The tensors of `model`, `optimizer` and `average` change in the next step of the optimiser.
+        """
+        state = self._state_dict()
+        learning = {name for name, _ in self.model.named_parameters()}
+        buffers = {name: value.clone() for name, value in state["model"].items() if name not in learning}
+        return {
+            **state,
+            "model": state["model"] | buffers,  # the next forward pass changes the statistics of batch norms
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "is_trained": self.is_trained,
+            "epoch_began": self.epoch_began,
+            "metrics": {name: self.metrics[name] for name in _OF_STEPS if name in self.metrics},
+            "sums": self.sums.state_dict(self.team),
+            "before": self.safe_point.weights,
+            "is_doubtful": self.safe_point.is_doubtful,
+        }
+
+    def _state_dict(self) -> dict[str, Any]:
         model, optimizer = full_state(self.model, self.optimizer)
         return {
-            "epoch": self.epoch + 1,
             "step": self.step,
             "model": model,
             "optimizer": optimizer,
@@ -202,20 +246,24 @@ class TrainingState:
             "spent": self.clock.elapsed,
             "ahead": self.clock.ahead,
             "piece": self.pieces.size,
-            "before": self.safe_point.state_dict(),
             "guard": self.guard.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict`."""
+        """Continue from the result of `state_dict` or `state_within_epoch`."""
         set_full_state(self.model, self.optimizer, state["model"], state["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self.epoch, self.step = state["epoch"], state["step"]
         self.clock.spent, self.clock.ahead = state["spent"], state["ahead"]
         self.pieces.size = state["piece"]
-        self.safe_point.load_state_dict(state["before"])
+        self.safe_point.load_state_dict(state["before"], is_doubtful=state.get("is_doubtful"))
         self.guard.load_state_dict(state["guard"])
+        self.batch = state.get("batch", 0)
+        if self.batch:
+            self.is_trained, self.epoch_began = state["is_trained"], state["epoch_began"]
+            self.metrics = dict(state["metrics"])
+            self.sums.load_state_dict(state["sums"], self.team)
 
 
 @contextmanager
@@ -230,7 +278,6 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-_LENGTH = 64  # length of the checksum, which is the comment of the zip archive
 _SHOWN = 4  # maximum number of differences in a message
 _DIGITS = 12  # shown of a digest
 
@@ -248,6 +295,7 @@ _SPLITTING = (
 LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
 COMPUTING = (
     "logger",
+    "save_every",
     "precision",
     "device",
     "devices",
@@ -283,51 +331,6 @@ def identity(
     pictures = digest.hexdigest()[:_DIGITS]
     imitated = None if teacher is None else teacher[:_DIGITS]
     return {**fields, "classes": len(table.classes), "images": images, "pictures": pictures, "teacher": imitated}
-
-
-def save(state: Mapping[str, Any], path: Path) -> None:
-    """Write the state of a training, completely or not at all. The previous file becomes `before.ckpt` next to it.
-
-    Raises:
-        OSError: the file cannot be written; the error names `path`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with replacing(path) as temporary:
-            with temporary.open("wb") as file:  # with a path, torch does not report the cause of an error
-                torch.save(dict(state), file)
-            seal(temporary)
-            _keep_before(path)
-    except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__  # torch raises another error in its place
-        if not isinstance(cause, OSError):
-            raise
-        raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from error
-
-
-def _keep_before(last: Path) -> None:
-    """Give the last checkpoint a second name, which it keeps when it is replaced."""
-    if not last.is_file():
-        return
-    before = last.with_name(BEFORE.name)
-    try:
-        with replacing(before) as temporary:
-            os.link(last, temporary)
-    except OSError:  # the file system has no hard links
-        last.replace(before)
-
-
-def seal(path: Path) -> None:
-    """Append the checksum to a file that `torch.save` wrote."""
-    with path.open("rb+") as file:
-        file.seek(-2, os.SEEK_END)
-        if file.read() != b"\0\0":  # the length of the comment
-            raise ValueError(f"{path} has a comment already")
-        file.seek(-2, os.SEEK_END)
-        file.write(_LENGTH.to_bytes(2, "little"))
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        file.write(digest.encode())
 
 
 class DamagedError(VitkitError):
@@ -381,7 +384,7 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         VitkitError: it belongs to another run.
     """
     try:
-        _check(path)
+        check_seal(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
         then = state["run"]
         if not isinstance(then, dict):
@@ -399,21 +402,12 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     return dict(state)
 
 
-def _check(path: Path) -> None:
-    digest, left = hashlib.sha256(), path.stat().st_size - _LENGTH
-    with path.open("rb") as file:
-        while left > 0 and (part := file.read(min(left, 2**20))):
-            digest.update(part)
-            left -= len(part)
-        if file.read() != digest.hexdigest().encode():
-            raise ValueError("its content does not match its checksum")
-
-
 class RunWriter:
     """After each epoch, write a row of metrics.csv, the model folder if it is the best so far, and last.ckpt.
 
-    The order matters: `last.ckpt` is written last, so if the process dies in between, a resumed run repeats the epoch
-    with the same result. `last.ckpt` also records whether the run ended early.
+    Within an epoch, `last.ckpt` is written as often as the recipe says (`save_every`), and when a signal ends the
+    training. At the end of an epoch it is written last, so if the process dies in between, a resumed run repeats the
+    end of the epoch with the same result. `last.ckpt` also records whether the run ended early.
 
     Args:
         folder: the folder of the run.
@@ -443,6 +437,8 @@ class RunWriter:
         self.keeps_start = False  # the best model so far is the zero-shot model
         self.finished = False
         self.limits = [recipe.time, recipe.patience]
+        self._background = BackgroundSave(folder / LAST)
+        self._every, self._saved = parse_duration(recipe.save_every or SAVE_EVERY), time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of earlier epochs that a resumed run needs."""
@@ -458,8 +454,44 @@ class RunWriter:
 
     def on_fit_start(self, state: TrainingState) -> None:
         """Remove the rows of epochs that are repeated."""
+        self._saved = time.monotonic()
         if self.team.is_main:
             truncate_metrics(self.folder / METRICS, state.epoch)
+            state.optimizer.register_step_pre_hook(self._background.wait_for_copy)
+
+    def on_step_end(self, state: TrainingState) -> None:
+        """Ask for a checkpoint if the last one is older than the recipe allows."""
+        if self.team.is_main and not self._background.is_busy:
+            self._background.finish()  # which raises its error
+            state.should_save |= time.monotonic() - self._saved >= self._every
+
+    def on_save(self, state: TrainingState) -> None:
+        """Begin to write a checkpoint within the epoch, while the training goes on."""
+        self._saved, content = time.monotonic(), self._content(state.state_within_epoch())
+        if self.team.is_main:
+            changing = () if is_sharded(state.model) else ("model", "optimizer")  # else they are copies already
+            self._background.begin({name: content.pop(name) for name in (*changing, "average")}, content)
+
+    def on_trained(self, state: TrainingState) -> None:  # a hook
+        """Wait for the checkpoint: validation may start processes or replace the weights."""
+        self._background.finish()
+
+    def on_interrupt(self, state: TrainingState) -> None:
+        """Write a checkpoint before the training ends, unless there was no step since the last epoch."""
+        self._background.finish()
+        if not state.batch:
+            return
+        content = self._content(state.state_within_epoch())
+        if self.team.is_main:
+            save(content, self.folder / LAST)
+        self.say(f"saved after step {state.step}, batch {state.batch} of epoch {state.epoch + 1}")
+
+    def close(self) -> None:
+        """Wait for the thread that writes checkpoints."""
+        self._background.close()
+
+    def _content(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"run": self.identity, "writer": self.state_dict(), **state}
 
     def keep_start(self, state: TrainingState) -> None:
         """Record the accuracy of the class names alone: zero-shot is epoch 0, in row -1."""
@@ -491,9 +523,10 @@ class RunWriter:
         is_stale = self.recipe.patience is not None and epoch - self.last_rise >= self.recipe.patience
         state.should_stop |= is_stale
         self.finished = state.should_stop
-        content = {"run": self.identity, "writer": self.state_dict(), **state.state_dict()}
+        content = self._content(state.state_dict())
         if self.team.is_main:
             save(content, self.folder / LAST)
+        self._saved = time.monotonic()
         self.say(_line(epoch, self.recipe.epochs, metrics, state.clock.elapsed, is_best))
         if is_stale:
             self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")

@@ -12,7 +12,7 @@ import gc
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -156,6 +156,21 @@ class ProcessGroup:
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, value, group=self.group)
         return everyone
+
+    def sum_of(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums of some numbers over all processes."""
+        return self._reduced(numbers, dist.ReduceOp.SUM)
+
+    def largest_of(self, numbers: Sequence[float]) -> list[float]:
+        """Return the largest of the values that the processes have for each of some numbers."""
+        return self._reduced(numbers, dist.ReduceOp.MAX)
+
+    def _reduced(self, numbers: Sequence[float], operation: Any) -> list[float]:
+        if self.size == 1:
+            return list(numbers)
+        values = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(values, operation, group=self.group)
+        return values.tolist()
 
     def any(self, flag: bool) -> bool:
         """Return in all processes whether the flag is set in any of them."""

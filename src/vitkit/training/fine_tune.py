@@ -135,7 +135,7 @@ def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: 
                 loop.train_epoch()
                 if not all_finite(state.model.state_dict()):  # the run itself would continue with a lower learning rate
                     return math.inf
-                state.epoch += 1
+                state.next_epoch()
             loop.validate()
     except DivergedError:  # the run itself would diverge as well
         return math.inf
@@ -339,6 +339,7 @@ def run_training(
             stop.received = max(team.gather(stop.received or 0)) or None
         status = "success"
     finally:
+        writer.close()
         data.close()
         curves.close(status)
     if not writer.has_kept:

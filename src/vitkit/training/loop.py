@@ -10,6 +10,7 @@ first. Several processes compute their shares of each batch and sum their gradie
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from vitkit.errors import Interrupted
 from vitkit.system.progress import progress
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import Draws, heads_of
-from vitkit.training.checkpoint import TrainingState, in_evaluation
+from vitkit.training.checkpoint import Clock, TrainingState, in_evaluation
 from vitkit.training.distributed import ALONE, ProcessGroup, is_sharded
 from vitkit.training.losses import EpochSums, Learning
 from vitkit.training.optim import set_learning_rate, swa_start
@@ -44,8 +45,32 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+class StoppedBetweenSteps(Interrupted):
+    """A signal stopped the training after a step, after the same one in all processes."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all processes do after a step.
+
+    Attributes:
+        should_stop: the training ends.
+        should_save: a checkpoint is written.
+    """
+
+    should_stop: bool = False
+    should_save: bool = False
+
+
+_STEPS_APART = 16  # at most, between two agreements
+_SECONDS_APART = 1.0  # about as long at most, if steps are slow
+
+
 class Interruption:
-    """A signal that ends the run after the current step with `Interrupted`, in all processes after the same step.
+    """Let the processes agree after a step whether to stop or to save, because of a signal or another reason.
+
+    A single process does so after every step. Several processes do so in one reduction of a few numbers, after at most
+    16 steps or about a second, whichever is sooner; between two agreements nobody stops.
 
     Args:
         stop: records the signal.
@@ -54,21 +79,37 @@ class Interruption:
 
     def __init__(self, stop: Deferral, team: ProcessGroup = ALONE) -> None:
         self._stop, self._team = stop, team
+        self._steps, self._apart = 0, 1  # since the last agreement, and to the next one
+        self._last = time.monotonic()
 
-    def after_step(self, *, should_stop: bool = False) -> bool:
-        """Raise `Interrupted` if any process has received a signal. All processes must call this.
+    def after_step(
+        self, *, should_stop: bool = False, should_save: bool = False, clock: Clock | None = None, at_once: bool = False
+    ) -> Agreement:
+        """Raise `StoppedBetweenSteps` if a process has received a signal. All processes must call this.
 
         Args:
             should_stop: whether this process wants to end the training for another reason.
+            should_save: whether this process wants a checkpoint to be written.
+            clock: the clock of the training, which this call sets; the training ends when its time is up.
+            at_once: whether to agree now even if the last agreement was a short time ago.
 
         Returns:
-            Whether any process wants to end the training.
+            What any of the processes wants.
         """
-        everyone = self._team.gather((self._stop.received or 0, should_stop))
-        received = max(number for number, _ in everyone)
+        self._steps += 1
+        if self._team.size > 1 and self._steps < self._apart and not at_once:
+            return Agreement()
+        now = time.monotonic()
+        pace, since_main = (now - self._last) / self._steps, now if self._team.is_main else -math.inf
+        wanted = (self._stop.received or 0, should_stop, should_save, pace, since_main)
+        received, stops, saves, pace, now_of_main = self._team.largest_of(wanted)
+        self._steps, self._last = 0, now
+        self._apart = max(1, min(_STEPS_APART, int(_SECONDS_APART / max(pace, 1e-9))))
         if received:
-            raise Interrupted(received)
-        return any(stops for _, stops in everyone)
+            raise StoppedBetweenSteps(int(received))
+        if clock is not None:
+            clock.set(now_of_main)
+        return Agreement(bool(stops) or (clock is not None and clock.is_up), bool(saves))
 
     def in_validation(self) -> None:
         """Raise `Interrupted` as `after_step`; with several processes do nothing, since their batch numbers differ."""
@@ -115,6 +156,7 @@ class MicroBatch:
 
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the methods that a callback may have
+# `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt.
 
 
 class Loop:
@@ -149,7 +191,7 @@ class Loop:
             self.check = DeferredFiniteCheck(state.guard, self._describe_again)
         self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
-        self._draws, self._sums = Draws(state.model), EpochSums()
+        self._draws = Draws(state.model)
         self._statistics = RunningStatistics(state.model, team)
         self._is_sharded = is_sharded(state.model)
 
@@ -175,11 +217,17 @@ class Loop:
         self.start()
         self._tell("on_fit_start")
         for epoch in range(state.epoch, state.recipe.epochs):
-            state.epoch = epoch
-            self.train_epoch()
-            self.judge(self.validate())
+            if epoch > state.epoch:
+                state.next_epoch()
+            try:
+                self.train_epoch()
+                outcome = self.validate()
+            except StoppedBetweenSteps:
+                self._tell_settled("on_interrupt")
+                raise
+            self.judge(outcome)
             self._tell("on_epoch_end")
-            if self.interruption.after_step(should_stop=state.should_stop):
+            if self.interruption.after_step(should_stop=state.should_stop, at_once=True).should_stop:
                 break
         self._tell("on_fit_end")
 
@@ -187,32 +235,48 @@ class Loop:
         """Start the clock, and store the weights to go back to, before the first epoch."""
         self.state.clock.start()
         self._statistics.start()
-        if not self.state.safe_point.is_doubtful:
+        if not self.state.safe_point.weights:
             self.state.safe_point.remember()
 
     def train_epoch(self) -> None:
-        """Take the steps of an epoch."""
+        """Take the steps of an epoch, or the rest of them if the run is resumed within it."""
         state, accumulated = self.state, self.state.recipe.grad_accum
         self.begin_epoch()
-        self.interruption.after_step()  # the end of the previous epoch may have taken long
-        batches = self.data.train_batches(state.epoch)
-        for first in range(0, self.data.batches, accumulated):
+        self.interruption.after_step(at_once=True)  # the end of the previous epoch may have taken long
+        if state.is_trained:
+            return
+        batches = self.data.train_batches(state.epoch, state.batch)
+        for first in range(state.batch, self.data.batches, accumulated):
             self.take_step(first, islice(batches, accumulated))
-            state.clock.look()  # before the step, so that no step is taken with a rate of 0
+            state.batch = min(first + accumulated, self.data.batches)
             self._tell("on_step_end")
-            state.should_stop = self.interruption.after_step(should_stop=state.should_stop or state.clock.is_up)
+            should_stop = self.between_steps()
             self._show(first)
-            if state.should_stop:
+            if should_stop:
                 break
         self.end_epoch()
 
+    def between_steps(self) -> bool:
+        """Write a checkpoint if any process wants one, and return whether the training ends."""
+        state = self.state
+        agreed = self.interruption.after_step(
+            should_stop=state.should_stop, should_save=state.should_save, clock=state.clock
+        )
+        if agreed.should_save:
+            self._tell_settled("on_save")
+            state.should_save = False
+        state.should_stop |= agreed.should_stop
+        return agreed.should_stop
+
     def begin_epoch(self) -> None:
-        """Reset the sums of an epoch."""
-        self._sums, self.state.went_back, self.state.metrics = EpochSums(), False, {}
-        self.state.epoch_began = self.state.clock.part
-        if self.state.recipe.method == "probe-sgd":  # a frozen backbone should not use dropout
-            self.state.model.eval()
-            for module in heads_of(self.state.model):
+        """Reset the sums of an epoch, unless the run is resumed within it."""
+        state = self.state
+        if not state.batch:
+            state.sums, state.went_back, state.metrics = EpochSums(), False, {}
+            state.epoch_began = state.clock.part
+        if state.recipe.method == "probe-sgd":  # a frozen backbone should not use dropout
+            state.model.eval()
+            for module in heads_of(state.model):
                 module.train()
 
     def end_epoch(self) -> None:
@@ -221,7 +285,9 @@ class Loop:
         state, start = self.state, swa_start(self.state.recipe)
         if state.average is not None and start is not None and state.epoch >= start:
             state.average.update(state.model)
-        state.metrics.update(self._sums.over(self.team))
+        state.metrics.update(state.sums.over(self.team))
+        state.is_trained = True
+        self._tell("on_trained")
 
     # --- One step ---------------------------------------------------------------------------------
 
@@ -294,7 +360,7 @@ class Loop:
     def _note(self, micro: MicroBatch) -> None:
         """Add a batch to the sums of the epoch, and pass its loss to the check."""
         loss = torch.stack(micro.losses).sum()
-        self._sums.add(loss, micro.training_images, micro.hits)
+        self.state.sums.add(loss, micro.training_images, micro.hits)
         self.check.note_loss(loss, micro.batch, micro.index)
 
     def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
@@ -342,6 +408,11 @@ class Loop:
         state.went_back = state.safe_point.judge(state.guard, outcome, epoch=state.epoch, is_warm=is_warm)
         if state.went_back:
             state.optimizer.state.clear()
+
+    def _tell_settled(self, hook: str) -> None:
+        """Call the hook of `checkpoint.RunWriter` that writes a checkpoint, when all skipped steps are known."""
+        self.check.settle()
+        self._tell(hook)
 
     def _tell(self, hook: str) -> None:
         for callback in self.callbacks:

@@ -293,6 +293,7 @@ class EpochSums:
         self.losses: list[Tensor] = []  # the sum over the images of each batch
         self.images: list[int] = []  # the number of images of each batch
         self.hits: list[Tensor] = []  # the correctness of the images of each batch
+        self._earlier: dict[str, Any] | None = None  # the same before the run was resumed within the epoch
 
     def add(self, loss: Tensor, images: int, hits: Iterable[Tensor]) -> None:
         """Add a batch: the sum of its losses (a scalar), its number of images, and the correctness of each image."""
@@ -302,10 +303,32 @@ class EpochSums:
 
     def over(self, team: ProcessGroup) -> dict[str, float]:
         """Mean loss over all processes, without losses that are not finite, and the accuracy if there is one."""
-        losses = torch.stack(self.losses).tolist() if self.losses else []
-        finite = [(loss, images) for loss, images in zip(losses, self.images, strict=True) if math.isfinite(loss)]
-        sums = team.gather((sum(loss for loss, _ in finite), sum(images for _, images in finite)))
-        images = sum(images for _, images in sums)
-        hits = torch.cat(team.gather(torch.cat(self.hits).cpu()))
-        loss = sum(loss for loss, _ in sums) / images if images else math.nan
-        return {"train_loss": loss, **({"train_acc": hits.float().mean().item()} if len(hits) else {})}
+        losses, images, hits = self._in_memory()
+        finite = [(loss, count) for loss, count in zip(losses.tolist(), images, strict=True) if math.isfinite(loss)]
+        sums = sum(loss for loss, _ in finite), sum(count for _, count in finite)
+        loss, counted, right, judged = team.sum_of((*sums, hits.double().sum().item(), len(hits)))
+        figures = {"train_loss": loss / counted if counted else math.nan}
+        if judged:
+            figures["train_acc"] = hits.float().mean().item() if team.size == 1 else right / judged
+        return figures
+
+    def state_dict(self, team: ProcessGroup) -> dict[str, Any]:
+        """Return the losses and answers of all processes; all must call it together."""
+        losses, images, hits = zip(*team.gather(self._in_memory()), strict=True)
+        return {"losses": torch.cat(losses), "images": [n for part in images for n in part], "hits": torch.cat(hits)}
+
+    def load_state_dict(self, state: dict[str, Any], team: ProcessGroup) -> None:
+        """Continue from the losses and answers of all processes, which the main process adds to its own."""
+        self._earlier = dict(state) if team.is_main else None
+
+    def _in_memory(self) -> tuple[Tensor, list[int], Tensor]:
+        losses = torch.stack(self.losses).cpu() if self.losses else torch.empty(0)
+        hits = torch.cat(self.hits).cpu() if self.hits else torch.empty(0, dtype=torch.bool)
+        if self._earlier is None:
+            return losses, self.images, hits
+        earlier = self._earlier
+        return (
+            torch.cat([earlier["losses"], losses]),
+            [*earlier["images"], *self.images],
+            torch.cat([earlier["hits"], hits]),
+        )

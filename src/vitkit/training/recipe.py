@@ -183,6 +183,7 @@ def _refuse_twice(name: str, known_fields: Mapping[str, Any], what: str) -> None
         raise VitkitError(f"{what} is given twice: leave out one of them")
 
 
+SAVE_EVERY = "10m"  # the default of `save_every`
 BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
 
 
@@ -263,7 +264,7 @@ def check_values(recipe: Any) -> None:
         raise VitkitError(f"split must be the fractions of train, val and test, which sum to 1, not {recipe.split}")
     if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
         raise VitkitError(f"crop_scale must be two fractions of the area, the smaller first, not {recipe.crop_scale}")
-    for name in ("time", "select_time"):
+    for name in ("time", "select_time", "save_every"):
         if getattr(recipe, name) is not None:
             parse_duration(getattr(recipe, name), name)
     checkpoint_every(recipe.checkpointing)
@@ -481,6 +482,10 @@ class Recipe:
         "val_acc"
     )
     keep: Annotated[Literal["best", "last", "every"], "Which epoch's weights become the model."] = "best"
+    save_every: Annotated[
+        str | None,
+        "Write a checkpoint this often within an epoch, such as 10m, the default; each epoch ends with one, too.",
+    ] = None
     patience: Annotated[int | None, "Stop after this many epochs without improvement.", Between(1, 1e9)] = None
     logger: Annotated[
         Literal["auto", "tensorboard", "csv", "wandb", "mlflow", "none"],
@@ -662,7 +667,7 @@ def name_of(recipe: Recipe) -> str:
 ON_STEPS = (  # fields that act in the steps of a training
     *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
     *("warmup", "clip_grad", "ema", "swa", "label_smoothing", "teacher", "mixup", "cutmix", "keep", "patience"),
-    *("compile", "logger"),
+    *("compile", "logger", "save_every"),
 )
 ON_BACKBONE = ("layer_decay", "dropout", "attention_dropout", "drop_path", "patch_dropout", "checkpointing")
 ON_PICTURES = (  # fields that change the pictures in training; `data.augment.Augment` has the same fields
@@ -721,6 +726,7 @@ class SharedFields(TypedDict, total=False):
     group_by: str | None
     max_images: int | None
     keep: Literal["best", "last", "every"]
+    save_every: str | None
     patience: int | None
     logger: Literal["auto", "tensorboard", "csv", "wandb", "mlflow", "none"]
     precision: Literal["auto", "float32", "bfloat16"]

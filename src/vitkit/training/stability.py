@@ -331,33 +331,34 @@ class SafePoint:
 
     Attributes:
         is_doubtful: whether the last epoch's weights are not stored yet, because they may be bad.
+        weights: the stored weights of the model and of its average; empty before the first.
     """
 
     def __init__(self, model: nn.Module, average: nn.Module | None = None) -> None:
         self.is_doubtful = False
+        self.weights: dict[str, Weights] = {}
         self._model, self._average = model, average
-        self._weights: dict[str, Weights] = {}
 
     def remember(self) -> None:
         """Store the current weights."""
         learning = {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         learning |= {name for name, _ in self._model.named_buffers()}  # the running statistics of batch norms
         if is_sharded(self._model):
-            self._weights = {"model": full_weights(self._model)}
+            self.weights = {"model": full_weights(self._model)}
         else:
-            self._weights = {"model": _copied(self._model, learning)}
+            self.weights = {"model": _copied(self._model, learning)}
         if self._average is not None:
-            self._weights["average"] = _copied(self._average)
+            self.weights["average"] = _copied(self._average)
         self.is_doubtful = False
 
     def go_back(self) -> None:
         """Restore the stored weights."""
         if is_sharded(self._model):
-            set_full_weights(self._model, self._weights["model"])
+            set_full_weights(self._model, self.weights["model"])
         else:
-            self._model.load_state_dict(self._weights["model"], strict=False)
+            self._model.load_state_dict(self.weights["model"], strict=False)
         if self._average is not None:
-            self._average.load_state_dict(self._weights["average"], strict=False)
+            self._average.load_state_dict(self.weights["average"], strict=False)
         self.is_doubtful = False
 
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
@@ -389,11 +390,12 @@ class SafePoint:
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the weights to fall back to, if those of the last epoch are unusable."""
-        return self._weights if self.is_doubtful else None
+        return self.weights if self.is_doubtful else None
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Load what `state_dict` returned."""
-        self.is_doubtful, self._weights = state is not None, state or {}
+    def load_state_dict(self, state: dict[str, Any] | None, *, is_doubtful: bool | None = None) -> None:
+        """Load what `state_dict` returned, or stored weights together with `is_doubtful`."""
+        self.is_doubtful = state is not None if is_doubtful is None else is_doubtful
+        self.weights = state or {}
 
 
 def _copied(module: nn.Module, names: set[str] | None = None) -> Weights:

@@ -1,0 +1,259 @@
+"""Runs that stop within an epoch continue after the same step: the same samples, weights and figures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import runs
+from vitkit.data import Augment, ImageData, ImageTable, Preprocess
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.system import LAST, Deferral, reporting_to
+from vitkit.training import ALONE, BackgroundSave, Interruption, Loop, Recipe, run
+from vitkit.training.losses import EpochSums
+
+DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "mixed, accumulated, averaged": {
+        "batch_size": 4, "grad_accum": 2, "mixup": 0.4, "cutmix": 1.0, "ema": 0.9, **DROPPING,
+    },
+    "averaged by epochs": {"swa": 0.5, "swa_lr": 1e-4, "step_per": "epoch"},
+    "rare classes shown more often": {"balance": "sampler", "patience": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """39 images to train on, in five batches of eight."""
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos", images=18)
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Uninterrupted runs of three epochs by case, which tests may read but not change."""
+    place, done = tmp_path_factory.mktemp("finished"), dict[str, Path]()
+
+    def of(case: str) -> Path:
+        if case not in done:
+            done[case] = run.train(runs.quick(data, **CASES[case]), place / case, say=lambda _: None)
+        return done[case]
+
+    return of
+
+
+def signal_at(epoch: int, steps: int, what: str = "") -> Callable[[str, int, int | None], None]:
+    """A progress that sends SIGTERM once after so many steps of an epoch, counted from 1."""
+    sent: list[int] = []
+
+    def progress(now: str, done: int, total: int | None) -> None:
+        if not sent and now == f"epoch {epoch}/3" and done == steps:
+            sent.append(os.getpid())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return progress
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    return dict(torch.load(folder / LAST, weights_only=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_signal_within_an_epoch_saves_and_a_resumed_run_is_the_same_to_the_bit(
+    finished: Callable[[str], Path], data: Path, tmp_path: Path, case: str
+) -> None:
+    folder, lines = tmp_path / "run", list[str]()
+    with reporting_to(signal_at(2, 2)), pytest.raises(Interrupted) as caught:
+        run.train(runs.quick(data, **CASES[case]), folder, say=lines.append)
+    assert caught.value.signal_number == signal.SIGTERM
+    steps = 5 if case != "mixed, accumulated, averaged" else 5  # 39 images
+    assert lines[-3].startswith(f"saved after step {steps + 3}, batch "), lines
+    assert stored(folder)["epoch"] == 1
+    with reporting_to(signal_at(3, 4)), pytest.raises(Interrupted):
+        run.resume(folder, say=lambda _: None)
+    run.resume(folder, say=lambda _: None)
+    runs.assert_same_outcome(folder, finished(case))
+
+
+def test_a_signal_in_the_validation_of_an_epoch_does_not_repeat_its_steps(
+    finished: Callable[[str], Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, case = tmp_path / "run", "averaged by epochs"
+    plain, validations = Loop.validate, list[int]()
+
+    def validate(loop: Loop) -> Any:
+        validations.append(loop.state.epoch)
+        if len(validations) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(loop)
+
+    monkeypatch.setattr(Loop, "validate", validate)
+    with pytest.raises(Interrupted):
+        run.train(runs.quick(data, **CASES[case]), folder, say=lambda _: None)
+    assert stored(folder)["is_trained"]
+    taken: list[int] = []
+    monkeypatch.setattr(Loop, "take_step", lambda loop, *_: taken.append(loop.state.step))
+    run.resume(folder, say=lambda _: None)
+    assert taken == []
+    runs.assert_same_outcome(folder, finished(case))
+
+
+class Killed(BaseException):
+    """What a test ends a run with, without a chance to save."""
+
+
+def kill_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Loop.take_step
+
+    def step(loop: Loop, *arguments: Any) -> None:
+        if loop.state.step == steps:
+            raise Killed
+        plain(loop, *arguments)
+        time.sleep(0.02)  # for the thread that writes
+
+    monkeypatch.setattr(Loop, "take_step", step)
+
+
+@pytest.mark.parametrize("case", ["plain", "mixed, accumulated, averaged"])
+def test_a_killed_run_loses_no_more_than_what_came_after_its_checkpoint(
+    finished: Callable[[str], Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(8, patch)
+        run.train(runs.quick(data, save_every="0.001s", **CASES[case]), folder, say=lambda _: None)
+    state = stored(folder)
+    assert state["epoch"] == 1
+    assert state["batch"] > 0
+    assert 5 < state["step"] <= 8
+    run.resume(folder, say=lambda _: None)
+    recipes = [(each / "recipe.toml").read_text() for each in (folder, finished(case))]
+    assert recipes[0].replace('save_every = "0.001s"\n', "") == recipes[1]
+    runs.assert_same_weights(folder, finished(case))
+    assert runs.metrics(folder) == runs.metrics(finished(case))
+
+
+def test_a_truncated_checkpoint_within_an_epoch_falls_back_to_the_one_before_it(
+    finished: Callable[[str], Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, lines = tmp_path / "run", list[str]()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(9, patch)
+        run.train(runs.quick(data, save_every="0.001s"), folder, say=lambda _: None)
+    (folder / LAST).write_bytes((folder / LAST).read_bytes()[:-1000])
+    run.resume(folder, say=lines.append)
+    assert any("is damaged: continuing from the checkpoint before it" in line for line in lines)
+    runs.assert_same_weights(folder, finished("plain"))
+
+
+def test_a_run_within_an_epoch_may_be_computed_by_workers_and_goes_back_to_good_weights(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of the last good epoch are in the checkpoint."""
+    folder = tmp_path / "run"
+    with reporting_to(signal_at(2, 3)), pytest.raises(Interrupted):
+        run.train(runs.quick(data), folder, say=lambda _: None)
+    seen: dict[str, Tensor] = {}
+
+    def start(loop: Loop) -> None:
+        seen.update(loop.state.safe_point.weights["model"])
+        raise Killed
+
+    monkeypatch.setattr(Loop, "train_epoch", start)
+    with pytest.raises(Killed):
+        run.resume(folder, say=lambda _: None)
+    kept = runs.weights(folder)  # of the first epoch, the best so far
+    assert seen.keys() == kept.keys()
+    assert all(torch.equal(seen[name], kept[name]) for name in kept)
+    assert not all(torch.equal(stored(folder)["model"][name], kept[name]) for name in kept)
+
+
+def test_a_checkpoint_of_before_continues_after_its_epoch(finished: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = runs.copy_of(finished("plain"), tmp_path / "run")
+    assert not {"batch", "sums", "is_trained"} & stored(folder).keys()
+
+
+@pytest.mark.parametrize("text", ["0", "often", "-3m"])
+def test_an_interval_is_a_duration(text: str) -> None:
+    with pytest.raises(VitkitError, match="save_every must be a duration such as 90s"):
+        Recipe(save_every=text)
+
+
+# --- Its parts --------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.booleans(), st.data())
+def test_the_rest_of_an_epoch_is_the_rest_for_any_number_of_processes(
+    train: int, batch_size: int, size: int, balanced: bool, drawn: st.DataObject
+) -> None:
+    paths = tuple(f"{i}.png" for i in range(train))
+    table = ImageTable("made", Path("/"), ("a", "b"), paths, tuple(i % 2 for i in range(train)), ("train",) * train)
+    whole = [
+        ImageData(
+            table, Preprocess(size=(16, 16)), Augment(), batch_size=batch_size, workers=0, seed=5, balanced=balanced,
+            process=(rank, size),
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    batches = list(whole[0]._batch_sampler())
+    first = drawn.draw(st.integers(0, len(batches)))
+    for data in whole:
+        sampler = data._batch_sampler()
+        every = list(sampler)
+        sampler.first = first
+        assert list(sampler) == every[first:]
+        assert len(sampler) == len(every) - first
+
+
+def test_sums_continue_where_they_were() -> None:
+    together, before, after = EpochSums(), EpochSums(), EpochSums()
+    for number in range(6):
+        batch = torch.tensor(0.1 * number), 3, [torch.tensor([True, False, number > 2])]
+        together.add(*batch)
+        (before if number < 4 else after).add(*batch)
+    after.load_state_dict(before.state_dict(ALONE), ALONE)
+    assert after.over(ALONE) == together.over(ALONE)
+    assert after.state_dict(ALONE)["images"] == [3] * 6
+
+
+def test_a_state_is_copied_before_it_changes_and_written_meanwhile(tmp_path: Path) -> None:
+    background, weights = BackgroundSave(tmp_path / "checkpoints" / "last.ckpt"), torch.zeros(10**6)
+    background.begin({"model": {"w": weights, "nested": [weights[:2]]}}, {"step": 3})
+    background.wait_for_copy()
+    weights.fill_(1.0)
+    background.finish()
+    assert not background.is_busy
+    state = torch.load(background.path, weights_only=True)
+    assert state["step"] == 3
+    assert not state["model"]["w"].any()
+    assert state["model"]["nested"][0].tolist() == [0.0, 0.0]
+
+
+def test_an_error_of_the_thread_is_raised_and_blocks_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    background = BackgroundSave(tmp_path / "file" / "last.ckpt")
+    background.begin({"w": torch.zeros(3)}, {})
+    background.wait_for_copy()
+    background.close()
+    with pytest.raises(OSError, match="file"):
+        background.finish()
+    background.finish()
+    assert threading.active_count() >= 1
+
+
+def test_one_process_agrees_with_itself_after_each_step() -> None:
+    interruption = Interruption(Deferral())
+    assert interruption.after_step().should_stop is False
+    agreed = interruption.after_step(should_stop=True, should_save=True)
+    assert agreed.should_stop and agreed.should_save
