@@ -112,9 +112,13 @@ def test_a_restart_waits_for_processes_of_the_attempt_before(
     monkeypatch.setattr("vitkit.training.restarting.PATIENCE", 0.2)
     monkeypatch.setattr("vitkit.training.run.PATIENCE", 0.2)
     folder = runs.copy_of(finished, tmp_path / "run")
+
+    def again() -> None:
+        run.train(runs.quick(data), folder, resume_if_there=True, say=lambda _: None)
+
     with exclusive_in(folder), pytest.raises(VitkitError, match="is being written by"):
-        start(data, folder)
-    start(data, folder)
+        again()
+    again()
 
 
 class Flat:
@@ -172,7 +176,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(
     runs.assert_same_outcome(folder, finished)
     lines.clear()
     run.resume(folder, say=lines.append)
-    assert "the run had finished training" in lines
+    assert not any("damaged" in line or line.startswith("epoch ") for line in lines)
 
 
 def test_a_checkpoint_that_is_missing_is_replaced_by_the_one_before(finished: Path, tmp_path: Path) -> None:
