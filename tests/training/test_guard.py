@@ -27,51 +27,51 @@ def always(answer: int, strength: float, images: int = 60, classes: int = 3, noi
 
 
 def test_a_model_that_surely_says_one_class_of_three_has_collapsed() -> None:
-    assert has_collapsed(ValidationOutcome(always(1, 9.0, noise=0.5), TRUE))
+    assert has_collapsed(ValidationOutcome.of(always(1, 9.0, noise=0.5), TRUE))
 
 
 def test_a_dead_model_that_has_only_learned_the_shares_has_collapsed() -> None:
-    assert has_collapsed(ValidationOutcome(always(1, 0.1, noise=1e-5), TRUE))
+    assert has_collapsed(ValidationOutcome.of(always(1, 0.1, noise=1e-5), TRUE))
 
 
 def test_what_a_model_has_been_given_is_not_held_against_it() -> None:
     """Validation adds the classes' shares to what a balanced training learned: more than a young model tells apart."""
     shift, uneven = torch.tensor([0.0, 4.0, 0.0]), torch.tensor([1] * 51 + [0] * 5 + [2] * 4)
     young, dead = always(1, 0.05, noise=0.02), always(1, 0.1, noise=1e-5)
-    assert has_collapsed(ValidationOutcome(young + shift, uneven)), "as it would seem"
-    assert not has_collapsed(ValidationOutcome(young + shift, uneven, shift))
-    assert has_collapsed(ValidationOutcome(dead + shift, uneven, shift))
+    assert has_collapsed(ValidationOutcome.of(young + shift, uneven)), "as it would seem"
+    assert not has_collapsed(ValidationOutcome.of(young + shift, uneven, shift))
+    assert has_collapsed(ValidationOutcome.of(dead + shift, uneven, shift))
 
 
 def test_a_model_that_once_was_better_has_collapsed() -> None:
-    outcome = ValidationOutcome(always(1, 0.5, noise=0.05), TRUE)
+    outcome = ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE)
     assert not has_collapsed(outcome, best_accuracy=0.4)
     assert has_collapsed(outcome, best_accuracy=0.5)
 
 
 def test_a_model_that_has_just_begun_to_learn_has_not_collapsed() -> None:
-    assert not has_collapsed(ValidationOutcome(always(1, 0.5, noise=0.05), TRUE))
+    assert not has_collapsed(ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE))
 
 
 def test_after_one_collapse_no_further_sign_is_needed() -> None:
-    beginning = ValidationOutcome(always(1, 0.5, noise=0.05), TRUE)
+    beginning = ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE)
     guard = StabilityGuard(lambda _: None)
     assert guard.judge(beginning)
     guard.lower(0, "it fell")
     assert not guard.judge(beginning)
-    assert guard.judge(ValidationOutcome(torch.eye(3)[TRUE], TRUE))
+    assert guard.judge(ValidationOutcome.of(torch.eye(3)[TRUE], TRUE))
 
 
 def test_logits_that_are_not_finite_are_a_collapse() -> None:
     logits = always(1, 0.5, noise=1.0)
     logits[3] = math.nan
-    assert has_collapsed(ValidationOutcome(logits, TRUE))
+    assert has_collapsed(ValidationOutcome.of(logits, TRUE))
 
 
 @pytest.mark.parametrize(("largest", "collapsed"), [(40, True), (53, True), (54, True), (55, False), (60, False)])
 def test_data_that_are_nearly_one_class_are_no_collapse(largest: int, collapsed: bool) -> None:
     labels = torch.tensor([1] * largest + [0] * (60 - largest))
-    assert has_collapsed(ValidationOutcome(always(1, 30.0), labels)) == collapsed
+    assert has_collapsed(ValidationOutcome.of(always(1, 30.0), labels)) == collapsed
 
 
 def test_one_other_prediction_in_a_hundred_is_still_a_collapse_and_two_are_none() -> None:
@@ -80,17 +80,17 @@ def test_one_other_prediction_in_a_hundred_is_still_a_collapse_and_two_are_none(
         logits = always(0, 20.0, 200, 4)
         wrong = (labels == 2).nonzero().flatten()[:others]
         logits[wrong] = always(1, 20.0, others, 4)
-        assert has_collapsed(ValidationOutcome(logits, labels)) == collapsed
+        assert has_collapsed(ValidationOutcome.of(logits, labels)) == collapsed
 
 
 def test_a_handful_of_images_says_nothing() -> None:
-    assert not has_collapsed(ValidationOutcome(always(1, 9.0, 9), TRUE[:9]))
-    assert has_collapsed(ValidationOutcome(always(1, 9.0, 12), TRUE[:12]))
+    assert not has_collapsed(ValidationOutcome.of(always(1, 9.0, 9), TRUE[:9]))
+    assert has_collapsed(ValidationOutcome.of(always(1, 9.0, 12), TRUE[:12]))
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 2**30), st.floats(0, 50))
 def test_a_model_better_than_the_largest_class_has_never_collapsed(labels: list[int], seed: int, scale: float) -> None:
-    outcome = ValidationOutcome(
+    outcome = ValidationOutcome.of(
         scale * torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(seed)), torch.tensor(labels)
     )
     if outcome.accuracy > outcome.largest_class:
@@ -100,12 +100,12 @@ def test_a_model_better_than_the_largest_class_has_never_collapsed(labels: list[
 def test_what_was_good_is_remembered_and_a_collapse_is_not() -> None:
     guard = StabilityGuard(lambda _: None)
     assert guard.judge(None)
-    assert guard.judge(ValidationOutcome(torch.eye(3)[TRUE], TRUE))
+    assert guard.judge(ValidationOutcome.of(torch.eye(3)[TRUE], TRUE))
     assert guard.best_accuracy == 1.0
-    assert not guard.judge(ValidationOutcome(always(1, 0.5, noise=0.05), TRUE))
+    assert not guard.judge(ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE))
     later = StabilityGuard(lambda _: None)
     later.load_state_dict(guard.state_dict())
-    assert not later.judge(ValidationOutcome(always(1, 0.5, noise=0.05), TRUE))
+    assert not later.judge(ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE))
 
 
 def test_the_rate_is_lowered_twice_by_ten_and_then_it_is_over() -> None:
@@ -141,8 +141,7 @@ def test_a_bad_share_of_another_process_is_the_one_that_is_kept() -> None:
     class Pair:
         """A process whose partner's loss is not finite."""
 
-        def any(self, own: bool) -> bool:
-            return True
+        size = 2
 
         def gather(self, own: Any) -> list[Any]:
             return [own, {"images": "theirs", "epoch": 0, "step": 3}]
@@ -153,5 +152,6 @@ def test_a_bad_share_of_another_process_is_the_one_that_is_kept() -> None:
     optimizer: Any = None
     check = FiniteCheck(guard, lambda *_: {"images": "ours"}, team)
     check.note_loss(torch.tensor(0.5), (torch.zeros(1), torch.zeros(1)), StepIndex(0, 1, 3))
+    check.note_team(torch.tensor(1.0))
     assert not check.allows(optimizer, torch.tensor(1.0))
     assert kept == [("loss", "theirs")]

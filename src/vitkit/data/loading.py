@@ -246,6 +246,12 @@ class BatchedImages:
         """Return whether there are validation images."""
         return len(self.val) > 0
 
+    @property
+    def val_images(self) -> int:
+        """Return the number of validation images in this process's share."""
+        rank, size = self.process
+        return len(range(rank, len(self.val), size))
+
     def val_batches(self) -> Iterator[Batch]:
         """Yield this process's share of the validation images."""
         return self._begin(self._val_loader)

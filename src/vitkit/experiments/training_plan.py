@@ -682,10 +682,8 @@ def memory_of(
     standing = step.weights + step.optimizer + step.average + step.teacher
     peak, exchange = step.peak, 0
     if strategy == "ddp":
-        exchange = (
-            step.gradients
-        )  # `ProcessGroup.all_reduce` copies them to a buffer, when only gradients are left of the step
-        peak = max(peak, standing + step.gradients + exchange)
+        exchange = step.gradients  # the buckets of `GradientSums`, which stay
+        peak = max(peak, standing + step.gradients) + exchange
     if strategy == "fsdp":
         whole = step.gradients / step.weights  # the part of a block that is trained
         exchange = step.around + int((2 + whole) * step.block)

@@ -22,6 +22,7 @@ __all__, __getattr__ = public(
             "Balance PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "
             "resolve_balance shift_head_bias with_correction"
         ),
+        "gradients": "GradientSums add_gradients",
         "lightning_module": "LightningClassifier PytorchLightningClassifier",
         "lineage": "RunImages SplitImages divide",
         "loggers": "loggers_of",
@@ -45,7 +46,7 @@ __all__, __getattr__ = public(
         "select_weights": "Cost FEWEST LEAST Selection Trial affordable choose_and_resolve no_difference",
         "stability": (
             "DeferredFiniteCheck DivergedError FiniteCheck Pieces RunningStatistics SafePoint StabilityGuard "
-            "StepIndex ValidationOutcome add_gradients all_finite has_collapsed"
+            "StepIndex ValidationOutcome all_finite has_collapsed"
         ),
         "start": "augment_of blueprint_of choose_precision new_classifier resolve",
         "teacher": "load_teacher",

@@ -161,9 +161,35 @@ class ProcessGroup:
         """Return the sums of some numbers over all processes."""
         return self._reduced(numbers, dist.ReduceOp.SUM)
 
+    def mean_of(self, mean: float, count: int) -> float:
+        """Return the mean over all processes, given the mean of this one over so many items; it may have none."""
+        if self.size == 1:
+            return mean
+        total, everyone = self.sum_of((mean * count if count else 0.0, count))
+        return total / everyone
+
     def largest_of(self, numbers: Sequence[float]) -> list[float]:
         """Return the largest of the values that the processes have for each of some numbers."""
         return self._reduced(numbers, dist.ReduceOp.MAX)
+
+    def sum_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sums of some tensors in main memory, of one type, over all processes."""
+        together = torch.cat([tensor.flatten() for tensor in tensors])
+        if self.size > 1:
+            dist.all_reduce(together, group=self.group)
+        parts = torch.split(together, [tensor.numel() for tensor in tensors])
+        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def gather_rows(self, rows: Tensor) -> list[Tensor]:
+        """Return the rows of all processes, by rank: tensors in main memory that differ in length alone."""
+        if self.size == 1:
+            return [rows]
+        lengths = [int(length) for length in self.sum_tensors([torch.eye(self.size, dtype=torch.float64)[self.rank] * len(rows)])[0]]
+        padded = rows.new_zeros(max(lengths), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        shares = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(shares, padded, group=self.group)
+        return [share[:length] for share, length in zip(shares, lengths, strict=True)]
 
     def _reduced(self, numbers: Sequence[float], operation: Any) -> list[float]:
         if self.size == 1:
@@ -171,10 +197,6 @@ class ProcessGroup:
         values = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(values, operation, group=self.group)
         return values.tolist()
-
-    def any(self, flag: bool) -> bool:
-        """Return in all processes whether the flag is set in any of them."""
-        return any(self.gather(flag))
 
     def before(self, values: Tensor, length: int) -> Tensor:
         """Return, for each image of this process's share of a batch, the previous image of the whole batch (circular).
@@ -194,15 +216,15 @@ class ProcessGroup:
         before = whole.roll(1, dims=0)[self.rank :: self.size]
         return before if len(before) else values
 
-    def all_reduce(self, gradients: list[Tensor]) -> None:
-        """Replace these tensors by their sums over all processes, unless the strategy has summed them already."""
-        if self.size == 1 or not gradients or isinstance(gradients[0], DTensor):
+    def all_reduce(self, tensors: list[Tensor]) -> None:
+        """Replace these tensors by their sums over all processes."""
+        if self.size == 1 or not tensors:
             return
-        together = torch.cat([gradient.flatten() for gradient in gradients])
+        together = torch.cat([tensor.flatten() for tensor in tensors])
         dist.all_reduce(together)
-        sizes = [gradient.numel() for gradient in gradients]
-        for gradient, summed in zip(gradients, torch.split(together, sizes), strict=True):
-            gradient.copy_(summed.view_as(gradient))
+        sizes = [tensor.numel() for tensor in tensors]
+        for tensor, summed in zip(tensors, torch.split(together, sizes), strict=True):
+            tensor.copy_(summed.view_as(tensor))
 
     def agree_on(self, model: nn.Module) -> None:
         """Copy the main process's weights to all processes."""

@@ -28,7 +28,8 @@ from vitkit.system.progress import progress
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import Draws, heads_of
 from vitkit.training.checkpoint import Clock, TrainingState, in_evaluation
-from vitkit.training.distributed import ALONE, ProcessGroup, is_sharded
+from vitkit.training.distributed import ALONE, ProcessGroup
+from vitkit.training.gradients import GradientSums
 from vitkit.training.losses import EpochSums, Learning
 from vitkit.training.optim import set_learning_rate, swa_start
 from vitkit.training.stability import (
@@ -37,7 +38,6 @@ from vitkit.training.stability import (
     RunningStatistics,
     StepIndex,
     ValidationOutcome,
-    add_gradients,
     optimizer_in_memory,
 )
 
@@ -127,6 +127,7 @@ class MicroBatch:
         training_images: the number of images that count; 0 if they are placeholders for an empty share.
         batch: the images and labels of the data loader.
         index: the position of the batch in the training.
+        is_last: whether it is the last batch of its step.
         draws: the random draws of layers for some rows.
         losses: the sum of the loss over the images of each computed piece, ().
         hits: whether each image of each piece was classified correctly.
@@ -137,6 +138,7 @@ class MicroBatch:
     training_images: int
     batch: Batch
     index: StepIndex
+    is_last: bool
     draws: Callable[[slice], AbstractContextManager[None]]
     losses: list[Tensor] = field(default_factory=list)
     hits: list[Tensor] = field(default_factory=list)
@@ -148,6 +150,10 @@ class MicroBatch:
     def counted(self, rows: slice) -> int:
         """Return how many of the images in these rows count."""
         return self.size(rows) if self.training_images else 0
+
+    def ends_with(self, rows: slice) -> bool:
+        """Return whether the step ends with these rows."""
+        return self.is_last and rows.stop >= len(self.targets)
 
     def note(self, loss: Tensor, hits: Tensor) -> None:
         """Record the loss and the hits of a piece."""
@@ -187,13 +193,13 @@ class Loop:
         self.objective = objective.to(fabric.device)
         self.interruption = interruption or Interruption(Deferral(), team)
         self.check: FiniteCheck | DeferredFiniteCheck = FiniteCheck(state.guard, self._describe, team)
-        if fabric.device.type == "cuda" and team.size == 1:
-            self.check = DeferredFiniteCheck(state.guard, self._describe_again)
+        if getattr(state.optimizer, "_step_supports_amp_scaling", False):  # as fused ones do, the default on GPUs
+            self.check = DeferredFiniteCheck(state.guard, self._describe_again, team)
         self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
         self._draws = Draws(state.model)
         self._statistics = RunningStatistics(state.model, team)
-        self._is_sharded = is_sharded(state.model)
+        self.gradients = GradientSums(state.model, team)
 
     def compile_steps(self) -> None:
         """Compile the forward and backward pass with torch.compile.
@@ -305,21 +311,22 @@ class Loop:
             counted = micro.counted(rows)
             with micro.draws(rows), self._statistics.attempt(micro.size(rows)):
                 loss, hits = self.loss_of(micro.images[rows], micro.targets[rows])  # the forward pass
-                self.backward(loss * (counted / images_everywhere))
+                self.gradients.add(loss * (counted / images_everywhere), is_last=micro.ends_with(rows))  # backward
             micro.note(loss.detach() * counted, hits[:counted])
 
         state.metrics["lr"] = lr = state.lr
         set_learning_rate(optimizer, lr)
         optimizer.zero_grad()
+        self.gradients.begin()
         self._statistics.begin()
         for number, batch in enumerate(batches, start=first):
             with self.fabric.autocast():
                 micro = self._prepare(batch, number, first)
                 state.pieces.each(len(micro.images), partial(learn_from, micro))  # all rows at once if memory allows
             self._note(micro)
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        self.team.all_reduce(gradients)
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = torch.nn.utils.get_total_norm(self.gradients.finish())  # of the sum over all processes
+        if self.team.size > 1:
+            self.check.note_team(self.gradients.bad_losses)
         self._statistics.finish(images, partial(self.check.is_finite, norm))
         if not self.check.allows(optimizer, norm):
             optimizer.zero_grad()
@@ -337,13 +344,6 @@ class Loop:
         heads = self.objective.ask(self._forward, images, targets)
         return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a loss to the parameters' gradients, or nothing if memory runs out."""
-        if self._is_sharded:  # the backward pass averages over processes
-            (loss * self.team.size).backward()  # type: ignore[no-untyped-call]
-        else:
-            add_gradients([parameter for parameter in self.state.model.parameters() if parameter.requires_grad], loss)
-
     def _prepare(self, batch: Batch, number: int, first: int) -> MicroBatch:
         """Move a batch to the device, mix its images, and draw the random numbers of dropout."""
         state, batch = self.state, self.fabric.to_device(batch)
@@ -355,7 +355,10 @@ class Loop:
         seed = mix_seeds(state.recipe.seed, state.step, number - first, 1)
         keys = self._draws.of(seed, self.data.places(len(images)), images.device)
         index = StepIndex(state.epoch, number, state.step)
-        return MicroBatch(mixed, targets, training_images, batch, index, lambda rows: self._draws.using(keys[:, rows]))
+        is_last = number == min(first + state.recipe.grad_accum, self.data.batches) - 1
+        return MicroBatch(
+            mixed, targets, training_images, batch, index, is_last, lambda rows: self._draws.using(keys[:, rows])
+        )
 
     def _note(self, micro: MicroBatch) -> None:
         """Add a batch to the sums of the epoch, and pass its loss to the check."""
@@ -392,11 +395,10 @@ class Loop:
                 answers = self.objective.ask(self.state.kept, *self.fabric.to_device(batch))
                 outputs.append((answers.float(), batch[1]))
                 self.interruption.in_validation()
-        outputs_by_head = [torch.cat(parts).cpu() for parts in zip(*outputs, strict=True)]
-        logits, labels = (
-            self.data.put_together(shares) for shares in zip(*self.team.gather(outputs_by_head), strict=True)
-        )
-        metrics, outcome = self.objective.judge(logits, labels)
+        answers, labels = (torch.cat(parts).cpu()[: self.data.val_images] for parts in zip(*outputs, strict=True))
+        if not self.objective.judges_shares:
+            answers, labels = (self.data.put_together(self.team.gather_rows(part)) for part in (answers, labels))
+        metrics, outcome = self.objective.judge(answers, labels, self.team)
         self.state.metrics.update(metrics)
         return outcome
 

@@ -21,7 +21,7 @@ from vitkit.data.table import ImageTable
 from vitkit.data.task import MULTI_LABEL
 from vitkit.errors import VitkitError
 from vitkit.evaluation.multilabel import mean_average_precision
-from vitkit.training.distributed import ProcessGroup
+from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.recipe import Recipe
 from vitkit.training.stability import ValidationOutcome
 
@@ -136,8 +136,20 @@ class Learning(Protocol):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Correctness (B,) of each image, from 0 to 1; an empty tensor if correctness is not defined."""
 
-    def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures, and the outcome that reveals a collapse, if there can be one."""
+    @property
+    def judges_shares(self) -> bool:
+        """Return whether `judge` can sum up the shares of several processes; else each needs all answers."""
+
+    def judge(
+        self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
+    ) -> tuple[dict[str, float], ValidationOutcome | None]:
+        """Compute the validation figures, and the outcome that reveals a collapse, if there can be one.
+
+        Args:
+            answers: the model's answers for this process's share of the validation images, (n, ...).
+            labels: their labels (n,).
+            team: the processes that have a share of the images.
+        """
 
 
 @dataclass(frozen=True)
@@ -218,16 +230,25 @@ class Objective:
         answers = _mean_of_heads(heads)
         return answers.argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 
-    def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], ValidationOutcome | None]:
+    @property
+    def judges_shares(self) -> bool:
+        """Return whether `judge` can sum up the shares of several processes; else each needs all answers."""
+        return True
+
+    def judge(
+        self, logits: Tensor, labels: Tensor, team: ProcessGroup = ALONE
+    ) -> tuple[dict[str, float], ValidationOutcome | None]:
         """Compute the validation figures, and the outcome that reveals a collapse.
 
         Args:
-            logits: the logits (n, K) of the validation images.
+            logits: the logits (n, K) of this process's share of the validation images.
             labels: their labels (n,).
+            team: the processes that have a share of the images.
         """
         shifted = logits if self.shift is None else logits + self.shift
-        outcome = ValidationOutcome(shifted, labels, self.shift)
-        return {"val_loss": F.cross_entropy(shifted, labels).item(), "val_acc": outcome.accuracy}, outcome
+        outcome = ValidationOutcome.of(shifted, labels, self.shift).over(team)
+        loss = team.mean_of(F.cross_entropy(shifted, labels).item(), len(labels))
+        return {"val_loss": loss, "val_acc": outcome.accuracy}, outcome
 
 
 @dataclass(frozen=True)
@@ -262,7 +283,16 @@ class MultiLabelObjective(Objective):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         return ((_mean_of_heads(heads) > 0) == (targets > 0.5)).all(dim=1)
 
-    def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], ValidationOutcome | None]:
+    @property
+    def judges_shares(self) -> bool:
+        return False  # the average precision depends on the order of all images
+
+    def judge(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        team: ProcessGroup = ALONE,  # it has all answers
+    ) -> tuple[dict[str, float], ValidationOutcome | None]:
         shifted = logits if self.shift is None else logits + self.shift
         targets = self.sets.cpu()[labels]  # (n, K)
         figures = {

@@ -19,7 +19,7 @@ the plain mean over the first batches until the usual exponential average forget
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,26 +49,77 @@ class DivergedError(VitkitError):
 
 @dataclass(frozen=True)
 class ValidationOutcome:
-    """The result of a validation.
+    """The result of a validation, as sums over its images. Those of several processes can be added up.
 
     Attributes:
-        logits: the logits, (n, K).
-        labels: the true classes, (n,).
-        shift: a fixed offset of the logits that is not learned, (K,); None for none.
+        images: the number of images.
+        correct: the number of images that were classified correctly.
+        infinite: the number of images whose logits are not all finite.
+        losses: the sums of the cross-entropy with the logits, and with the logits before the fixed shift, (2,).
+        predicted: the number of images for which each class was predicted, (K,).
+        labelled: the number of images of each class, (K,).
+        relative: the sum of the logits before the shift, relative to the mean of their image, (K,).
+        squared: the sum of the squares of these, (K,).
     """
 
-    logits: Tensor
-    labels: Tensor
-    shift: Tensor | None = None
+    images: int
+    correct: int
+    infinite: int
+    losses: Tensor
+    predicted: Tensor
+    labelled: Tensor
+    relative: Tensor
+    squared: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, shift: Tensor | None = None) -> ValidationOutcome:
+        """Sum over images.
+
+        Args:
+            logits: the logits, (n, K).
+            labels: the true classes, (n,).
+            shift: a fixed offset of the logits that is not learned, (K,); None for none.
+        """
+        logits, K = logits.double(), logits.shape[1]
+        learned = logits if shift is None else logits - shift
+        answers = logits.argmax(dim=1)
+        relative = learned - learned.mean(dim=1, keepdim=True)  # softmax is invariant to the mean
+        return cls(
+            len(labels),
+            int((answers == labels).sum()),
+            int((~logits.isfinite()).any(dim=1).sum()),
+            torch.stack([F.cross_entropy(each, labels, reduction="sum") for each in (logits, learned)]),
+            answers.bincount(minlength=K).double(),
+            labels.bincount(minlength=K).double(),
+            relative.sum(dim=0),
+            relative.square().sum(dim=0),
+        )
+
+    def over(self, team: ProcessGroup) -> ValidationOutcome:
+        """Return the sums over all processes; all must call it together."""
+        if team.size == 1:
+            return self
+        numbers = torch.tensor([self.images, self.correct, self.infinite], dtype=torch.float64)
+        parts = [numbers, self.losses, self.predicted, self.labelled, self.relative, self.squared]
+        counts, *sums = team.sum_tensors(parts)
+        images, correct, infinite = (int(count) for count in counts)
+        return ValidationOutcome(images, correct, infinite, *sums)
 
     @property
     def accuracy(self) -> float:
-        return (self.logits.argmax(dim=1) == self.labels).double().mean().item()
+        return self.correct / self.images
 
     @property
     def largest_class(self) -> float:
         """Return the fraction of images in the largest true class."""
-        return self.labels.bincount().max().item() / len(self.labels)
+        return self.labelled.max().item() / self.images
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Return how much the relative logits vary over images, for the most variable class, and over classes."""
+        means = self.relative / self.images
+        variances = (self.squared - self.images * means.square()).clamp(min=0) / (self.images - 1)
+        return variances.sqrt().max().item(), means.std().item()
 
 
 def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_before: bool = False) -> bool:
@@ -85,26 +136,24 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
         best_accuracy: the best accuracy of earlier epochs.
         fell_before: whether the model has collapsed before in this training; then no further sign is needed.
     """
-    logits, labels = outcome.logits.double(), outcome.labels
-    if len(labels) < 10 or outcome.largest_class > 0.9:
+    images = outcome.images
+    if images < 10 or outcome.largest_class > 0.9:
         return False
-    if not logits.isfinite().all():
+    if outcome.infinite:
         return True
-    same = logits.argmax(dim=1).bincount().max().item() / len(labels) >= 0.99
+    same = outcome.predicted.max().item() / images >= 0.99
     if not same or outcome.accuracy > outcome.largest_class:
         return False
     if fell_before:
         return True
-    shares = labels.bincount() / len(labels)
+    shares = outcome.labelled / images
     entropy = -torch.xlogy(shares, shares).sum().item()
-    learned = logits if outcome.shift is None else logits - outcome.shift
     # Which of the two is for the actual class frequencies depends on --balance and --prior.
-    loss = min(F.cross_entropy(each, labels).item() for each in (logits, learned))
-    ignorant = math.log(logits.shape[1])  # the loss of a uniform prediction, which is no sign of harm
+    loss = outcome.losses.min().item() / images
+    ignorant = math.log(len(outcome.labelled))  # the loss of a uniform prediction, which is no sign of harm
     if loss > max(1.5 * entropy, 1.05 * ignorant) or best_accuracy > outcome.largest_class + 0.1:
         return True
-    relative = learned - learned.mean(dim=1, keepdim=True)  # softmax is invariant to the mean
-    by_image, by_class = relative.std(dim=0).max().item(), relative.mean(dim=0).std().item()
+    by_image, by_class = outcome.spread
     return by_image < 0.01 * by_class
 
 
@@ -225,25 +274,30 @@ class FiniteCheck:
     def __init__(self, guard: StabilityGuard, describe: Describe, team: ProcessGroup = ALONE) -> None:
         self._guard, self._describe, self._team = guard, describe, team
         self._bad: dict[str, Any] | None = None  # the first batch of this step whose loss is not finite
+        self._is_bad = False
         self._last: tuple[Batch, StepIndex]
 
     def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:
         """Take the loss, (), of a batch of this step into account."""
         self._last = batch, index
         if self._bad is None and not loss.isfinite():
-            self._bad = self._describe(batch, index)
+            self._bad, self._is_bad = self._describe(batch, index), True
+
+    def note_team(self, bad_losses: Tensor) -> None:
+        """Take the losses of all processes into account: `bad_losses`, (), is 0 if all are finite."""
+        self._is_bad = bool(bad_losses)
 
     def is_finite(self, norm: Tensor) -> Tensor:
         """Return whether the losses of this step and the gradient's norm, (), are finite, ()."""
-        return norm.isfinite() & torch.tensor(not self._is_bad(), device=norm.device)
+        return norm.isfinite() & torch.tensor(not self._is_bad, device=norm.device)
 
-    def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
+    def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:  # the other check's
         """Return whether to take the step along a gradient of this norm, ().
 
         Raises:
             DivergedError: it is the third skipped step in a row.
         """
-        if self._is_bad():
+        if self._is_bad:
             shares = self._team.gather(self._bad)
             what, bad = "loss", next(share for share in shares if share is not None)  # this process may have none
         elif not norm.isfinite():
@@ -251,12 +305,9 @@ class FiniteCheck:
         else:
             self._guard.pass_step()
             return True
-        self._bad = None
+        self._bad, self._is_bad = None, False
         self._guard.skip_step(what, bad)
         return False
-
-    def _is_bad(self) -> bool:
-        return self._team.any(self._bad is not None)
 
     def settle(self) -> None:
         """Finish an epoch. There is nothing to do."""
@@ -274,18 +325,29 @@ class DeferredFiniteCheck:
     Args:
         guard: counts the skipped steps.
         describe_again: returns what is saved of the last batch of an earlier step, of which only the index is kept.
+        team: the processes that train together; they skip the same steps.
     """
 
-    def __init__(self, guard: StabilityGuard, describe_again: Callable[[StepIndex], dict[str, Any]]) -> None:
-        self._guard, self._describe_again = guard, describe_again
+    def __init__(
+        self,
+        guard: StabilityGuard,
+        describe_again: Callable[[StepIndex], dict[str, Any]],
+        team: ProcessGroup = ALONE,
+    ) -> None:
+        self._guard, self._describe_again, self._team = guard, describe_again, team
         self._losses: Tensor | None = None  # whether the losses of this step are finite so far, ()
+        self._own: Tensor | None = None  # the same of this process alone
         self._last: StepIndex
-        self._open: list[tuple[Tensor, StepIndex]] = []
+        self._open: list[tuple[Tensor, Tensor, StepIndex]] = []
 
-    def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:
+    def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:  # the other check's
         """Take the loss, (), of a batch of this step into account."""
         self._last, finite = index, loss.isfinite()
-        self._losses = finite if self._losses is None else self._losses & finite
+        self._losses = self._own = finite if self._losses is None else self._losses & finite
+
+    def note_team(self, bad_losses: Tensor) -> None:
+        """Take the losses of all processes into account: `bad_losses`, (), is 0 if all are finite."""
+        self._losses = bad_losses == 0
 
     def is_finite(self, norm: Tensor) -> Tensor:
         """Return whether the losses of this step and the gradient's norm, (), are finite, (), on the device."""
@@ -298,9 +360,10 @@ class DeferredFiniteCheck:
             DivergedError: three steps in a row were skipped.
         """
         finite = self.is_finite(norm)
-        self._losses = None
+        own = finite if self._own is None else self._own
+        self._losses = self._own = None
         optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
-        self._open.append((finite, self._last))
+        self._open.append((finite, own, self._last))
         if len(self._open) >= _DEFERRED:
             self.settle()
         return True
@@ -312,12 +375,19 @@ class DeferredFiniteCheck:
             DivergedError: three steps in a row were skipped.
         """
         steps, self._open = self._open, []
-        finite = torch.stack([each for each, _ in steps]).tolist() if steps else []
-        for is_finite, (_, index) in zip(finite, steps, strict=True):
+        finite = torch.stack([torch.stack([each, own]) for each, own, _ in steps]).tolist() if steps else []
+        for (is_finite, is_own_finite), (_, _, index) in zip(finite, steps, strict=True):
             if is_finite:
                 self._guard.pass_step()
             else:
-                self._guard.skip_step("loss or its gradient", self._describe_again(index))
+                self._guard.skip_step("loss or its gradient", self._describe_first(index, is_bad=not is_own_finite))
+
+    def _describe_first(self, index: StepIndex, *, is_bad: bool) -> dict[str, Any]:
+        """Return what is saved of the batch of the first process whose loss is not finite, or of this process."""
+        if self._team.size == 1:
+            return self._describe_again(index)
+        shares = self._team.gather(self._describe_again(index) if is_bad else None)
+        return next((share for share in shares if share is not None), None) or self._describe_again(index)
 
 
 Weights = dict[str, Tensor]
@@ -404,26 +474,6 @@ def _copied(module: nn.Module, names: set[str] | None = None) -> Weights:
         for name, value in module.state_dict().items()
         if names is None or name in names
     }
-
-
-def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
-    """Add the gradient of a loss to the parameters' gradients, or nothing if memory runs out."""
-    trained = list(parameters)
-    with torch.autocast(loss.device.type, enabled=False):
-        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
-    for parameter, gradient in zip(trained, gradients, strict=True):
-        if gradient is not None:
-            parameter.grad = _laid_as(parameter, gradient) if parameter.grad is None else parameter.grad.add_(gradient)
-
-
-def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    """Return the gradient with the strides of its parameter, as `backward` produces it and the optimiser needs it.
-
-    For images in channels-last order, convolutions return gradients in that order.
-    """
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
 
 
 class Pieces:

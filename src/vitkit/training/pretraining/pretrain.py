@@ -47,7 +47,7 @@ from vitkit.training.adapters import needs_every_patch
 from vitkit.training.architecture import weights_of
 from vitkit.training.checkpoint import identity
 from vitkit.training.defaults import check_effects
-from vitkit.training.distributed import ProcessGroup, check_team, describe_team
+from vitkit.training.distributed import ALONE, ProcessGroup, check_team, describe_team
 from vitkit.training.fine_tune import begin, data_of, run_training
 from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
 from vitkit.training.pretraining.network import SelfSupervised, patchify, unpatchify
@@ -157,9 +157,16 @@ class Reconstruction:
         """Return the part of each image's predictions that is right, (B,); (0,) without `has_hits`."""
         return heads[1].detach() if self.has_hits else heads[0].new_zeros(0)
 
-    def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], ValidationOutcome | None]:
+    judges_shares = True
+
+    def judge(
+        self,
+        answers: Tensor,
+        labels: Tensor,  # of the protocol
+        team: ProcessGroup = ALONE,
+    ) -> tuple[dict[str, float], ValidationOutcome | None]:
         """Return the mean figures of the validation images, which cannot show a collapse."""
-        means = answers.double().mean(dim=0).tolist()
+        means = [team.mean_of(mean, len(answers)) for mean in answers.double().mean(dim=0).tolist()]
         return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
 
 
