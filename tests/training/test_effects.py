@@ -88,6 +88,7 @@ CHOICES: dict[str, tuple[Any, dict[str, Any]]] = {
 NOT_SHOWN = {
     "time": "its effect is a matter of the clock",
     "patience": "the epochs of a test are too few",
+    "save_every": "checkpoints change nothing that is learned",
     "keep": "the last epoch may be the best",
     "monitor": "two figures may agree on the best epoch",
     "find_lr": "it may find what is there already",

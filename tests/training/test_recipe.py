@@ -80,6 +80,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "split_from": st.none(),  # not together with folds
     "group_by": st.none() | st.sampled_from(["scene[0-9]+", "^([^_]+)_"]),
     "time": st.none() | st.sampled_from(["90s", "10m", "2h", "1.5h", "7"]),
+    "save_every": st.none() | st.sampled_from(["90s", "10m", "2h"]),
     "select_time": st.none(),  # goes with several weights, which a settled recipe does not have
     "weights": st.sampled_from(["auto", "none"]),
     "head_from": st.sampled_from(["auto", "zero"]),  # names neither with lp_ft nor without weights
@@ -209,6 +210,7 @@ OPEN |= {
     "max_images",
     "split_seed",
     "patience",
+    "save_every",
     "logger",
     "device",
     "devices",
