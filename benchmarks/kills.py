@@ -9,7 +9,7 @@ Every image that a process learns from is noted with a digest of its pixels. For
 attempt that computed it counts, and its digests must be those of an uninterrupted run of one process. Runs that always
 had two processes must end with the weights of an uninterrupted run of two, to the bit; other runs within 1e-5. The loss
 of time is from the step that an attempt continues at to the kill. Steps are slowed to a tenth of a second, so that a
-kill meets any part of them. A model of a few thousand weights is trained on 96 images; figures do not depend on its size.
+kill meets any part of them. A model of a few thousand weights is trained on 96 images.
 
 `python benchmarks/kills.py worker JOURNAL ARGUMENTS...` is `vitkit ARGUMENTS...` with the notes, and the kills that the
 environment asks for.
@@ -30,6 +30,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,10 @@ EPOCHS, BATCH, IMAGES = 4, 8, 40  # a class
 SAVE_EVERY = 1.0  # seconds
 FLAGS = (
     *("--model", "vit_micro_patch8_16", "--weights", "none", "--epochs", str(EPOCHS), "--batch-size", str(BATCH)),
-    *("--precision", "float32", "--save-every", f"{SAVE_EVERY}s", "--cache", "none", "--keep", "last", "--mixup", "0.4"),
-    *("--set", "model.layers=2", "--set", "model.hidden_size=32", "--set", "model.heads=4", "--split", "0.8", "0.1", "0.1"),
-)  # fmt: skip
+    *("--precision", "float32", "--save-every", f"{SAVE_EVERY}s", "--cache", "none", "--keep", "last"),
+    *("--set", "model.layers=2", "--set", "model.hidden_size=32", "--set", "model.heads=4", "--mixup", "0.4"),
+    *("--split", "0.8", "0.1", "0.1"),
+)
 
 
 # --- The program that is killed -----------------------------------------------------------------------------
@@ -273,7 +275,7 @@ def lost(story: Story) -> list[float]:
     for note in story.notes():
         by_attempt[note["attempt"]].setdefault((note["epoch"], note["batch"]), note["time"])
     attempts, seconds = sorted(by_attempt), []
-    for one, other in zip(attempts, attempts[1:], strict=False):
+    for one, other in pairwise(attempts):
         again = [time_of for place, time_of in by_attempt[one].items() if place in by_attempt[other]]
         seconds.append(max(by_attempt[one].values()) - min(again) if again else 0.0)
     return seconds
