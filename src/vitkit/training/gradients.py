@@ -67,7 +67,7 @@ class GradientSums:
         has_buckets = team.size > 1 and not self._is_sharded
         self._buckets = _in_buckets(self._parameters[::-1]) if has_buckets else []
         self._sent = 0
-        self.bad_losses = self._parameters[0].new_zeros(()) if self._parameters else torch.zeros(())
+        self.bad_losses = torch.zeros((), device=self._parameters[0].device if self._parameters else None)
 
     def begin(self) -> None:
         """Begin a step, whose parameters have no gradients yet."""

@@ -178,7 +178,8 @@ class Objective:
 
     def targets(self, labels: Tensor) -> Tensor:
         """Convert labels (B,) into one-hot targets (B, K), multiplied by the class weights."""
-        targets = F.one_hot(labels, self.classes).float()  # (B, K)
+        targets = torch.zeros(len(labels), self.classes, device=labels.device)  # `one_hot` would read the labels
+        targets.scatter_(1, labels[:, None], 1.0)  # (B, K)
         return targets if self.class_weights is None else targets * self.class_weights
 
     @property
