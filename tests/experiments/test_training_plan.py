@@ -323,14 +323,15 @@ def test_what_does_not_fit_is_said_and_how_many_would() -> None:
             ("alone", 1399),
             ("alone", 900),
             ("alone", 300),
-            ("ddp", 1400),
+            ("ddp", 1500),
             ("fsdp", 1400),
         )
     }
-    assert [row.peak for row in rows.values()] == [1400, 1400, 1400, 1400, 1400, 25 + 25 + 50 + 1050 + 40 + 3 * 20]
+    peaks = [1400, 1400, 1400, 1400, 1400 + 100, 25 + 25 + 50 + 1050 + 40 + 3 * 20]  # ddp keeps buckets of gradients
+    assert [row.peak for row in rows.values()] == peaks
     assert [row.fits for row in rows.values()] == [True, False, False, False, True, True]
     light = dataclasses.replace(step, activations=10, peak=410, moving=12)
-    assert memory_of(light, "all", "ddp", devices=4, images=100, room=1400).peak == 100 + 200 + 100 + 100
+    assert memory_of(light, "all", "ddp", devices=4, images=100, room=1400).peak == 410 + 100
 
 
 @given(
