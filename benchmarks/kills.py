@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +40,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 HERE = Path(__file__)
-PYTHON = os.environ.get("KILLS_PYTHON", sys.executable)
+PYTHON = os.environ.get("KILLS_PYTHON", sys.executable)  # the interpreter of everything that is started
 KINDS = ("process", "all", "worker", "sigterm", "save", "truncated")
 EPOCHS, BATCH, IMAGES = 4, 8, 40  # a class
 SAVE_EVERY = 1.0  # seconds
@@ -61,6 +61,7 @@ def worker(journal: Path, arguments: list[str]) -> None:
 
     place = {"rank": int(os.environ.get("RANK", "0")), "ranks": int(os.environ.get("WORLD_SIZE", "1"))}
     attempt = f"{os.environ['KILLS_ATTEMPT']}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    (journal / f"{attempt}-{place['rank']}.pid").write_text(str(os.getpid()))
     seconds = float(os.environ.get("KILLS_STEP", "0.1"))
     prepare, step, seal = loop.Loop._prepare, loop.Loop.take_step, saving.seal
     seen: list[dict[str, Any]] = []
@@ -183,7 +184,7 @@ def kill(story: Story, process: subprocess.Popen[str], kind: str, after: int) ->
             return kind if kind == "save" and process.returncode != 0 else None
         assert time.monotonic() < deadline, "the run does not go on"
         time.sleep(0.02)
-    trained = ranks_of(process.pid, story)
+    trained = ranks_of(story)
     if kind == "worker":
         workers = [child for rank in trained for child in children(rank)]
         if not workers:
@@ -200,20 +201,10 @@ def kill(story: Story, process: subprocess.Popen[str], kind: str, after: int) ->
     return kind
 
 
-def ranks_of(pid: int, story: Story) -> list[int]:
+def ranks_of(story: Story) -> list[int]:
     """The ids of the processes that train."""
-    return [each for each in (pid, *descendants(pid)) if _is_rank(each, str(story.journal))]
-
-
-def _is_rank(pid: int, journal: str) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        parent = Path(f"/proc/{_parent(pid)}/cmdline").read_text().split("\0")
-    except OSError:
-        return False
-    is_one = journal in words and "worker" in words and not any("torchrun" in word for word in words)
-    is_child_of_one = journal in parent and not any("torchrun" in word for word in parent)
-    return is_one and not is_child_of_one  # workers of the data loader are forks of a rank
+    files = sorted(story.journal.glob(f"{story.attempts:03d}.*.pid"))
+    return [pid for file in files for pid in [int(file.read_text() or 0)] if pid and Path(f"/proc/{pid}").exists()]
 
 
 def _parent(pid: int) -> int:
@@ -230,12 +221,6 @@ def children(pid: int) -> list[int]:
             except OSError:
                 continue
     return found
-
-
-def descendants(pid: int) -> Iterator[int]:
-    for child in children(pid):
-        yield child
-        yield from descendants(child)
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -136,3 +136,13 @@ def test_a_block_without_a_signal_ends_as_it_does() -> None:
     with Deferral() as stop:
         pass
     assert stop.received is None
+
+
+def test_a_signal_that_a_launcher_passes_on_is_the_same_signal() -> None:
+    with pytest.raises(Interrupted), Deferral(echo=60.0) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == signal.SIGTERM
+        stop._echo = 0.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("a later one is answered at once")

@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed, accumulated, averaged": {
         "batch_size": 4, "grad_accum": 2, "mixup": 0.4, "cutmix": 1.0, "ema": 0.9, **DROPPING,
     },
+    "float16": {"precision": "float16"},
     "averaged by epochs": {"swa": 0.5, "swa_lr": 1e-4, "step_per": "epoch"},
     "rare classes shown more often": {"balance": "sampler", "patience": 2},
 }  # fmt: skip

@@ -35,9 +35,9 @@ class Accelerator:
         Raises:
             VitkitError: no figure is known for this precision.
         """
-        peak = self.bfloat16 if precision == "bfloat16" else self.float32
+        peak = {"bfloat16": self.bfloat16, "float32": self.float32}.get(precision)
         if peak is None:
-            other = "float32" if precision == "bfloat16" else "bfloat16"
+            other = "float32" if self.bfloat16 is None else "bfloat16"
             raise VitkitError(f"{self.name}: no peak in {precision} is known; plan it with --precision {other}")
         return peak
 

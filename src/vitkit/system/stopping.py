@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import ExtensionFileLoader
@@ -92,15 +93,20 @@ class _SignalHandlers:
 class Deferral:
     """Record a signal during work that can be stopped only at certain points.
 
-    A second signal raises `Interrupted` at once. A recorded signal raises `Interrupted` at the end of the `with` block,
-    also if the block raises another error.
+    A second signal raises `Interrupted` at once, unless it comes so soon that it is the same one: a terminal signals
+    all processes of a program, and a launcher passes the signal on to them. A recorded signal raises `Interrupted` at
+    the end of the `with` block, also if the block raises another error.
+
+    Args:
+        echo: seconds after the first signal in which others count as the same one.
 
     Attributes:
         received: the number of the recorded signal, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, echo: float = 0.0) -> None:
         self.received: int | None = None
+        self._echo, self._since = echo, 0.0
         self._listening: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -117,8 +123,10 @@ class Deferral:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.received is not None:
+            if time.monotonic() - self._since < self._echo:
+                return
             raise Interrupted(number)
-        self.received = number
+        self.received, self._since = number, time.monotonic()
         _let_go(number)
 
 

@@ -114,6 +114,7 @@ class TrainingState:
         pieces: the number of images that are computed at a time.
         average: the average of the weights, if the recipe requests one.
         safe_point: the weights of the last good epoch.
+        scaler: scales losses so that gradients in float16 neither vanish nor overflow; disabled in other precisions.
         epoch: the current epoch, from 0.
         batch: the number of this epoch's batches that have been learned from.
         step: the number of steps that the optimiser has taken.
@@ -136,6 +137,7 @@ class TrainingState:
     pieces: Pieces
     average: Average | None
     safe_point: SafePoint
+    scaler: torch.amp.GradScaler
     epoch: int = 0
     batch: int = 0
     step: int = 0
@@ -180,6 +182,7 @@ class TrainingState:
             Pieces(guard.say),
             average,
             SafePoint(model, average),
+            torch.amp.GradScaler(next(model.parameters()).device.type, enabled=recipe.precision == "float16"),
             team=team,
         )
 
@@ -246,6 +249,7 @@ class TrainingState:
             "spent": self.clock.elapsed,
             "ahead": self.clock.ahead,
             "piece": self.pieces.size,
+            "scaler": self.scaler.state_dict(),
             "guard": self.guard.state_dict(),
         }
 
@@ -259,6 +263,8 @@ class TrainingState:
         self.pieces.size = state["piece"]
         self.safe_point.load_state_dict(state["before"], is_doubtful=state.get("is_doubtful"))
         self.guard.load_state_dict(state["guard"])
+        if state.get("scaler"):  # the run may have had another precision before
+            self.scaler.load_state_dict(state["scaler"])
         self.batch = state.get("batch", 0)
         if self.batch:
             self.is_trained, self.epoch_began = state["is_trained"], state["epoch_began"]

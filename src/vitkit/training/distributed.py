@@ -286,18 +286,24 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
     """Return the Fabric of a training: this process's device and its precision.
 
     Args:
-        precision: float32 or bfloat16.
+        precision: float32, bfloat16 or float16.
         accelerator: auto, cpu, cuda or mps.
         team: the processes that train together; ALONE ignores any other processes.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning_fabric.plugins.precision import MixedPrecision
 
-    mixed = {"float32": "32-true", "bfloat16": "bf16-mixed"}[precision]
-    options: dict[str, Any] = {"accelerator": accelerator, "precision": mixed}
+    options: dict[str, Any] = {"accelerator": accelerator, "plugins": []}
+    if precision == "float16":  # as a plugin also for CPUs, where Fabric would replace it by bfloat16
+        kind = accelerator if accelerator != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        options["plugins"].append(MixedPrecision("16-mixed", kind, torch.amp.GradScaler(kind, enabled=False)))
+    else:
+        options["precision"] = {"float32": "32-true", "bfloat16": "bf16-mixed"}[precision]
     with _quiet_fabric():
         if team.size == 1:
-            return Fabric(devices=1, plugins=[LightningEnvironment()], **options)
+            options["plugins"].append(LightningEnvironment())
+            return Fabric(devices=1, **options)
         fabric = Fabric(devices=team.size // team.machines, num_nodes=team.machines, strategy="ddp", **options)
         fabric.launch()  # connects the processes if they exist already
     return fabric
@@ -344,6 +350,8 @@ def check_team(recipe: Recipe, team: ProcessGroup) -> None:
         raise VitkitError(f"batch_size {recipe.batch_size} is too small for {team.size} processes: increase it")
     if team.size == 1 or recipe.strategy != "fsdp":
         return
+    if recipe.precision == "float16":
+        raise VitkitError("float16 scales gradients, and --strategy fsdp shards them: use ddp, or another --precision")
     if recipe.method == "lora":
         raise VitkitError("lora needs the whole model in each process: leave out --strategy fsdp")
     for name in ("ema", "swa"):

@@ -154,6 +154,7 @@ class _CountSteps:
         state.should_stop = state.step >= STEPS
 
 
+_ECHO = 2.0  # seconds in which a launcher passes a signal on
 _MUCH = 2**26  # bytes of decoded pictures above which a message is printed
 
 
@@ -316,7 +317,7 @@ def run_training(
     if has_state(run.folder) and _go_on(run, state, writer):
         run.say("the run had finished training")
         return
-    stop = Deferral()
+    stop = Deferral(echo=_ECHO if team.size > 1 else 0.0)
     loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.loggers] if team.is_main else []
     curves = LogEpochs(loggers, recipe, run.say)
     loop = Loop(

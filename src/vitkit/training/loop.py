@@ -192,9 +192,9 @@ class Loop:
         self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, list(callbacks)
         self.objective = objective.to(fabric.device)
         self.interruption = interruption or Interruption(Deferral(), team)
-        self.check: FiniteCheck | DeferredFiniteCheck = FiniteCheck(state.guard, self._describe, team)
+        self.check: FiniteCheck | DeferredFiniteCheck = FiniteCheck(state.guard, self._describe, team, state.scaler)
         if getattr(state.optimizer, "_step_supports_amp_scaling", False):  # as fused ones do, the default on GPUs
-            self.check = DeferredFiniteCheck(state.guard, self._describe_again, team)
+            self.check = DeferredFiniteCheck(state.guard, self._describe_again, team, state.scaler)
         self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
         self._draws = Draws(state.model)
@@ -311,7 +311,8 @@ class Loop:
             counted = micro.counted(rows)
             with micro.draws(rows), self._statistics.attempt(micro.size(rows)):
                 loss, hits = self.loss_of(micro.images[rows], micro.targets[rows])  # the forward pass
-                self.gradients.add(loss * (counted / images_everywhere), is_last=micro.ends_with(rows))  # backward
+                weighted = state.scaler.scale(loss * (counted / images_everywhere))
+                self.gradients.add(weighted, is_last=micro.ends_with(rows))  # the backward pass
             micro.note(loss.detach() * counted, hits[:counted])
 
         state.metrics["lr"] = lr = state.lr
@@ -324,17 +325,21 @@ class Loop:
                 micro = self._prepare(batch, number, first)
                 state.pieces.each(len(micro.images), partial(learn_from, micro))  # all rows at once if memory allows
             self._note(micro)
-        norm = torch.nn.utils.get_total_norm(self.gradients.finish())  # of the sum over all processes
+        gradients = self.gradients.finish()  # the sums over all processes
         if self.team.size > 1:
             self.check.note_team(self.gradients.bad_losses)
+        state.scaler.unscale_(optimizer)
+        norm = torch.nn.utils.get_total_norm(gradients)
         self._statistics.finish(images, partial(self.check.is_finite, norm))
         if not self.check.allows(optimizer, norm):
             optimizer.zero_grad()
+            state.scaler.update()
             return
         if state.recipe.clip_grad:
             torch.nn.utils.clip_grads_with_norm_(model.parameters(), state.recipe.clip_grad, norm)
         with optimizer_in_memory():
-            optimizer.step()
+            state.scaler.step(optimizer)
+        state.scaler.update()
         state.step += 1
         if state.average is not None and state.recipe.ema:
             state.average.update(model)

@@ -220,7 +220,7 @@ def compute_features(
     features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)
     for batch, label in _batches(images, recipe, choose_workers(recipe, model.config.image_size)):
         with torch.inference_mode():
-            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
                 tokens = model.forward_features(batch.to(device))  # (B, N, D)
             read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
         if not done:

@@ -492,7 +492,8 @@ class Recipe:
         "Loggers of the curves, in addition to metrics.csv; auto: tensorboard if it is installed.",
     ] = "auto"
     precision: Annotated[
-        Literal["auto", "float32", "bfloat16"], "Precision; auto: bfloat16 if the hardware supports it."
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "Precision; auto: bfloat16 if the hardware supports it. float16, with scaled gradients, is for older GPUs.",
     ] = "auto"
     seed: Annotated[
         int, "Seed of weights, split, order and augmentation; equal seeds give equal results.", Between(0, 2**63 - 1)
@@ -729,7 +730,7 @@ class SharedFields(TypedDict, total=False):
     save_every: str | None
     patience: int | None
     logger: Literal["auto", "tensorboard", "csv", "wandb", "mlflow", "none"]
-    precision: Literal["auto", "float32", "bfloat16"]
+    precision: Literal["auto", "float32", "bfloat16", "float16"]
     seed: int
     split_seed: int | None
     device: DeviceName

@@ -269,10 +269,17 @@ class FiniteCheck:
         guard: counts the skipped steps.
         describe: returns what is saved of a batch.
         team: the processes that train together; they skip the same steps.
+        scaler: scales losses; a gradient that overflows is no incident while the scale can be lowered.
     """
 
-    def __init__(self, guard: StabilityGuard, describe: Describe, team: ProcessGroup = ALONE) -> None:
-        self._guard, self._describe, self._team = guard, describe, team
+    def __init__(
+        self,
+        guard: StabilityGuard,
+        describe: Describe,
+        team: ProcessGroup = ALONE,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self._guard, self._describe, self._team, self._scaler = guard, describe, team, scaler
         self._bad: dict[str, Any] | None = None  # the first batch of this step whose loss is not finite
         self._is_bad = False
         self._last: tuple[Batch, StepIndex]
@@ -301,6 +308,8 @@ class FiniteCheck:
             shares = self._team.gather(self._bad)
             what, bad = "loss", next(share for share in shares if share is not None)  # this process may have none
         elif not norm.isfinite():
+            if may_overflow(self._scaler):
+                return False
             what, bad = "gradient", self._describe(*self._last)
         else:
             self._guard.pass_step()
@@ -311,6 +320,11 @@ class FiniteCheck:
 
     def settle(self) -> None:
         """Finish an epoch. There is nothing to do."""
+
+
+def may_overflow(scaler: torch.amp.GradScaler | None) -> bool:
+    """Return whether gradients that are not finite are expected now and then: in float16, until the scale is low."""
+    return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
 
 
 _DEFERRED = 50  # steps after which the device reports which of them it skipped
@@ -326,6 +340,7 @@ class DeferredFiniteCheck:
         guard: counts the skipped steps.
         describe_again: returns what is saved of the last batch of an earlier step, of which only the index is kept.
         team: the processes that train together; they skip the same steps.
+        scaler: scales losses; a gradient that overflows is no incident while the scale can be lowered.
     """
 
     def __init__(
@@ -333,12 +348,13 @@ class DeferredFiniteCheck:
         guard: StabilityGuard,
         describe_again: Callable[[StepIndex], dict[str, Any]],
         team: ProcessGroup = ALONE,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self._guard, self._describe_again, self._team = guard, describe_again, team
+        self._guard, self._describe_again, self._team, self._scaler = guard, describe_again, team, scaler
         self._losses: Tensor | None = None  # whether the losses of this step are finite so far, ()
         self._own: Tensor | None = None  # the same of this process alone
         self._last: StepIndex
-        self._open: list[tuple[Tensor, Tensor, StepIndex]] = []
+        self._open: list[tuple[Tensor, StepIndex]] = []
 
     def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:  # the other check's
         """Take the loss, (), of a batch of this step into account."""
@@ -360,10 +376,10 @@ class DeferredFiniteCheck:
             DivergedError: three steps in a row were skipped.
         """
         finite = self.is_finite(norm)
-        own = finite if self._own is None else self._own
+        losses, own = (finite if part is None else part for part in (self._losses, self._own))
         self._losses = self._own = None
         optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
-        self._open.append((finite, own, self._last))
+        self._open.append((torch.stack([finite, losses, own]), self._last))
         if len(self._open) >= _DEFERRED:
             self.settle()
         return True
@@ -375,11 +391,12 @@ class DeferredFiniteCheck:
             DivergedError: three steps in a row were skipped.
         """
         steps, self._open = self._open, []
-        finite = torch.stack([torch.stack([each, own]) for each, own, _ in steps]).tolist() if steps else []
-        for (is_finite, is_own_finite), (_, _, index) in zip(finite, steps, strict=True):
+        finite = torch.stack([each for each, _ in steps]).tolist() if steps else []
+        is_scaling = may_overflow(self._scaler)
+        for (is_finite, are_losses_finite, is_own_finite), (_, index) in zip(finite, steps, strict=True):
             if is_finite:
                 self._guard.pass_step()
-            else:
+            elif not (is_scaling and are_losses_finite):
                 self._guard.skip_step("loss or its gradient", self._describe_first(index, is_bad=not is_own_finite))
 
     def _describe_first(self, index: StepIndex, *, is_bad: bool) -> dict[str, Any]:

@@ -1,0 +1,151 @@
+"""Training in float16: losses are scaled so that small gradients survive, and an overflow lowers the scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import runs
+import tiny
+from vitkit.data import Augment, ImageData, ImageTable, Preprocess
+from vitkit.errors import VitkitError
+from vitkit.training import (
+    DeferredFiniteCheck,
+    DivergedError,
+    FiniteCheck,
+    Loop,
+    Objective,
+    ProcessGroup,
+    Recipe,
+    StabilityGuard,
+    StepIndex,
+    TrainingState,
+    check_team,
+    fabric_of,
+    run,
+)
+
+BATCH = tiny.images(4), torch.tensor([0, 3, 6, 3])
+
+
+def loop_of(lines: list[str], *, precision: str = "float16", fused: bool = False) -> Loop:
+    recipe = Recipe(batch_size=4, precision=precision, clip_grad=0.0, drop_path=0.0)  # type: ignore[arg-type]
+    table = ImageTable("t", Path(), tuple("abcdefg"), tuple("1234"), (0, 3, 6, 3), ("train",) * 4)
+    data = ImageData(table, Preprocess(size=(12, 16)), Augment(), batch_size=4, workers=0, seed=0)
+    make = (lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=True)) if fused else None
+    state = TrainingState.begin(tiny.build().train(), recipe, 50, StabilityGuard(lines.append), make_optimizer=make)
+    data.batch_again = lambda *_: BATCH  # type: ignore[method-assign]
+    return Loop(state, Objective(recipe, 7), data, fabric_of(precision, "cpu"))
+
+
+def scale_by(loop: Loop, scale: float) -> None:
+    loop.state.scaler.scale(torch.zeros(()))  # which makes the scale
+    loop.state.scaler.update(scale)
+
+
+def weights_of(loop: Loop) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in loop.state.model.parameters()])
+
+
+def gradient_of(loop: Loop, scale: float) -> Tensor:
+    """What the optimiser would be given, if losses are scaled so."""
+    found: list[Tensor] = []
+    scale_by(loop, scale)
+    loop.state.optimizer.step = lambda: found.extend(  # type: ignore[method-assign]
+        parameter.grad.flatten() for parameter in loop.state.model.parameters() if parameter.grad is not None
+    )
+    loop.take_step(0, [BATCH])
+    return torch.cat(found)
+
+
+def test_layers_compute_in_float16_and_weights_stay_float32() -> None:
+    loop = loop_of([])
+    kinds: list[torch.dtype] = []
+    loop.state.model.blocks[0].mlp.fc1.register_forward_hook(  # type: ignore[union-attr,index]
+        lambda module, inputs, output: kinds.append(output.dtype)
+    )
+    loop.take_step(0, [BATCH])
+    assert kinds == [torch.float16]
+    assert {parameter.dtype for parameter in loop.state.model.parameters()} == {torch.float32}
+
+
+def test_the_gradient_is_that_of_float32_whatever_the_scale() -> None:
+    exact = gradient_of(loop_of([], precision="float32"), 1.0)
+    for scale in (2.0**8, 2.0**16):
+        found = gradient_of(loop_of([]), scale)
+        assert float((found - exact).norm() / exact.norm()) < 0.02
+        assert float(found.norm() / exact.norm()) == pytest.approx(1, abs=0.02)
+
+
+def test_without_a_scale_small_gradients_vanish() -> None:
+    """Of a loss a millionth as large most of the gradient is below what float16 can hold."""
+    exact = gradient_of(loop_of([], precision="float32"), 1.0)
+    small, scaled = gradient_of(loop_of([]), 1e-6), gradient_of(loop_of([]), 2.0**16)
+    assert (small == 0).sum() > 2 * (scaled == 0).sum() + 10
+    assert float((scaled - exact).norm()) < float((small - exact).norm())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_overflow_lowers_the_scale_and_is_no_incident(fused: bool) -> None:
+    lines: list[str] = []
+    loop = loop_of(lines, fused=fused)
+    assert isinstance(loop.check, DeferredFiniteCheck if fused else FiniteCheck)
+    scale_by(loop, 2.0**40)
+    before, moved = weights_of(loop), list[bool]()
+    for _ in range(40):
+        loop.take_step(0, [BATCH])
+        after = weights_of(loop)
+        moved.append(not torch.equal(before, after))
+        before = after
+    loop.check.settle()
+    assert moved[:4] == [False] * 4
+    assert moved[-4:] == [True] * 4
+    assert moved == sorted(moved)
+    assert lines == []
+    assert 1 < loop.state.scaler.get_scale() < 2**40
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_loss_that_is_not_finite_is_an_incident_as_in_other_precisions(fused: bool) -> None:
+    lines: list[str] = []
+    loop = loop_of(lines, fused=fused)
+    bad = torch.full_like(BATCH[0], float("nan")), BATCH[1]
+    before = weights_of(loop)
+    with pytest.raises(DivergedError):
+        for _ in range(3):
+            loop.take_step(0, [bad])
+        loop.check.settle()
+    assert torch.equal(weights_of(loop), before)
+    assert len(lines) == 3
+
+
+def test_overflows_at_the_lowest_scale_are_incidents() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.zeros(()))
+    lines: list[str] = []
+    describe: Any = lambda *_: {"epoch": 0, "step": 0}  # noqa: E731
+    check = FiniteCheck(StabilityGuard(lines.append), describe, scaler=scaler)
+    check.note_loss(torch.zeros(()), BATCH, StepIndex(0, 0, 0))
+    assert not check.allows(None, torch.tensor(float("inf")))  # type: ignore[arg-type]
+    assert len(lines) == 1
+
+
+def test_a_run_in_float16_learns_and_its_scale_is_part_of_the_state(tmp_path: Path) -> None:
+    data = runs.photos(tmp_path / "photos")
+    folder = run.train(runs.quick(data, precision="float16"), tmp_path / "run", say=lambda _: None)
+    losses = [row["train_loss"] for row in runs.metrics(folder)]
+    assert losses[-1] < losses[0]
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["scaler"]
+    assert state["scale"] == 2.0**16
+    assert state["_growth_tracker"] > 0
+    run.resume(folder, say=lambda _: None)
+
+
+def test_shards_and_scaled_gradients_do_not_go_together() -> None:
+    recipe = Recipe(strategy="fsdp", precision="float16")
+    with pytest.raises(VitkitError, match="float16 scales gradients"):
+        check_team(recipe, ProcessGroup(size=2))
