@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tables import save_table, show
 
 HERE = Path(__file__)
 PYTHON = os.environ.get("KILLS_PYTHON", sys.executable)  # the interpreter of everything that is started
@@ -272,40 +272,36 @@ def difference(a: Path, b: Path) -> float:
     return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
 
 
-def trial(place: Path, data: Path, references: dict[int, Story], kinds: list[str], rng: random.Random, *, same: bool) -> dict[str, Any]:  # fmt: skip  # noqa: E501
+def trial(
+    place: Path,
+    data: Path,
+    references: dict[int, Story],
+    kinds: list[str],
+    rng: random.Random,
+    *,
+    same: bool,
+) -> dict[str, Any]:
     """A run that is killed once for each kind, and what became of it."""
-    story = Story(data, place, rng)
-    ranks, done, codes, fallbacks = 2, [], [], 0
+    story, ranks, codes, output = Story(data, place, rng), 2, list[str](), ""
+    killed: list[str] = []
     for kind in kinds:
         workers = rng.randint(1, 3) if kind == "worker" else rng.randint(0, 3)
-        environment = {"KILLS_IN_SAVE": "1"} if kind == "save" else {}
-        process = story.start(ranks, workers, **environment)
-        killed = kill(story, process, kind, after=rng.randint(3, 12))
-        code, output = end(process)
-        fallbacks += output.count("continuing from the checkpoint before it")
-        if killed is None:
-            assert code == 0, output
+        process = story.start(ranks, workers, **({"KILLS_IN_SAVE": "1"} if kind == "save" else {}))
+        met = kill(story, process, kind, after=rng.randint(3, 12))
+        code, said = end(process)
+        output += said
+        if met is None:
+            assert code == 0, said
             break
-        done.append(killed)
-        if killed == "sigterm":
-            codes.append((ranks, code))
-        if killed == "truncated":
+        killed.append(met)
+        if met == "sigterm":
+            codes.append(f"{code} of {ranks}")
+        if met == "truncated":
             truncate_newest(place)
         ranks = 2 if same else rng.randint(1, 3)
-    process = story.start(ranks, rng.randint(0, 3))
-    code, output = end(process)
-    fallbacks += output.count("continuing from the checkpoint before it")
-    assert code == 0, output
-    seen, expected = samples(story.notes()), samples(references[1].notes())
-    return {
-        "killed": done,
-        "ranks": story.ranks,
-        "samples_exact": seen == expected,
-        "difference": difference(place, references[2].folder),
-        "lost": lost(story),
-        "sigterm_codes": codes,
-        "fallbacks": fallbacks,
-    }
+    code, said = end(story.start(ranks, rng.randint(0, 3)))
+    assert code == 0, output + said
+    return _row("killed", story, references, killed, output + said, same=same, codes=codes)
 
 
 def restarts(place: Path, data: Path, references: dict[int, Story], rng: random.Random) -> dict[str, Any]:
@@ -313,14 +309,33 @@ def restarts(place: Path, data: Path, references: dict[int, Story], rng: random.
     story = Story(data, place, rng)
     steps = sorted(rng.sample(range(5, 40), 3))
     at = ",".join(f"{step}:{rng.randint(0, 1)}" for step in steps)
-    process = story.start(2, 1, "--max-restarts", "3", KILLS_AT=at)
-    code, output = end(process)
-    assert code == 0, output
+    code, said = end(story.start(2, 1, "--max-restarts", "3", KILLS_AT=at))
+    assert code == 0, said
+    return _row("restarted by torchrun", story, references, ["process"] * 3, said, same=True, codes=[])
+
+
+def _row(
+    what: str,
+    story: Story,
+    references: dict[int, Story],
+    killed: list[str],
+    output: str,
+    *,
+    same: bool,
+    codes: list[str],
+) -> dict[str, Any]:
     return {
-        "kills": at,
+        "what": what,
+        "same_ranks": same,
+        "kills": len(killed),
+        "killed": " ".join(killed),
+        "ranks": " ".join(map(str, story.ranks)),
         "samples_exact": samples(story.notes()) == samples(references[1].notes()),
-        "difference": difference(place, references[2].folder),
-        "lost": lost(story),
+        "difference": difference(story.folder, references[2].folder),
+        "save_every_s": SAVE_EVERY,
+        "lost_most_s": round(max(lost(story), default=0.0), 2),
+        "fallbacks": output.count("continuing from the checkpoint before it"),
+        "codes_of_sigterm": ", ".join(codes),
     }
 
 
@@ -328,41 +343,31 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="three kills")
+    parser.add_argument("--smoke", action="store_true", help="three kills in one run, and no table")
+    parser.add_argument("--no-table", action="store_true")
     asked = parser.parse_args()
     rng = random.Random(asked.seed)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         data = photographs(place / "photos")
         references = {n: whole_run(Story(data, place / f"whole-{n}", rng), n) for n in (1, 2)}
-        kinds = [KINDS[i % len(KINDS)] for i in range(3 if asked.smoke else asked.kills)]
+        kinds = ["process", "save", "sigterm"] if asked.smoke else [KINDS[i % len(KINDS)] for i in range(asked.kills)]
         rng.shuffle(kinds)
         rows: list[dict[str, Any]] = []
         while kinds:
             own, kinds = kinds[:4], kinds[4:]
             same = len(rows) % 2 == 0
-            row = trial(place / f"run-{len(rows)}", data, references, own, rng, same=same)
-            kinds += own[len(row["killed"]) :]
-            rows.append({"what": "kills", "same_ranks": same, **row})
-            print(json.dumps(rows[-1]), flush=True)
+            rows.append(trial(place / f"run-{len(rows)}", data, references, own, rng, same=same))
+            kinds += own[rows[-1]["kills"] :]
+            print(show(rows[-1]), flush=True)
         if not asked.smoke:
-            rows.append({"what": "restarts", "same_ranks": True, **restarts(place / "restarts", data, references, rng)})
-            print(json.dumps(rows[-1]), flush=True)
-    seconds = [each for row in rows for each in row["lost"]]
-    summary = {
-        "what": "all",
-        "kills": sum(len(row.get("killed", ())) for row in rows),
-        "samples_exact": all(row["samples_exact"] for row in rows),
-        "same_to_the_bit": all(row["difference"] == 0 for row in rows if row["same_ranks"]),
-        "largest_difference": max(row["difference"] for row in rows),
-        "save_every": SAVE_EVERY,
-        "lost_most": max(seconds, default=0.0),
-        "torch": torch.__version__,
-    }
-    print(json.dumps(summary))
-    if not asked.smoke:
-        target = HERE.parent / "results" / f"kills_{time.strftime('%Y%m%d')}.jsonl"
-        target.write_text("".join(json.dumps(row) + "\n" for row in [summary, *rows]), encoding="utf-8")
+            rows.append(restarts(place / "restarts", data, references, rng))
+            print(show(rows[-1]), flush=True)
+    if not asked.smoke and not asked.no_table:
+        save_table("kills", "float32", rows)
+    assert all(row["samples_exact"] for row in rows), "an image was lost or repeated"
+    assert all(row["difference"] == 0 for row in rows if row["same_ranks"]), "the weights are others"
+    assert all(row["difference"] < 1e-5 for row in rows), "the weights are others by more than rounding"
 
 
 if __name__ == "__main__":
