@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--smoke", action="store_true", help="a micro model, and no table")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         if asked.smoke:
             print(show(measure("vit_micro_patch8_16", 4, 2, Path(folder))))
             return

@@ -311,3 +311,9 @@ def test_published_tells_what_loads_what_is_assumed_and_what_is_refused(smoke_he
     tags = {line.split()[0]: int(line.split()[1]) for line in lines}
     loads, assumed = tags["loads"], tags["assumed"]
     assert total == f"of {sum(tags.values())} tags {loads} load, {assumed} more with an assumption that is said"
+
+
+def test_what_a_checkpoint_holds_up_is_timed(smoke_here: Any) -> None:
+    (line,) = smoke_here("saving.py")
+    assert "model vit_micro_patch8_16" in line
+    assert float(line.partition("held_s ")[2].split()[0]) > 0
