@@ -3,7 +3,7 @@
 `BackgroundSave` copies a state and writes it in a thread of the main process. Weights and moments change only in the
 optimiser's step, so they are copied during the forward and backward pass of the next step, and that step waits for the
 copy, which is usually complete by then. The file is written aside and renamed when it is whole. No other process takes
-part, so nothing in the background can wait for another process (docs/decisions/0039-a-place-in-the-epoch.md).
+part, so nothing in the background can wait for another process (docs/decisions/0040-a-place-in-the-epoch.md).
 """
 
 from __future__ import annotations
