@@ -175,7 +175,7 @@ def evaluate(folder: Path, _: argparse.Namespace, images: int, classes: int) -> 
     rows = ImageTable("made up", folder, names, paths, tuple(i % classes for i in range(images)), (None,) * images)
     answers = ((str(folder), own) for _, own in draw_answers(images, classes))
     model: Any = SimpleNamespace(
-        classes=names, task="single", temperature=1.5, thresholds=None, stream=lambda _: answers
+        classes=names, task="single", temperature=1.5, thresholds=None, unknown=None, assessments=lambda _: answers
     )
     before = peak()
     with Took() as took:

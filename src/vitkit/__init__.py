@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
     from vitkit.verbs.search import SearchResult, search
     from vitkit.verbs.train import TrainingRun, train
+    from vitkit.verbs.watch import Watch, watch
     from vitkit.webapp.studio import studio
     from vitkit.weights import load
     from vitkit.weights.loading import create_model
@@ -79,6 +80,7 @@ __all__ = [
     "ViTConfig",
     "VisionTransformer",
     "VitkitError",
+    "Watch",
     "WeightList",
     "bench",
     "compare",
@@ -104,6 +106,7 @@ __all__ = [
     "serve",
     "studio",
     "train",
+    "watch",
     "zero_shot",
 ]
 
@@ -137,6 +140,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
     "VitkitError": "errors",
+    "Watch": "verbs.watch",
     "WeightList": "verbs.models",
     "bench": "verbs.bench",
     "compare": "experiments.compare",
@@ -162,6 +166,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "serve": "serving.serve",
     "studio": "webapp.studio",
     "train": "verbs.train",
+    "watch": "verbs.watch",
     "zero_shot": "language.zero_shot",
 }
 _get = importer(__name__, HOMES)

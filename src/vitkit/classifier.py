@@ -20,10 +20,11 @@ from vitkit.data.in_memory import Held, Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.inference.conformal import SetScore
-from vitkit.inference.features import Features, read_features
+from vitkit.inference.features import Features, read_features, with_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.inference.trust import PredictionRules, Trust, parsed, rules_for
+from vitkit.inference.unknown import Seen, Unknown
 from vitkit.system.environment import choose_device
 from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, type_of
@@ -67,6 +68,7 @@ class Classifier:
             from the model.
         trust: the serialised predictions of held-out images (`inference.trust`), by which predictions come with
             promises; None if the model was not calibrated.
+        runner_has_features: whether the runner computes features after the logits.
     """
 
     model: Model
@@ -79,6 +81,7 @@ class Classifier:
     pictures: bytes | None = field(default=None, repr=False)
     runner: Runner | None = field(default=None, compare=False, repr=False)
     trust: bytes | None = field(default=None, repr=False)
+    runner_has_features: bool = field(default=False, compare=False, repr=False)
 
     def __repr__(self) -> str:
         """Return one line with the model, its classes, its training data and its validation accuracy."""
@@ -134,6 +137,24 @@ class Classifier:
         return None if self.trust is None else parsed(self.trust, len(self.classes))
 
     @property
+    def unknown(self) -> Unknown | None:
+        """The score that says how unfamiliar an image looks; None if there is none, or if it cannot be computed here.
+
+        It is a part of `trust`. Patches that are merged change the features, so that the score does not apply.
+
+        Raises:
+            VitkitError: the record is damaged.
+        """
+        if self.trust is None or not (self.runner is None or self.runner_has_features):
+            return None
+        return parsed(self.trust, len(self.classes)).unknown
+
+    @property
+    def feature_size(self) -> int:
+        """The number of features that the head reads, D; 0 if the model has no head."""
+        return 0 if self.model.head is None else self.model.head.in_features
+
+    @property
     def device(self) -> torch.device:
         """The device of the model. Methods accept images on any device."""
         return next(self.model.parameters()).device
@@ -160,7 +181,7 @@ class Classifier:
 
         with torch.inference_mode():
             if self.runner is not None:
-                return self.runner(images)
+                return self.runner(images)[:, : len(self.classes)] if self.runner_has_features else self.runner(images)
             from vitkit.model.layers import evaluating
 
             with evaluating(self.model):
@@ -177,6 +198,7 @@ class Classifier:
         plan: str = "auto",
         say: Say = ignore,
         device: str = "auto",
+        features: bool | None = None,
     ) -> Classifier:
         """Return a copy of this classifier that computes logits with a backend, from the model's current weights.
 
@@ -189,6 +211,8 @@ class Classifier:
                 fewer than 500 images.
             say: receives lines about what was measured.
             device: `cpu`, `cuda` or `mps`, for the backend; `auto` is the model's device, or a GPU if there is one.
+            features: whether to compute the input of the head as well, which the score for unknown images requires; by
+                default if there is such a score and no patches are merged.
 
         Raises:
             VitkitError: the backend, precision, plan or device does not exist or does not work here, or the model's
@@ -196,15 +220,19 @@ class Classifier:
         """
         from vitkit.inference.backends import open_runner
 
-        return self._by(open_runner(self.model, backend, precision, images, merge, plan, say, device))
+        if features is None:
+            features = not merge and self._by(None).unknown is not None
+        model = with_features(self.model) if features else self.model
+        runner = open_runner(model, backend, precision, images, merge, plan, say, device)
+        return self._by(runner, has_features=features)
 
-    def _by(self, runner: Runner | None) -> Classifier:
+    def _by(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
         """Return a copy of this classifier with another runner.
 
         `copy` leaves the model's mode as it is; a new instance would set evaluation mode.
         """
         other = copy.copy(self)
-        other.runner = runner
+        other.runner, other.runner_has_features = runner, has_features
         return other
 
     @property
@@ -236,7 +264,10 @@ class Classifier:
         Each row sums to 1; classes of a multi-label model have independent probabilities. If any logit of an image is
         not finite, its whole row is NaN, because a sigmoid would turn an infinite logit into a probability of 1.
         """
-        logits = self.logits(images) / self.temperature
+        return self._calibrated(self.logits(images))
+
+    def _calibrated(self, logits: Tensor) -> Tensor:
+        logits = logits / self.temperature
         probabilities = logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
         return probabilities.masked_fill(~logits.isfinite().all(dim=-1, keepdim=True), math.nan)
 
@@ -245,6 +276,52 @@ class Classifier:
         import torch
 
         return np.asarray(self.probabilities(torch.from_numpy(pixels)))
+
+    def assess(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Compute what `prediction` takes: probabilities (B, K), and with a score for unknown images its value (B, 1).
+
+        Args:
+            pixels: preprocessed images (B, C, height, width).
+        """
+        return self.assessing()(pixels)
+
+    def assessing(self) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
+        """Return `assess` for many calls."""
+        unknown = self.unknown
+        if unknown is None:
+            return self.answer
+        see = self.seeing()
+
+        def assess(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+            seen = see(pixels)
+            return np.concatenate([self.calibrated(seen.logits), unknown.of(seen)[:, None]], axis=1, dtype=np.float32)
+
+        return assess
+
+    def seeing(self) -> Callable[[npt.NDArray[np.float32]], Seen]:
+        """Return a function from preprocessed images (B, C, height, width) to their logits and features."""
+        import torch
+
+        K, none = len(self.classes), np.empty(0, np.int64)
+        compute: Callable[[Tensor], Tensor]
+        if self.runner is not None and self.runner_has_features:
+            compute = self.runner
+        else:
+            wide, device = with_features(self.model), self.device
+            compute = lambda images: wide(images.to(device)).cpu()  # noqa: E731
+
+        def see(pixels: npt.NDArray[np.float32]) -> Seen:
+            with torch.inference_mode():
+                rows = np.asarray(compute(torch.from_numpy(pixels)))
+            return Seen(rows[:, K:], rows[:, :K], none)
+
+        return see
+
+    def calibrated(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+        """Return the probabilities of logits (B, K), as `probabilities` computes them."""
+        import torch
+
+        return np.asarray(self._calibrated(torch.from_numpy(np.asarray(logits, np.float32))))
 
     def read(self, image: str | Path | InMemory | Stored) -> Tensor:
         """Read an image and convert it to the model's input: (C, height, width), float32.
@@ -258,9 +335,14 @@ class Classifier:
         sources = list(sources_of(image))
         if len(sources) != 1:
             raise VitkitError(f"read takes one image, not {len(sources)}: call it for each of them")
-        return torch.from_numpy(self._pixels(sources[0]))
+        return torch.from_numpy(self.pixels(sources[0]))
 
-    def _pixels(self, source: Source) -> npt.NDArray[np.float32]:
+    def pixels(self, source: Source | Path) -> npt.NDArray[np.float32]:
+        """Read a picture and convert it to the model's input: (C, height, width).
+
+        Raises:
+            UnreadableImageError: the file does not contain a picture.
+        """
         short_side = self.preprocess.short_side
         path = source.name if isinstance(source, Held) else source
         with (
@@ -301,9 +383,34 @@ class Classifier:
             ShortageError: there is not enough memory for a picture or a batch; results that were yielded before stay
                 valid.
         """
+        self._check_classes()
+        return self._map(self.pixels, self.answer, images, batch_size)
+
+    @check_arguments
+    def assessments(
+        self, images: Sources, batch_size: int | None = None
+    ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
+        """Yield each image's path with the result of `assess`, or with the reason why there is none; see `stream`."""
+        self._check_classes()
+        return self._map(self.pixels, self.assessing(), images, batch_size)
+
+    @check_arguments
+    def logits_and_features(
+        self, images: Sources, batch_size: int | None = None
+    ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
+        """Yield each image's path with its logits and features (K + D,), or with the reason for none; see `stream`."""
+        self._check_classes()
+        see = self.seeing()
+
+        def compute(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+            seen = see(pixels)
+            return np.concatenate([seen.logits, seen.features], axis=1)
+
+        return self._map(self.pixels, compute, images, batch_size)
+
+    def _check_classes(self) -> None:
         if not self.classes:
             raise VitkitError("the model has no head, so there are no classes: train one, or load with num_classes")
-        return self._map(self._pixels, self.answer, images, batch_size)
 
     @check_arguments
     def embed(
@@ -323,7 +430,7 @@ class Classifier:
     def _tensor(self, source: Source) -> Tensor:
         import torch
 
-        return torch.from_numpy(self._pixels(source))
+        return torch.from_numpy(self.pixels(source))
 
     def _map(
         self,
@@ -356,15 +463,16 @@ class Classifier:
         Raises:
             VitkitError: an item of `images` is neither a path nor a picture; the message names its type.
         """
-        for path, outcome in self.stream(images, batch_size):
+        for path, outcome in self.assessments(images, batch_size):
             yield self.prediction(path, outcome)
 
     def prediction(self, path: str, outcome: npt.NDArray[np.float32] | str) -> Prediction:
-        """Make a prediction from the (K,) probabilities of an image, or from the reason why there are none."""
+        """Make a prediction from the row of an image in `assess`, (K,) or (K + 1,), or from the reason for none."""
         if isinstance(outcome, str):
             return Prediction(path, error=outcome)
-        thresholds = None if self.thresholds is None else np.array(self.thresholds)
-        return rank(path, Ranking(self.classes, outcome), thresholds)
+        thresholds, K = None if self.thresholds is None else np.array(self.thresholds), len(self.classes)
+        unknown = float(outcome[K]) if len(outcome) > K else None
+        return rank(path, Ranking(self.classes, outcome[:K]), thresholds, unknown)
 
     def rules(
         self,
@@ -373,16 +481,22 @@ class Classifier:
         set_score: SetScore = "lac",
         by_class: bool = False,
         accuracy: float | None = None,
+        unknown: float | None = None,
     ) -> PredictionRules:
         """Return the rules by which predictions come with promises; the arguments are those of `trust.rules_for`.
 
         Raises:
             VitkitError: the model was not calibrated on enough held-out images, or a value is not allowed.
         """
-        requested = coverage is not None or accuracy is not None
-        trust = self.held_out if requested else None
+        requested = coverage is not None or accuracy is not None or unknown is not None
         return rules_for(
-            trust, self.classes, coverage=coverage, set_score=set_score, by_class=by_class, accuracy=accuracy
+            self.held_out if requested else None,
+            self.classes,
+            coverage=coverage,
+            set_score=set_score,
+            by_class=by_class,
+            accuracy=accuracy,
+            unknown=unknown,
         )
 
     @check_arguments

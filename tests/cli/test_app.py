@@ -53,6 +53,7 @@ def test_the_verbs() -> None:
         "plan",
         "serve",
         "studio",
+        "watch",
     }
     assert set(VERBS) == asked
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -59,7 +60,7 @@ def table(text: str) -> list[dict[str, str]]:
 def test_columns_begin_with_path_label_confidence(vitkit: Any, trained: Path, here: Path) -> None:
     outcome = vitkit("predict", trained, "photos/red/img1.png", "photos/blue/img2.png")
     assert (outcome.code, outcome.err) == (0, "2 images (0 unreadable), eager, float32\n")
-    assert outcome.out.splitlines()[0] == "path,label,confidence,error"
+    assert outcome.out.splitlines()[0] == "path,label,confidence,error,unknown"
     assert [(row["path"], row["label"]) for row in table(outcome.out)] == [
         ("photos/red/img1.png", "red"),
         ("photos/blue/img2.png", "blue"),
@@ -91,7 +92,7 @@ def test_a_workbook_has_the_cells_of_the_csv_file_and_no_formula(vitkit: Any, tr
         found = {name: line.get(letter) for letter, name in header.items()}
         for name in names:
             expected: Any = restored(row[name]) or None
-            if name.startswith("confidence") and expected is not None:
+            if name.startswith(("confidence", "unknown")) and expected is not None:
                 expected = pytest.approx(float(expected), abs=1e-6)
             assert found[name] == expected, name
     assert vitkit("predict", trained, "photos", "-o", "a.xlsx").code == 2
@@ -103,7 +104,7 @@ def test_a_workbook_has_the_cells_of_the_csv_file_and_no_formula(vitkit: Any, tr
 def test_top_adds_two_columns_a_class(vitkit: Any, trained: Path, here: Path, top: int, ranks: int) -> None:
     header = vitkit("predict", trained, "photos/red/img1.png", "--top", top).out.splitlines()[0].split(",")
     further = [f"{name}_{rank}" for rank in range(2, ranks + 1) for name in ("label", "confidence")]
-    assert header == ["path", "label", "confidence", "error", *further]
+    assert header == ["path", "label", "confidence", "error", "unknown", *further]
 
 
 def test_a_file_that_another_process_writes_is_left_to_it(vitkit: Any, trained: Path, here: Path) -> None:
@@ -171,6 +172,7 @@ def test_jsonl_has_valid_json_on_each_line(vitkit: Any, trained: Path, here: Pat
     assert vitkit("predict", trained, "photos/red/img1.png", "odd/text.jpg", "-o", "out.jsonl").code == 0
     first, second = (json.loads(line) for line in (here / "out.jsonl").read_text().splitlines())
     expected = next(load(trained).predict("photos/red/img1.png"))
+    assert first.pop("unknown") == expected.unknown
     assert first == {"path": "photos/red/img1.png", "label": "red", "confidence": expected.confidence}
     assert second == {"path": "odd/text.jpg", "label": None, "confidence": None, "error": "not an image"}
 
@@ -191,7 +193,7 @@ def test_json_beside_a_file_is_the_counts(vitkit: Any, trained: Path, here: Path
     outcome = vitkit("predict", trained, "photos/red/img1.png", "odd/text.jpg", "-o", "out.csv", "--json")
     found = json.loads(outcome.out)
     assert (found["images"], found["unreadable"], found["rejected"], found["out"]) == (2, 1, 0, "out.csv")
-    assert (here / "out.csv").read_text().startswith("path,label,confidence,error\n")
+    assert (here / "out.csv").read_text().startswith("path,label,confidence,error,unknown\n")
     again = vitkit("predict", trained, "photos/red/img1.png", "odd/text.jpg", "-o", "out.csv", "--json", "--resume")
     assert json.loads(again.out) == found
     assert "2 of 2 images are in out.csv" in again.err
@@ -239,7 +241,7 @@ def test_a_prediction_cut_short_before_its_first_row_leaves_nothing(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Classifier, "probabilities", stop)
+    monkeypatch.setattr(Classifier, "calibrated", stop)
     assert vitkit("predict", trained, "photos", "-o", "out.csv").code == 130
     assert sorted(path.name for path in here.iterdir()) == ["odd", "photos"]
 
@@ -256,7 +258,8 @@ def test_one_image_on_a_terminal_is_shown_with_every_class(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     outcome = vitkit("predict", trained, "photos/red/img1.png")
     assert [line.split()[0] for line in outcome.out.splitlines()][:2] == ["photos/red/img1.png", "red"]
-    assert len(outcome.out.splitlines()) == 4
+    assert len(outcome.out.splitlines()) == 5
+    assert re.fullmatch(r"unknown: \d\.\d{4} of known images look at least as unfamiliar", outcome.out.splitlines()[4])
     assert outcome.err == "1 image (0 unreadable), eager, float32\n"
 
 
@@ -403,13 +406,13 @@ def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> Non
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the images that are decoded for the model."""
     paths: list[str] = []
-    original = Classifier._pixels
+    original = Classifier.pixels
 
     def spy(self: Classifier, path: str | Path) -> Any:
         paths.append(str(path))
         return original(self, path)
 
-    monkeypatch.setattr(Classifier, "_pixels", spy)
+    monkeypatch.setattr(Classifier, "pixels", spy)
     return paths
 
 
@@ -477,7 +480,8 @@ def test_rows_of_another_model_are_refused(vitkit: Any, trained: Path, unsure: P
     before = pictures.fingerprint(Path())
     outcome = vitkit("predict", unsure, "photos", "-o", out, "--resume", "--pictures", "pictures")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith(f"error: the rows in {out}.partial were written by another model")
+    assert outcome.err.startswith(f"error: the rows in {out}.partial do not fit")  # it says nothing of the unknown
+    assert "use the model and the --top" in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert pictures.fingerprint(Path()) == before
 
@@ -511,13 +515,19 @@ def test_memory_that_is_short_ends_the_command_and_the_rest_can_be_had_later(
     asked = ("predict", trained, "photos", "-o", "out.csv", "--batch-size", 4)
     vitkit(*asked[:3], "-o", "whole.csv", "--batch-size", 4)
     there = iter(range(3))  # batches
-    name = "probabilities" if in_model else "_pixels"
+    name = "assessing" if in_model else "pixels"
     original = getattr(Classifier, name)
 
-    def run_short(classifier: Classifier, what: Any) -> Any:
-        if next(there, None) is None if in_model else "green/img5" in str(what):
+    def run_short(classifier: Classifier, *what: Any) -> Any:
+        def compute(pixels: Any) -> Any:
+            return fail() if next(there, None) is None else original(classifier)(pixels)
+
+        def fail() -> None:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9.")
-        return original(classifier, what)
+
+        if in_model:
+            return compute
+        return fail() if "green/img5" in str(what) else original(classifier, *what)
 
     with monkeypatch.context() as patch:
         patch.setattr(Classifier, name, run_short)

@@ -221,7 +221,7 @@ def test_rows_of_other_columns_are_refused_and_kept(tmp_path: Path, form: str, o
     out = tmp_path / "rows"
     write(out, FORMS[other][1], predictions(NAMES))
     before = out.read_bytes()
-    with pytest.raises(VitkitError, match=r"do not fit .*--top, --reject"):
+    with pytest.raises(VitkitError, match=r"do not fit .*the --top, --reject"):
         take_stock(out, FORMS[form][1], NAMES)
     assert out.read_bytes() == before
 

@@ -57,6 +57,7 @@ def test_the_figures_of_the_run_are_those_of_the_saved_model(finished: Path) -> 
     assert listed == {"listed": len(chances), "expected_by_chance": pytest.approx(sum(chances), abs=1e-4)}
     assert "the run had 3" in numbers.pop("promises")["accuracy"][0]["refused"]
     assert numbers.pop("headline")["value"] == outcome.accuracy
+    assert numbers.pop("unknown")["validation_images"] == 3
     assert numbers == figures(outcome) | load(finished).computation
 
 
@@ -99,8 +100,9 @@ def test_a_run_from_weights_doubts_labels_of_all_images_by_the_weights_it_began_
         rows = [tuple(row.values()) for row in csv.DictReader(file)]
     table = split_from_file(folder / "split.json")
     # Other weights than those it began from would not do: the run's own have changed.
-    found = suspects.doubt_labels(Run(folder, said.append, lambda *_: None), recipe, table, None)
-    assert found is not None
+    found, features = suspects.doubt_labels(Run(folder, said.append, lambda *_: None), recipe, table, None)
+    assert found is not None and features is not None
+    assert features.paths == table.paths and len(features.rows) == 36
     assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found]
     assert {row[1] for row in rows} <= set(table.classes)
 
@@ -110,7 +112,7 @@ def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, mon
     said: list[str] = []
     table = read_source(data)
     recipe = runs.quick(data, weights="anything", model=None, method="full")
-    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) is None
+    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) == (None, None)
     assert said == ["only held-out images are searched for label errors, because there are more than 35 images"]
 
 
@@ -121,7 +123,7 @@ def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Pat
     table = type(table)(**{**table.__dict__, "root": copied})
     said: list[str] = []
     recipe = runs.quick(data, weights=str(before), model=None, method="full")
-    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) is None
+    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) == (None, None)
     assert said[-1].startswith("note: label errors were not searched for: ") and "img1.png" in said[-1]
 
 
@@ -149,6 +151,7 @@ def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_p
     told = json.loads((folder / "evaluation.json").read_text())
     assert told.pop("seen")["images"] == 0
     assert told.pop("label_errors")["listed"] == 0
+    assert told.pop("unknown")["validation_images"] == told["promises"]["validation"]["images"]
     assert told.pop("headline")["interval_95"] == told["intervals_95"]["accuracy"]
     assert "validation images" in told.pop("promises")["accuracy"][0]["refused"]
     assert told == figures(grouped(outcome, groups)) | load(folder).computation

@@ -63,7 +63,7 @@ def predicted(client: TestClient, folder: str) -> dict[str, Any]:
 
 def test_a_folder_is_predicted_corrected_and_saved_as_predict_does(client: TestClient, place: Workspace) -> None:
     told = predicted(client, "new")
-    rows = {path: (ranking, error) for path, ranking, error in told["rows"]}
+    rows = {path: (ranking, error) for path, ranking, error, _ in told["rows"]}
     assert set(rows) == {"=1+1.png", "broken.png", *(f"x/x_{i}.png" for i in range(3))}
     assert rows["broken.png"][0] == [] and rows["broken.png"][1]
     model = load(place.runs / "first")

@@ -127,6 +127,12 @@ def _doctor(function: Function, values: Values, *, as_json: bool) -> int:
     return int(not result.is_trustworthy)
 
 
+def _watch(function: Function, values: Values, *, as_json: bool) -> int:
+    result = call(function, values)
+    show(result, as_json=as_json)
+    return int(result.differs)
+
+
 def _predict(function: Function, values: Values, **switches: bool) -> int:
     from vitkit.cli.predict import run
 
@@ -221,6 +227,7 @@ _ROWS = {
             "as_json": "Print a line with a JSON object for each image, as in a .jsonl file; with --out, the counts.",
         },
     ),
+    "watch": Verb("verbs.watch", "watch", _watch, {"as_json": "Print everything as a JSON object."}),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),
     "embed": Verb("verbs.embed", "embed", _embed),
     "search": Verb("verbs.search", "search", _search, {"as_json": "Print a JSON object."}),

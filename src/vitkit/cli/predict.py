@@ -90,7 +90,11 @@ def _print_all(prediction: Prediction, columns: Columns) -> None:
     label = prediction.label or "none of them"
     if columns.multi and prediction.error is None:
         say(f"label: {label}")
-    if columns.row(prediction).is_rejected:
+    if prediction.unknown is not None:
+        say(f"unknown: {prediction.unknown:.4f} of known images look at least as unfamiliar")
+    if columns.row(prediction).is_unknown:
+        say(f"label: ? (not {label}), as this is at most {columns.rules.unknown}")
+    elif columns.row(prediction).is_rejected:
         say(f"rejected: the probability of {label} is {prediction.confidence:.4f}, less than {columns.limit:.6g}")
     if (names := columns.row(prediction).set) is not None:
         say(f"set: {JOINT.join(names) or 'no class'}")

@@ -30,6 +30,8 @@ __all__, __getattr__ = public(
         "linear_models": "PENALTIES choose_least_squares least_squares one_or_minus_one regress",
         "metrics": "Evaluation class_rankings grouped pooled",
         "multilabel": "MultiEvaluation average_precisions best_thresholds cross_fitted mean_average_precision",
+        "drift": "DriftTest Looks compare_looks shares_of",
         "promises": "promise_figures promise_lines",
+        "unknown": "unknown_figures unknown_lines",
     },
 )

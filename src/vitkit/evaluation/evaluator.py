@@ -47,14 +47,16 @@ def evaluate(
         raise VitkitError(f"{table.name} has no {split} split: choose {', '.join([*splits, 'all'])}")
     rows = table if split == "all" else table.of_split(split)
     number_of = align(rows, classifier)
-    probabilities, answered, unreadable = _predict(classifier, rows, progress)
+    probabilities, unknown, answered, unreadable = _predict(classifier, rows, progress)
     if not answered:
         first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
         raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.root}{first}")
     paths = tuple(rows.paths[i] for i in answered)
     if classifier.thresholds is None:
         labels = np.array([number_of[rows.labels[i]] for i in answered])  # (n,)
-        return Evaluation(split, classifier.classes, paths, labels, probabilities, unreadable, classifier.temperature)
+        return Evaluation(
+            split, classifier.classes, paths, labels, probabilities, unreadable, classifier.temperature, unknown=unknown
+        )
     return MultiEvaluation(
         split=split,
         classes=classifier.classes,
@@ -68,28 +70,30 @@ def evaluate(
 
 def _predict(
     classifier: Classifier, rows: ImageTable, progress: Callable[[int, int], None] | None
-) -> tuple[npt.NDArray[np.float32], list[int], dict[str, str]]:
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, list[int], dict[str, str]]:
     """Predict the class probabilities of all rows that can be read.
 
     Returns:
-        The probabilities (n, K), the indices of the n rows that were predicted, and by path the reason why another row
-        could not be read.
+        The probabilities (n, K), the values `unknown` (n,) if the classifier has a score for them, the indices of the n
+        rows that were predicted, and by path the reason why another row could not be read.
     """
     answered: list[int] = []
     unreadable: dict[str, str] = {}
-    probabilities = np.empty((len(rows), len(classifier.classes)), dtype=np.float32)
-    for i, (_, outcome) in enumerate(classifier.stream(rows.file(i) for i in range(len(rows)))):
+    K, has_unknown = len(classifier.classes), classifier.unknown is not None
+    outcomes = np.empty((len(rows), K + has_unknown), dtype=np.float32)
+    for i, (_, outcome) in enumerate(classifier.assessments(rows.file(i) for i in range(len(rows)))):
         if isinstance(outcome, str):
             unreadable[rows.paths[i]] = outcome
         else:
-            probabilities[len(answered)] = outcome
+            outcomes[len(answered)] = outcome
             answered.append(i)
         if progress is not None:
             progress(i + 1, len(rows))
     unanswered = [path for path, reason in unreadable.items() if reason == NOT_FINITE]
     if unanswered:  # figures of the remaining images alone would flatter the model
         raise UnansweredError(f"{len(unanswered)} of {len(rows)} images (first: {unanswered[0]}): {NOT_FINITE}")
-    return probabilities[: len(answered)], answered, unreadable
+    outcomes = outcomes[: len(answered)]
+    return outcomes[:, :K], outcomes[:, K] if has_unknown else None, answered, unreadable
 
 
 def _sets(rows: ImageTable, chosen: Sequence[int], number_of: Mapping[int, int], classes: int) -> npt.NDArray[np.int64]:

@@ -349,6 +349,7 @@ def without(evaluation: Evaluation, paths: Mapping[str, Any]) -> Evaluation | No
         labels=evaluation.labels[kept],
         probabilities=evaluation.probabilities[kept],
         groups=tuple(evaluation.groups[i] for i in kept) if evaluation.groups else (),
+        unknown=None if evaluation.unknown is None else evaluation.unknown[kept],
     )
 
 

@@ -150,6 +150,8 @@ class Evaluation:
         chosen: descriptions of what was selected with these images, such as the epoch (`figures.chosen_on`).
         since: current label by path of each image that was relabelled because of a model's proposal; empty if the image
             was excluded. `labels` has the earlier labels of these images (`evaluator`).
+        unknown: for each image the fraction of known images that look at least as unfamiliar, (n,); None if the
+            classifier has no score for this.
     """
 
     split: str
@@ -162,6 +164,7 @@ class Evaluation:
     groups: tuple[int, ...] = ()
     chosen: tuple[str, ...] = ()
     since: Mapping[str, str] = field(default_factory=dict)
+    unknown: npt.NDArray[np.float32] | None = None
 
     @property
     def task(self) -> Task:
@@ -396,6 +399,7 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
         _, number = np.unique(fold.groups or np.arange(len(fold.labels)), return_inverse=True)
         groups += (start + number).tolist()
         start += int(number.max()) + 1
+    unknown = [fold.unknown for fold in folds if fold.unknown is not None]
     whole = replace(
         first,
         paths=tuple(path for fold in folds for path in fold.paths),
@@ -403,6 +407,7 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
         probabilities=np.concatenate([fold.probabilities for fold in folds]),
         unreadable={path: reason for fold in folds for path, reason in fold.unreadable.items()},
         groups=tuple(groups) if start < len(groups) else (),
+        unknown=np.concatenate(unknown) if len(unknown) == len(folds) else None,
     )
     whole.__dict__["predicted"] = np.concatenate([fold.predicted for fold in folds])  # with each model's thresholds
     return whole

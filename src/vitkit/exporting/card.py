@@ -92,6 +92,7 @@ class Card:
         vitkit_version: the version of vitkit that exported the model.
         pictures: the serialised record of the training images (`data.seen`); None if there is none.
         trust: the serialised predictions of held-out images (`inference.trust`); None if there are none.
+        features: the number of features that the file computes after the logits.
     """
 
     classes: tuple[str, ...]
@@ -102,6 +103,7 @@ class Card:
     vitkit_version: str = vitkit.__version__
     pictures: bytes | None = None
     trust: bytes | None = None
+    features: int = 0
 
     @classmethod
     def of(cls, classifier: Classifier, dtype: str) -> Card:
@@ -114,6 +116,7 @@ class Card:
             dtype,
             pictures=classifier.pictures,
             trust=classifier.trust,
+            features=0 if classifier.unknown is None else classifier.feature_size,
         )
 
     def to_json(self) -> str:
@@ -131,6 +134,7 @@ class Card:
                 "checksum": BLANK,
                 **({} if self.pictures is None else {"pictures": to_text(self.pictures)}),
                 **({} if self.trust is None else {"trust": base64.b64encode(self.trust).decode()}),
+                **({"features": self.features} if self.features else {}),
             }
         )
 
@@ -163,6 +167,7 @@ class Card:
                 vitkit_version=fields["vitkit_version"],
                 pictures=from_text(fields["pictures"], path) if "pictures" in fields else None,
                 trust=base64.b64decode(fields["trust"], validate=True) if "trust" in fields else None,
+                features=fields.get("features", 0),
             )
             card.check()
             return card
@@ -180,6 +185,8 @@ class Card:
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
             raise ValueError(f"classes are {self.classes!r:.80}")
         check_names(self.classes)
+        if type(self.features) is not int or self.features < 0:
+            raise ValueError(f"features are {self.features!r:.80}")
         if not is_number(self.temperature) or self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature!r:.80}")
         if self.thresholds is not None and (

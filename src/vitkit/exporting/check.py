@@ -127,6 +127,7 @@ _SCALE = 1 / 3  # times the noise: limit for a common factor of all logits (meas
 _PEAK = 8  # times the noise: limit for a single logit (measured: 7 times)
 _UNSURE = 4  # times the noise: with rounded weights, the order of classes that are closer may change
 _BATCH = 8
+_FEATURES = 16  # images whose features are compared
 
 
 class Refused(VitkitError):  # noqa: N818  # a verdict
@@ -317,12 +318,25 @@ def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float
     return decided.double().mean().item() if len(decided) else 1.0
 
 
+def check_features(classifier: Classifier, exported: Classifier, images: list[Tensor]) -> None:
+    """Check that a file computes the features by which unknown images are recognised.
+
+    Raises:
+        Refused: the features of an image have another direction.
+    """
+    pixels = torch.stack(images[:_FEATURES]).numpy()
+    ours, theirs = (torch.from_numpy(each.seeing()(pixels).features.copy()) for each in (classifier, exported))
+    cosine = F.cosine_similarity(ours.double(), theirs.double(), dim=1).min().item()
+    if not cosine >= COSINE:
+        raise Refused(f"the file computes other features than the model: cosine {cosine:.6f} is below {COSINE}")
+
+
 def check_card(ours: Card, theirs: Card) -> None:
     """Check that the card of a file describes the model.
 
     Raises:
         Refused: a field differs.
     """
-    for name in ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version", "trust"):
+    for name in ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version", "trust", "features"):
         if getattr(ours, name) != getattr(theirs, name):
             raise Refused(f"the {name} in the file differs from the model's")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.exporting.formats import format_of
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
+from vitkit.inference.unknown import Seen
 from vitkit.system.progress import Say
 
 if TYPE_CHECKING:
@@ -33,8 +36,11 @@ class Exported(Classifier):
         self.path, self._form = path, format_of(path)
         runner, card = self._form.open(path, precision)
         self.card = Card.from_json(card, path)
-        if runner.outputs != len(self.card.classes):
-            raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {len(self.card.classes)} classes")
+        K, D = len(self.card.classes), self.card.features
+        if runner.outputs != K + D:
+            expected = f"{K} classes and {D} features" if D else f"{K} classes"
+            raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {expected}")
+        self.runner_has_features = D > 0
         if runner.batch is not None and runner.batch < 1:
             raise VitkitError(f"{path} is damaged: its batch size is {runner.batch}")
         self.runner: GraphRunner = runner
@@ -74,8 +80,23 @@ class Exported(Classifier):
 
     def answer(self, pixels: Array) -> Array:
         """Compute the probabilities (B, K) of preprocessed images (B, C, height, width), with numpy arrays."""
+        logits = self.runner.answer(pixels)
+        return self.calibrated(logits[:, : len(self.classes)] if self.runner_has_features else logits)
+
+    def seeing(self) -> Callable[[Array], Seen]:
+        """Return a function from preprocessed images (B, C, height, width) to their logits and features."""
+        K, none = len(self.classes), np.empty(0, np.int64)
+
+        def see(pixels: Array) -> Seen:
+            rows = self.runner.answer(pixels)
+            return Seen(rows[:, K:], rows[:, :K], none)
+
+        return see
+
+    def calibrated(self, logits: npt.NDArray[np.floating[Any]]) -> Array:
+        """Return the probabilities of logits (B, K)."""
         with np.errstate(all="ignore"):
-            logits = self.runner.answer(pixels) / np.float32(self.temperature)
+            logits = logits / np.float32(self.temperature)
         is_finite = np.isfinite(logits).all(axis=-1, keepdims=True)
         exact = np.where(is_finite, logits, 0).astype(np.float64)
         if self.thresholds is None:
@@ -94,6 +115,7 @@ class Exported(Classifier):
         plan: str = "auto",
         say: Say | None = None,  # noqa: ARG002
         device: str = "auto",
+        features: bool | None = None,  # noqa: ARG002
     ) -> Exported:
         """Open the same file in another precision. The backend is determined by the file's format.
 

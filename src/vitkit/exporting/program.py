@@ -7,6 +7,7 @@ vitkit writes. The operations are computed one after another, as torch would com
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import zipfile
@@ -24,7 +25,9 @@ from vitkit.exporting import card as seal
 from vitkit.exporting.card import CARD
 from vitkit.exporting.check import Refused
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
+from vitkit.inference.features import classes_and_features
 from vitkit.model.build import Model, build
+from vitkit.model.layers import InParts
 from vitkit.model.network import Network
 from vitkit.system.files import from_json
 
@@ -150,22 +153,23 @@ class Program:
     Attributes:
         card: the text of the file's card.
         constants: weights and buffers, by the names that the steps use.
-        images, logits: names of the input and of the result.
+        images: name of the input.
+        results: names of the results: the logits, and the features if the model computes them as well.
         steps: the operations, in order.
         batch: the number of images per batch, if it is fixed; None for any number.
-        outputs: the number of logits.
+        outputs: the number of logits and features.
     """
 
     card: str
     constants: dict[str, Tensor]
     images: str
-    logits: str
+    results: tuple[str, ...]
     steps: tuple[ProgramStep, ...]
     batch: int | None
     outputs: int
 
     def compute(self, images: Tensor) -> Tensor:
-        """Compute logits (B, K) of images (B, C, height, width)."""
+        """Compute logits (B, K) of images (B, C, height, width), or logits and features (B, K + D)."""
         values: dict[str, Any] = {**self.constants, self.images: images}
         for step in self.steps:
             made = step.operation(*_filled(step.arguments, values), **_filled(step.named, values))
@@ -173,8 +177,7 @@ class Program:
                 values.update(zip(step.makes, made if isinstance(made, (list, tuple)) else (made,), strict=True))
             for name in step.frees:
                 del values[name]
-        result: Tensor = values[self.logits]
-        return result
+        return torch.cat([values[name] for name in self.results], dim=1)
 
 
 def read_program(path: Path) -> Program:
@@ -215,14 +218,15 @@ def _parse(entries: Mapping[str, bytes], card: str) -> Program:
         else:
             raise VitkitError(f"it has an input of the kind {kind[:40]!r}")
     (images,) = inputs
-    (result,) = graph["outputs"]
-    logits = result["as_tensor"]["name"]
+    results = tuple(result["as_tensor"]["name"] for result in graph["outputs"])
     values = graph["tensor_values"]
-    batch, outputs = values[images]["sizes"][0].get("as_int"), values[logits]["sizes"][1]["as_int"]
-    if not (batch is None or type(batch) is int) or type(outputs) is not int:
+    batch, widths = values[images]["sizes"][0].get("as_int"), [values[name]["sizes"][1]["as_int"] for name in results]
+    if not (batch is None or type(batch) is int) or not all(type(width) is int for width in widths):
         raise ValueError("its sizes are not numbers")
-    steps = _steps(graph["nodes"], {logits, *constants})
-    return Program(card, constants, images, logits, steps, batch, outputs)
+    if len(results) not in (1, 2):
+        raise ValueError(f"it has {len(results)} results")
+    steps = _steps(graph["nodes"], {*results, *constants})
+    return Program(card, constants, images, results, steps, batch, sum(widths))
 
 
 def _refuse_code(described: dict[str, Any]) -> None:
@@ -369,14 +373,15 @@ class ProgramRunner(GraphRunner):
 
 
 class _InNumbersOf(nn.Module):
-    """A model in another dtype, whose input and output stay float32."""
+    """A model in another dtype, whose input and outputs stay float32."""
 
-    def __init__(self, model: Model, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.model, self.dtype = model, dtype
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(images.to(self.dtype)).float()
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        computed = self.model(images.to(self.dtype))
+        return computed.float() if isinstance(computed, Tensor) else tuple(part.float() for part in computed)
 
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
@@ -387,17 +392,16 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
         VitkitError: `torch.export` cannot trace the model.
         OSError: the disk is full or not writable.
     """
-    config = model.config
-    copy = build(config)
-    copy.load_state_dict(model.state_dict())
-    wrapped = _InNumbersOf(copy.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
+    config, copied = model.config, _copy_of(model).to(dtype)
+    parts = InParts(copied) if classes_and_features(model)[1] else copied
+    wrapped = _InNumbersOf(parts, dtype).eval().requires_grad_(requires_grad=False)
     example = torch.zeros(batch or 2, config.in_channels, *config.image_size)
     sizes = None if batch else ({0: torch.export.Dim("batch")},)
     try:
         program = torch.export.export(wrapped, (example,), dynamic_shapes=sizes, strict=False)
     except (RuntimeError, ValueError, TypeError) as error:
         raise VitkitError(f"torch.export cannot trace the model: {first_line(error)}") from error
-    if isinstance(copy, Network):
+    if isinstance(copied, Network):
         program = program.run_decompositions({})  # into operations that change nothing in place
     buffer = BytesIO()
     torch.export.save(program, buffer, extra_files={CARD_ENTRY.removeprefix("extra/"): card})
@@ -405,6 +409,15 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
     entries[MODEL_ENTRY] = _without_traces(entries[MODEL_ENTRY])
     write_entries(sealed(entries), path)
     _read_as_torch_does(path, torch.rand_like(example))
+
+
+def _copy_of(model: Model) -> Model:
+    """Return a copy without hooks, whose parameters are its own."""
+    if classes_and_features(model)[1]:
+        return copy.deepcopy(model)
+    copied = build(model.config)
+    copied.load_state_dict(model.state_dict())
+    return copied
 
 
 def _without_traces(model: bytes) -> bytes:
@@ -423,7 +436,8 @@ def _read_as_torch_does(path: Path, images: Tensor) -> None:
         Refused: the logits differ.
     """
     theirs = torch.export.load(path).module()(images)
-    if not torch.equal(theirs, read_program(path).compute(images)):
+    whole = theirs if isinstance(theirs, Tensor) else torch.cat(theirs, dim=1)
+    if not torch.equal(whole, read_program(path).compute(images)):
         raise Refused(f"PyTorch computes other logits from {path.name} than vitkit")
 
 

@@ -15,9 +15,19 @@ import torch
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
-from vitkit.exporting.check import LogitComparison, Pictures, Refused, answers, check_card, compare, read_pictures
+from vitkit.exporting.check import (
+    LogitComparison,
+    Pictures,
+    Refused,
+    answers,
+    check_card,
+    check_features,
+    compare,
+    read_pictures,
+)
 from vitkit.exporting.formats import Format, format_of
 from vitkit.exporting.loading import load_exported
+from vitkit.inference.features import with_features
 from vitkit.system.files import exclusive
 
 
@@ -70,7 +80,8 @@ def export(
         raise VitkitError("the model has no head, so there is nothing to predict: train one, or load with num_classes")
     with _staged(out, form, force=force) as temporary:
         begun = time.perf_counter()
-        form.write(classifier.model, temporary, card.to_json(), batch, getattr(torch, precision))
+        model = with_features(classifier.model) if card.features else classifier.model
+        form.write(model, temporary, card.to_json(), batch, getattr(torch, precision))
         seconds = time.perf_counter() - begun
         comparison, in_bfloat16, computed = _verify(classifier, temporary, form, card, pictures)
         size = sum(file.stat().st_size for file in form.files(temporary))
@@ -92,6 +103,8 @@ def _verify(
     faults = comparison.faults()
     if faults:
         raise Refused(f"the file does not predict as the model does: {'; '.join(faults)} ({pictures.what})")
+    if card.features:
+        check_features(classifier, exported, images)
     in_bfloat16 = None
     quick = exported if form.has_fixed_precision else load_exported(path)
     if quick.precision == "bfloat16" != precision:

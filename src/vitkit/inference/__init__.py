@@ -24,6 +24,11 @@ __all__, __getattr__ = public(
             "read_rows take_stock"
         ),
         "selective": "RISK SureThreshold answers_needed binomial_tail sure_threshold",
+        "features": "classes_and_features read_features with_features",
         "trust": "PredictionRules Trust rules_for",
+        "unknown": (
+            "ACCEPTED METHODS Limit Method Part Seen Strangeness Unknown check_level fit_score from_arrays p_values "
+            "to_arrays"
+        ),
     },
 )

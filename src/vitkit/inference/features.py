@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Literal
 
 from vitkit.errors import VitkitError
@@ -43,6 +44,37 @@ def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
         if what == "mean":
             return patches.mean(dim=1)
         return patches if what == "patches" else tokens[:, 0].clone()
+
+
+def with_features(model: Model) -> Model:
+    """Return a model that computes the features `head` together with the logits, (B, K + D) instead of (B, K).
+
+    Its head passes its input on (`FeatureHead`). It is an ordinary model, so every backend and export can compute it.
+    All other weights are those of `model`, which are not copied.
+
+    Raises:
+        VitkitError: the model has no head.
+    """
+    from vitkit.model.layers import FeatureHead
+    from vitkit.model.network import Network
+
+    if model.head is None:
+        raise VitkitError("the model has no head, so there are no logits: train one, or load with num_classes")
+    wide = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    holder, names = (wide.network, [wide.anatomy.head]) if isinstance(wide, Network) else (wide, ["head", "head_dist"])
+    for parent, _, name in (each.rpartition(".") for each in names):
+        if (head := getattr(holder.get_submodule(parent), name)) is not None:
+            holder.get_submodule(parent)._modules[name] = FeatureHead(head)
+    wide.config = model.config.replace(num_classes=model.config.num_classes + model.head.in_features)
+    return wide.eval()
+
+
+def classes_and_features(model: Model) -> tuple[int, int]:
+    """Return the numbers of logits and of features that the model computes, K and D; D is 0 unless `with_features`."""
+    from vitkit.model.layers import FeatureHead
+
+    head = model.head
+    return (head.classes, head.in_features) if isinstance(head, FeatureHead) else (model.config.num_classes, 0)
 
 
 def _of_network(model: Network, images: Tensor, what: Features) -> Tensor:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError
-from vitkit.inference.trust import NO_RULES, PredictionRules
+from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules
 from vitkit.system.files import from_json, replacing, to_json
 from vitkit.text.cells import JOINT, harmless, restored
 
@@ -96,6 +96,8 @@ class Prediction:
             of all.
         ranking: every class with its probability, the most probable first (`Ranking`).
         error: why there is no prediction: the image cannot be read, or the model's output is not finite.
+        unknown: the fraction of known images, above 0 to 1, that look at least as unfamiliar to the model; None if the
+            model has no score for this.
     """
 
     path: str
@@ -103,6 +105,7 @@ class Prediction:
     confidence: float | None = None
     ranking: Sequence[tuple[str, float]] = ()
     error: str | None = None
+    unknown: float | None = None
 
     def _repr_html_(self) -> str:
         """Return the most probable classes for a notebook, with a bar for each."""
@@ -114,13 +117,16 @@ class Prediction:
             f'<div style="width: {100 * confidence:.1f}%; height: 0.8em; background: #4477aa"></div></td></tr>'
             for name, confidence in self.ranking[:5]
         )
-        return f"<div>{title}: {escape(self.label or '')}</div><table>{bars}</table>"
+        unknown = "" if self.unknown is None else f"<div>unknown: {self.unknown:.3f}</div>"
+        return f"<div>{title}: {escape(self.label or '')}</div><table>{bars}</table>{unknown}"
 
 
-def rank(path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None) -> Prediction:
+def rank(
+    path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None, unknown: float | None = None
+) -> Prediction:
     """Make the prediction from a ranking; `thresholds` (K,) are given for a multi-label model."""
     if thresholds is None:
-        return Prediction(path, *ranking[0], ranking)
+        return Prediction(path, *ranking[0], ranking, unknown=unknown)
     p = ranking.probabilities
     named = np.flatnonzero(p >= thresholds)
     confidence = p[named].min() if len(named) else 1 - p.max()
@@ -144,6 +150,8 @@ class Row(NamedTuple):
         top: the most probable classes with their probabilities, if more than one was requested.
         set: the classes that contain the true one as often as requested, the most probable first; None if no sets were
             requested.
+        unknown: see `Prediction`.
+        is_unknown: whether the image is called unknown, so that its label is `?`.
     """
 
     path: str
@@ -153,10 +161,14 @@ class Row(NamedTuple):
     error: str | None = None
     top: tuple[Place, ...] = ()
     set: tuple[str, ...] | None = None
+    unknown: float | None = None
+    is_unknown: bool = False
 
     @property
     def label(self) -> str | None:
-        """Return `name`; None if it is rejected."""
+        """Return `name`; None if it is rejected, and `?` if the image is called unknown."""
+        if self.is_unknown:
+            return UNKNOWN
         return None if self.is_rejected else self.name
 
     def to_dict(self, *, may_reject: bool) -> dict[str, Any]:
@@ -164,6 +176,8 @@ class Row(NamedTuple):
         row: dict[str, Any] = {"path": self.path, "label": self.label, "confidence": self.confidence}
         if may_reject:
             row["rejected"] = self.name if self.is_rejected else None
+        if self.unknown is not None:
+            row["unknown"] = self.unknown
         if self.error is not None:
             row["error"] = self.error
         elif self.set is not None:
@@ -182,17 +196,19 @@ class Columns:
         reject: the confidence below which the label is withheld; None for no rejection.
         multi: whether the model is multi-label, so that the label may differ from the most probable class.
         rules: the rules for sets of classes and for labels that are withheld.
+        has_unknown: whether the model says how unfamiliar images look.
     """
 
     top: int = 1
     reject: float | None = None
     multi: bool = False
     rules: PredictionRules = NO_RULES
+    has_unknown: bool = False
 
     @property
     def may_reject(self) -> bool:
         """Return whether labels may be withheld."""
-        return self.reject is not None or self.rules.sure is not None
+        return self.reject is not None or self.rules.sure is not None or self.rules.unknown is not None
 
     @property
     def limit(self) -> float:
@@ -211,10 +227,21 @@ class Columns:
         is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
         if sure is not None and confidence is not None:
             is_rejected |= not sure.answers(_probabilities(prediction)[None])[0]
-        top = tuple(prediction.ranking[: self.top]) if self.top > 1 else ()
+        is_unknown = self._is_unknown(prediction.unknown)
         return Row(
-            prediction.path, prediction.label, confidence, is_rejected, prediction.error, top, self._set(prediction)
+            prediction.path,
+            prediction.label,
+            confidence,
+            is_rejected or is_unknown,
+            prediction.error,
+            tuple(prediction.ranking[: self.top]) if self.top > 1 else (),
+            self._set(prediction),
+            prediction.unknown,
+            is_unknown,
         )
+
+    def _is_unknown(self, unknown: float | None) -> bool:
+        return self.rules.unknown is not None and unknown is not None and unknown <= self.rules.unknown + _ROUNDING
 
     def _set(self, prediction: Prediction) -> tuple[str, ...] | None:
         if self.rules.sets is None or prediction.error is not None:
@@ -228,6 +255,10 @@ class Columns:
         """Return whether the row is consistent with these rejection thresholds."""
         if row.confidence is None:
             return not row.is_rejected
+        if row.is_unknown != self._is_unknown(row.unknown):
+            return False
+        if row.is_unknown:
+            return True
         is_close = self.may_reject and abs(row.confidence - self.limit) <= _ROUNDING
         return is_close or row.is_rejected == (row.confidence < self.limit)
 
@@ -270,7 +301,7 @@ class RowFormat(Protocol):
 
 @dataclass(frozen=True)
 class Csv:
-    """`path,label,confidence,error[,rejected][,set][,label_2,confidence_2 ...]`.
+    """`path,label,confidence,error[,unknown][,rejected][,set][,label_2,confidence_2 ...]`.
 
     For a multi-label model, further columns start with `label_1`, and a rejected label without a class is `;`. Unless
     `is_raw` is set, text is written so that spreadsheets and terminals do not interpret it (`cells`).
@@ -281,10 +312,11 @@ class Csv:
 
     @property
     def names(self) -> list[str]:
+        unknown = ["unknown"] if self.columns.has_unknown else []
         rejected = ["rejected"] if self.columns.may_reject else []
         sets = ["set"] if self.columns.rules.sets is not None else []
         further = [f"{name}_{rank}" for rank in self.columns.ranks for name in ("label", "confidence")]
-        return ["path", "label", "confidence", "error", *rejected, *sets, *further]
+        return ["path", "label", "confidence", "error", *unknown, *rejected, *sets, *further]
 
     @property
     def header(self) -> str:
@@ -303,8 +335,10 @@ class Csv:
             cells |= {f"label_{rank}": name, f"confidence_{rank}": f"{confidence:.6f}"}
         if row.set is not None:
             cells["set"] = JOINT.join(row.set)
+        if row.unknown is not None:
+            cells["unknown"] = f"{row.unknown:.6f}"
         if row.is_rejected:
-            cells |= {"label": None, "rejected": row.name or JOINT}
+            cells |= {"label": row.label, "rejected": row.name or JOINT}
         values = [cells.get(name) for name in self.names]
         return _csv_record(values if self.is_raw else list(map(_harmless, self.names, values)))
 
@@ -316,9 +350,18 @@ class Csv:
         rejected = cells.get("rejected")
         name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
         top = self._top(cells, name) if self.columns.top > 1 else ()
-        names = cells.get("set")
+        names, unknown = cells.get("set"), cells.get("unknown")
         contained = None if names is None else tuple(filter(None, names.split(JOINT)))
-        return Row(cells["path"], name, float(cells["confidence"]), bool(rejected), top=top, set=contained)
+        return Row(
+            cells["path"],
+            name,
+            float(cells["confidence"]),
+            bool(rejected),
+            top=top,
+            set=contained,
+            unknown=float(unknown) if unknown else None,
+            is_unknown=bool(rejected) and cells["label"] == UNKNOWN,
+        )
 
     def _top(self, cells: Mapping[str, str], name: str) -> tuple[Place, ...]:
         first = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
@@ -337,7 +380,7 @@ class Csv:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One object per line: path, label, confidence, and if they apply, rejected, error, set and top."""
+    """One object per line: path, label, confidence, and if they apply, rejected, unknown, error, set and top."""
 
     columns: Columns
     is_raw: bool = True  # always: JSON has its own escapes
@@ -357,7 +400,15 @@ class JsonLines:
         name = row["label"] if rejected is None else rejected
         top = tuple((entry["label"], entry["confidence"]) for entry in row.get("top", ()))
         return Row(
-            row["path"], name, row["confidence"], rejected is not None, row.get("error"), top, _tuple(row.get("set"))
+            row["path"],
+            name,
+            row["confidence"],
+            rejected is not None,
+            row.get("error"),
+            top,
+            _tuple(row.get("set")),
+            row.get("unknown"),
+            rejected is not None and row["label"] == UNKNOWN,
         )
 
     def _keys(self, *, is_readable: bool) -> set[str]:
@@ -366,6 +417,8 @@ class JsonLines:
             keys.add("rejected")
         if not is_readable:
             return keys | {"error"}
+        if self.columns.has_unknown:
+            keys.add("unknown")
         if self.columns.top > 1:
             keys.add("top")
         if self.columns.rules.sets is not None:
@@ -384,7 +437,7 @@ FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines
 
 
 def _harmless(column: str, cell: str | None) -> str | None:
-    return cell if cell is None or column.startswith("confidence") else harmless(cell)
+    return cell if cell is None or column.startswith(("confidence", "unknown")) else harmless(cell)
 
 
 def _csv_record(cells: Sequence[str | None]) -> str:
@@ -400,12 +453,14 @@ class Tally:
     images: int = 0
     unreadable: int = 0
     rejected: int = 0
+    unknown: int = 0
 
     def add(self, row: Row) -> None:
         """Count an image."""
         self.images += 1
         self.unreadable += row.name is None
         self.rejected += row.is_rejected
+        self.unknown += row.is_unknown
 
 
 @dataclass(frozen=True)
@@ -543,6 +598,6 @@ def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str
 
 def _misfit(file: Path, reason: str) -> VitkitError:
     return VitkitError(
-        f"the rows in {file} do not fit ({reason}): use the --top, --reject, --coverage and --accuracy of before, "
-        "or start again with --force"
+        f"the rows in {file} do not fit ({reason}): use the model and the --top, --reject, --coverage, --accuracy and "
+        "--unknown of before, or start again with --force"
     )

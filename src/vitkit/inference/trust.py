@@ -18,10 +18,16 @@ import numpy.typing as npt
 from vitkit.errors import VitkitError
 from vitkit.inference.conformal import ClassSets, HeldOut, SetScore, class_sets
 from vitkit.inference.selective import SureThreshold, sure_threshold
+from vitkit.inference.unknown import Unknown, check_level, from_arrays, to_arrays
 
 _VERSION = 1
 _HEADER = "trust"  # the key of the file's metadata
 _INTS, _FLOATS = ("label", "predicted", "rank"), ("rest", "above", "doubt")
+UNKNOWN = "?"  # the label of an image that is called unknown
+NOT_FITTED = (
+    "one with one class per image that `vitkit train` fitted to validation images, or an export of it; models that "
+    "earlier versions of vitkit trained have none"
+)
 MOST = 20_000  # held-out images that are stored; more hardly change a quantile
 
 
@@ -31,9 +37,11 @@ class Trust:
 
     Attributes:
         held_out: the predictions.
+        unknown: how unfamiliar the images look, and how this is computed for other images; None if it was not fitted.
     """
 
     held_out: HeldOut
+    unknown: Unknown | None = None
 
     def to_bytes(self) -> bytes:
         """Return the content of a .safetensors file."""
@@ -41,8 +49,12 @@ class Trust:
 
         tensors: dict[str, npt.NDArray[Any]] = {name: getattr(self.held_out, name) for name in _FLOATS}
         tensors |= {name: getattr(self.held_out, name).astype(np.int32) for name in _INTS}
-        named = {f"held_out.{name}": np.ascontiguousarray(array) for name, array in tensors.items()}
-        about = {"format_version": _VERSION, "chosen": list(self.held_out.chosen)}
+        named = {f"held_out.{name}": array for name, array in tensors.items()}
+        about: dict[str, Any] = {"format_version": _VERSION, "chosen": list(self.held_out.chosen)}
+        if self.unknown is not None:
+            arrays, about["unknown"] = to_arrays(self.unknown)
+            named |= {f"unknown.{name}": array for name, array in arrays.items()}
+        named = {name: np.ascontiguousarray(array) for name, array in named.items()}
         return save(named, {_HEADER: json.dumps(about)})  # one entry, as the order of several is random
 
     @classmethod
@@ -66,7 +78,11 @@ class Trust:
                     "a later version of vitkit has written the predictions of held-out images: upgrade it"
                 )
             tensors = load(data)
-            return cls(_held_out(tensors, tuple(about["chosen"]), classes))
+            held_out = _held_out(tensors, tuple(about["chosen"]), classes)
+            if "unknown" not in about:
+                return cls(held_out)
+            arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
+            return cls(held_out, from_arrays(arrays, about["unknown"]))
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
             raise VitkitError(f"the predictions of held-out images are damaged: {error}") from error
 
@@ -110,11 +126,13 @@ class PredictionRules:
     Attributes:
         sets: the rule for its set of classes; None if none is requested.
         sure: the threshold of sufficient confidence; None if no label is withheld.
+        unknown: the fraction of known images at which an image is called unknown; None if none is.
         chosen: what was chosen with the help of the held-out images that make the rules.
     """
 
     sets: ClassSets | None = None
     sure: SureThreshold | None = None
+    unknown: float | None = None
     chosen: tuple[str, ...] = ()
 
     def notes(self) -> list[str]:
@@ -127,6 +145,11 @@ class PredictionRules:
             )
         if self.sure is not None:
             lines.append(self.sure.in_words())
+        if self.unknown is not None:
+            lines.append(
+                f"--unknown {self.unknown}: an image is called {UNKNOWN} if it looks less familiar than all but "
+                f"{self.unknown:.4g} of the validation images, as that part of known images does, too"
+            )
         if self.chosen:
             lines.append(f"the same validation images were used to choose: {', '.join(self.chosen)}")
         return lines
@@ -143,6 +166,7 @@ def rules_for(
     set_score: SetScore = "lac",
     by_class: bool = False,
     accuracy: float | None = None,
+    unknown: float | None = None,
 ) -> PredictionRules:
     """Return the rules that a user requests.
 
@@ -153,14 +177,21 @@ def rules_for(
         set_score: the score of a class, one of `conformal.ClassSets`.
         by_class: whether sets are to contain the true class as often for each class.
         accuracy: how often answers are to be right; None to answer every image.
+        unknown: the fraction of known images at which an image is called unknown; None to call none unknown.
 
     Raises:
         VitkitError: there are no held-out images or too few of them, or a value is not between 0 and 1.
     """
     if coverage is None and by_class:
         raise VitkitError("--set-by-class applies to sets: request them by --coverage")
-    if coverage is None and accuracy is None:
+    if coverage is None and accuracy is None and unknown is None:
         return NO_RULES
+    if unknown is not None:
+        if trust is None or trust.unknown is None:
+            raise VitkitError(f"--unknown requires a model with a score for unknown images: {NOT_FITTED}")
+        check_level(trust.unknown, unknown)
+    if coverage is None and accuracy is None:
+        return PredictionRules(unknown=unknown, chosen=trust.held_out.chosen if trust else ())
     if trust is None:
         flag = "coverage" if coverage is not None else "accuracy"
         raise VitkitError(
@@ -169,4 +200,4 @@ def rules_for(
         )
     sets = None if coverage is None else class_sets(trust.held_out, classes, coverage, set_score, by_class=by_class)
     sure = None if accuracy is None else sure_threshold(trust.held_out, accuracy)
-    return PredictionRules(sets, sure, trust.held_out.chosen)
+    return PredictionRules(sets, sure, unknown, trust.held_out.chosen)

@@ -201,11 +201,55 @@ class Head(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        kind, x = x.device.type, x.to(self.weight.dtype)
-        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):  # the meta device has none
-            return super().forward(x)
-        with torch.autocast(kind, enabled=False):
-            return super().forward(x)
+        return _exact_linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
+class FeatureHead(Head):
+    """A head that returns its input after the logits: (B, D) -> (B, K + D).
+
+    Its weight has the identity below the rows of the classes, so that whatever computes a linear layer from `weight`
+    and `bias` computes both.
+
+    Attributes:
+        classes: K.
+    """
+
+    def __init__(self, head: nn.Linear) -> None:
+        self.classes, features = head.weight.shape
+        super().__init__(features, self.classes + features, device=head.weight.device, dtype=head.weight.dtype)
+        with torch.no_grad():
+            self.weight.copy_(torch.cat([head.weight, torch.eye(features).to(head.weight)]))
+            self.bias.zero_()
+            if head.bias is not None:
+                self.bias[: self.classes] = head.bias
+        self.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)
+        logits = _exact_linear(x, self.weight[: self.classes], self.bias[: self.classes])  # those of the head, bitwise
+        return torch.cat([logits, x], dim=-1)
+
+
+class InParts(nn.Module):
+    """A model with a `FeatureHead`, whose logits (B, K) and features (B, D) are two results."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(model.head, FeatureHead)
+        self.model, self.classes = model, model.head.classes
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        both: Tensor = self.model(images)
+        return both[:, : self.classes], both[:, self.classes :]
+
+
+def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute a linear layer in the precision of its weights."""
+    kind = x.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):  # the meta device has none
+        return F.linear(x, weight, bias)
+    with torch.autocast(kind, enabled=False):
+        return F.linear(x, weight, bias)
 
 
 def activation(config: ViTConfig) -> nn.Module:

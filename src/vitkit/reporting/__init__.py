@@ -19,5 +19,6 @@ __all__, __getattr__ = public(
         "plots": "save_figure",
         "report_data": "Explained data_of_report",
         "sections": "confidence headline multi_class_table",
+        "watch_page": "write_watch",
     },
 )

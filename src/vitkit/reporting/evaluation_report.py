@@ -128,6 +128,7 @@ def write_report(
         *sections.figures(evaluation, numbers),
         *operating_table(numbers),
         *sections.promises(numbers),
+        *sections.unknown(numbers),
         *[figure(caption, picture, is_photograph=caption in _PHOTOGRAPHS) for caption, picture in rest.items()],
         *sections.weights_tried(tried),
         "<h2>The run</h2>",

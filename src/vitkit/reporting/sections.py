@@ -15,6 +15,7 @@ from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.registry import METRICS
+from vitkit.evaluation.unknown import method_in_words
 from vitkit.reporting.gallery import gallery
 from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, threshold_data
 from vitkit.text.cells import by_chance, interval_text, plural
@@ -109,6 +110,56 @@ def _promised(validation: Mapping[str, Any]) -> str:
 
 def _of_class_set(row: Mapping[str, Any]) -> list[str]:
     return [f"{row['measured']:.3f}", f"{row['mean_size']:.2f}"]
+
+
+def unknown(numbers: Mapping[str, Any]) -> list[str]:
+    """Return a section about images of unknown things; empty if the model has no score for them."""
+    entry = numbers.get("unknown")
+    if entry is None:
+        return []
+    text = (
+        f"The column unknown of vitkit predict is the part of known images that look at least as unfamiliar to the "
+        f"model, by {method_in_words(numbers)}, compared with {entry['validation_images']} validation images."
+    )
+    body = ["<h2>Images of unknown things</h2>", f"<p>{escape(text)}</p>"]
+    if entry["limits"]:
+        caught = (
+            f"Where {entry['accepted']:.0%} of known images pass as known, so do these images, which belong to none of "
+            "the classes:"
+        )
+        rows = [
+            [escape(row["kind"]), f"{row['share']:.0%}", interval_text(row["bounds"]), _verdict(row), _of_what(row)]
+            for row in entry["limits"]
+        ]
+        body += [f"<p>{caught}</p>", table(rows, ["images", "pass as known", "95 % interval", "", "measured on"])]
+    if not any(row["classes"] for row in entry["limits"]):
+        body.append(
+            "<p>Whether photographs of an unseen class that resembles the known ones are noticed was not measured: "
+            "this requires weights that had seen none of these images, and at least three classes.</p>"
+        )
+    if entry["called"]:
+        rows = [
+            [f"{row['level']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"]), str(row["images"])]
+            for row in entry["called"]
+        ]
+        body.append(table(rows, ["--unknown", "called unknown", "95 % interval", "images of this page"]))
+    return body
+
+
+_MISSED, _NOTICED = 0.5, 0.2  # fractions that pass
+
+
+def _verdict(limit: Mapping[str, Any]) -> str:
+    low, high = limit["bounds"]
+    if high <= _NOTICED:
+        return "mostly noticed"
+    return "mostly missed" if low >= _MISSED else "some are missed"
+
+
+def _of_what(limit: Mapping[str, Any]) -> str:
+    if limit["classes"]:
+        return f"{limit['images']} images of {limit['classes']} classes, each left out in turn, by the initial weights"
+    return f"{limit['images']} pictures made from validation images"
 
 
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script

@@ -145,8 +145,22 @@ class ServedModel:
         self.is_concurrent = runner is not None and runner.is_concurrent
         self.batch = batch or (BATCH if self.is_concurrent else BATCH_ALONE)
         self._turn: AbstractContextManager[Any] = nullcontext() if self.is_concurrent else Lock()
+        self._assess = classifier.assessing()
         self._is_abandoned = Event()
         self.predicting = Work(name, self.batch, self._predict)
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether it says how unfamiliar pictures look."""
+        return self.classifier.unknown is not None
+
+    @property
+    def validation_shares(self) -> dict[str, float]:
+        """The fraction of validation images that each class was predicted for; empty if there is no record of them."""
+        from vitkit.evaluation.drift import Looks, shares_of
+
+        trust = self.classifier.held_out
+        return {} if trust is None else shares_of(Looks.of_validation(trust), self.classifier.classes)
 
     @property
     def is_whole(self) -> bool:
@@ -180,7 +194,7 @@ class ServedModel:
         """Warm up the backend in this thread."""
         means, (height, width) = self.classifier.preprocess.mean, self.classifier.preprocess.size
         with self._turn:
-            self.classifier.answer(np.zeros((self.batch, len(means), height, width), np.float32))
+            self._assess(np.zeros((self.batch, len(means), height, width), np.float32))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the model's entry in the answer of /models."""
@@ -206,7 +220,7 @@ class ServedModel:
     # --- In threads ---------------------------------------------------------------------------------------
 
     def _predict(self, questions: Sequence[tuple[Upload, Columns]]) -> list[dict[str, Any]]:
-        doubts, rows = self._rows([upload for upload, _ in questions], self.classifier.answer)
+        doubts, rows = self._rows([upload for upload, _ in questions], self._assess)
         answers = []
         for (_, columns), doubt, (path, row) in zip(questions, doubts, rows, strict=True):
             prediction = self.classifier.prediction(path, row)

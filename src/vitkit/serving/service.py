@@ -7,9 +7,11 @@ stand above it, its Prometheus metrics below.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -48,6 +50,7 @@ OPTIONS = {  # of each route that takes pictures, with their descriptions
         "reject": "withhold the label below this confidence, 0 to 1",
         "coverage": "add a set of classes that contains the true one in this part of pictures, such as 0.95",
         "accuracy": "withhold labels so that this part of the others is right, such as 0.99",
+        "unknown": "label pictures ? that look less familiar than all but this part of known ones, such as 0.01",
     },
     "/explain": {
         **_MODEL,
@@ -153,6 +156,8 @@ class Service:
             lambda: self.workers.waiting + self.explainers.waiting,
             lambda: self.workers.working + self.explainers.working,
         )
+        for model in shelf.models:
+            self.metrics.expect(model.name, model.validation_shares)
         self._rankings, self._features = _Budget(_MOST_RANKED, "classes"), _Budget(most_numbers, "numbers")
 
     def check_open(self, path: str) -> None:
@@ -175,16 +180,20 @@ class Service:
         model = self._model(options)
         top = min(whole_number(options, "top", 1, _TOP), len(model.classifier.classes))
         coverage, accuracy = part_of_one(options, "coverage"), part_of_one(options, "accuracy")
+        unknown = part_of_one(options, "unknown")
         try:
-            rules = model.classifier.rules(coverage=coverage, accuracy=accuracy)
+            rules = model.classifier.rules(coverage=coverage, accuracy=accuracy, unknown=unknown)
         except VitkitError as error:
             raise BadRequestError(400, str(error)) from error
-        columns = Columns(top, part_of_one(options, "reject"), model.classifier.task == "multi", rules)
+        is_multi = model.classifier.task == "multi"
+        columns = Columns(top, part_of_one(options, "reject"), is_multi, rules, model.has_unknown)
         named = self._rankings.take(len(uploads), top, "ask for fewer classes (top)")
         try:
             rows = await self._ask(self.workers, model.predicting, [(upload, columns) for upload in uploads])
         finally:
             self._rankings.give_back(named)
+        if not is_multi:
+            self.metrics.look(model.name, rows)
         return {**_named(model), "predictions": self._counted(model, rows)}
 
     async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> Embedded:
@@ -341,6 +350,10 @@ def _layer(options: Mapping[str, str]) -> int | None:
     return int(text)
 
 
+_PARTS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+_SERIES = 1_000  # classes of a model that are counted
+
+
 class _Metrics:
     """The Prometheus metrics of one server, in a separate registry."""
 
@@ -358,6 +371,26 @@ class _Metrics:
             registry=registry,
         )
         self.images = Counter("vitkit_images", "Images by model and outcome.", ("model", "outcome"), registry=registry)
+        self._classes: defaultdict[str, set[str]] = defaultdict(set)
+        self._predicted = Counter(
+            "vitkit_predicted", "Images by predicted class.", ("model", "label"), registry=registry
+        )
+        self._expected = Gauge(
+            "vitkit_expected_share",
+            "Part of the validation images that the class was predicted for.",
+            ("model", "label"),
+            registry=registry,
+        )
+        self._confidence = Histogram(
+            "vitkit_confidence", "Probability of the predicted class.", ("model",), buckets=_PARTS, registry=registry
+        )
+        self._unknown = Histogram(
+            "vitkit_unknown",
+            "Part of known images that look at least as unfamiliar: without drift, about as many as each bound says.",
+            ("model",),
+            buckets=_PARTS,
+            registry=registry,
+        )
         self._batches = Histogram(
             "vitkit_batch_images", "Images answered at a time.", ("model",), buckets=_IMAGES, registry=registry
         )
@@ -365,6 +398,24 @@ class _Metrics:
             "vitkit_batch_seconds", "From the first image's decoding to the answer.", ("model",), buckets=_SECONDS,
             registry=registry,
         )  # fmt: skip
+
+    def expect(self, model: str, shares: Mapping[str, float]) -> None:
+        """Record the fraction of validation images that each class was predicted for."""
+        for name, share in islice(shares.items(), _SERIES):
+            self._expected.labels(model, name).set(share)
+
+    def look(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record how predicted images look, to be compared with the validation images."""
+        for row in rows:
+            if row.get("error") is not None:
+                continue
+            predicted = str(row.get("rejected") or row["label"])
+            if predicted in self._classes[model] or len(self._classes[model]) < _SERIES:
+                self._classes[model].add(predicted)
+                self._predicted.labels(model, predicted).inc()
+            self._confidence.labels(model).observe(row["confidence"])
+            if row.get("unknown") is not None:
+                self._unknown.labels(model).observe(row["unknown"])
 
     def observe(self, work: Work, images: int, seconds: float) -> None:
         """Record a batch: its size and duration."""

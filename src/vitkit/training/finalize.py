@@ -36,6 +36,7 @@ from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds
 from vitkit.inference.conformal import HeldOut
 from vitkit.inference.trust import MOST, Trust
+from vitkit.inference.unknown import Unknown
 from vitkit.model.build import Model
 
 Balance = Literal["loss", "sampler", "none"]
@@ -210,6 +211,7 @@ class ValidationFacts:
 
 
 NOTHING_KNOWN = ValidationFacts()
+FitUnknown = Callable[[Classifier, Sequence[str]], Unknown | None]  # from the paths of the validation images that count
 
 
 def calibrate_and_save(
@@ -218,6 +220,7 @@ def calibrate_and_save(
     table: ImageTable,
     progress: Callable[[int, int], None],
     facts: ValidationFacts = NOTHING_KNOWN,
+    fit_unknown: FitUnknown | None = None,
 ) -> Evaluation | None:
     """Fit the temperature, the strength of the prior correction and the thresholds, and save the model with them.
 
@@ -229,6 +232,7 @@ def calibrate_and_save(
         table: the images, of which the validation images are used.
         progress: receives the number of evaluated images and their total.
         facts: which validation images may not be counted on.
+        fit_unknown: fits the score for unknown images; None for none.
 
     Returns:
         The evaluation of the validation images after calibration. None if no validation image can be read; the
@@ -236,7 +240,7 @@ def calibrate_and_save(
     """
     if "val" not in table.splits:
         return calibrate_by(folder, classifier, None)
-    return calibrate_by(folder, classifier, lambda: evaluate(classifier, table, "val", progress), facts)
+    return calibrate_by(folder, classifier, lambda: evaluate(classifier, table, "val", progress), facts, fit_unknown)
 
 
 def calibrate_by(
@@ -244,6 +248,7 @@ def calibrate_by(
     classifier: Classifier,
     evaluate_now: Callable[[], Evaluation] | None,
     facts: ValidationFacts = NOTHING_KNOWN,
+    fit_unknown: FitUnknown | None = None,
 ) -> Evaluation | None:
     """Calibrate as `calibrate_and_save` does, with validation images that `evaluate_now` evaluates.
 
@@ -256,7 +261,7 @@ def calibrate_by(
         with suppress(VitkitError):  # none of them can be read
             seen = _calibrate(classifier, evaluate_now())
     if seen is not None:
-        classifier.trust = _trust(seen, facts)
+        classifier.trust = _trust(classifier, seen, facts, fit_unknown)
     if (classifier.temperature, classifier.thresholds, correction_of(classifier), classifier.trust) != before:
         classifier.save(folder)
     return seen
@@ -278,7 +283,9 @@ def _calibrate(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
     return replace(plain, probabilities=probabilities, thresholds=classifier.thresholds)
 
 
-def _trust(seen: Evaluation, facts: ValidationFacts) -> bytes | None:
+def _trust(
+    classifier: Classifier, seen: Evaluation, facts: ValidationFacts, fit_unknown: FitUnknown | None
+) -> bytes | None:
     """Return the record of the validation images that are independent and that the weights had not seen.
 
     None if images may have several classes, or if no image is left.
@@ -295,7 +302,8 @@ def _trust(seen: Evaluation, facts: ValidationFacts) -> bytes | None:
         chosen = np.sort(np.random.default_rng(0).permutation(chosen)[:MOST])
     if not len(chosen):
         return None
-    return Trust(HeldOut.of(seen.probabilities[chosen], seen.labels[chosen], facts.chosen)).to_bytes()
+    unknown = None if fit_unknown is None else fit_unknown(classifier, [seen.paths[i] for i in chosen.tolist()])
+    return Trust(HeldOut.of(seen.probabilities[chosen], seen.labels[chosen], facts.chosen), unknown).to_bytes()
 
 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:

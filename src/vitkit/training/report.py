@@ -30,15 +30,17 @@ from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.embedding import embed
-from vitkit.evaluation.evaluator import evaluate_before, proposal_figures
+from vitkit.evaluation.evaluator import align, evaluate_before, proposal_figures
 from vitkit.evaluation.figures import SHARES, all_figures, calibration_rise, chosen_on, describe, seen_of, unseen_part
 from vitkit.evaluation.headline import describe_proposals
 from vitkit.evaluation.label_errors import LabelError, from_features, in_words
 from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.promises import promise_figures, promise_lines
+from vitkit.evaluation.unknown import unknown_figures, unknown_lines
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
+from vitkit.inference.unknown import Unknown
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import pictures_of, write_predictions, write_report
 from vitkit.reporting.report_data import Explained
@@ -66,12 +68,20 @@ from vitkit.training.recipe_files import load_fields
 from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
 from vitkit.training.select_weights import Selection
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
+from vitkit.training.strangers import LabelledImages, fit_to_images
+from vitkit.training.strangers import in_words as in_words_of
 from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource, look
 
 
 def settle(
-    folder: Path, classifier: Classifier, recipe: Recipe, table: ImageTable, say: Say, facts: ValidationFacts
+    folder: Path,
+    classifier: Classifier,
+    recipe: Recipe,
+    table: ImageTable,
+    say: Say,
+    facts: ValidationFacts,
+    frozen: Features | None = None,
 ) -> tuple[Classifier, Evaluation | None]:
     """Calibrate the saved model on the validation images, and report the result.
 
@@ -82,19 +92,64 @@ def settle(
         table: its split images.
         say: called with each line of output.
         facts: which validation images may not be counted on.
+        frozen: features of the images by the weights that the run started from, if they had not seen the images.
 
     Returns:
         The classifier with its backend, and the evaluation of the validation images after calibration; None if no
         validation image can be read.
     """
     images = len(table.of_split(held_out_split(table)))  # their number decides the backend, as in `vitkit eval`
-    calibrated_classifier = classifier.use(images=images, device=choose_device(recipe))
+    is_single = classifier.task == "single"
+    calibrated_classifier = classifier.use(images=images, device=choose_device(recipe), features=is_single)
     before = correction_of(calibrated_classifier)
-    seen = calibrate_and_save(folder, calibrated_classifier, table, partial(progress, table.task.calibration), facts)
-    if correction_of(calibrated_classifier) != before:  # the head has changed, and the backend has a copy of it
-        calibrated_classifier = calibrated_classifier.use(images=images, device=choose_device(recipe))
+
+    def updated(classifier: Classifier) -> Classifier:
+        """Return the classifier with a new backend if its head has changed, of which the backend has a copy."""
+        if correction_of(classifier) == before:
+            return classifier
+        return classifier.use(images=images, device=choose_device(recipe), features=is_single)
+
+    def fit_unknown(classifier: Classifier, held_out: Sequence[str]) -> Unknown | None:
+        return _fit_unknown(updated(classifier), table, held_out, frozen, recipe.seed, say)
+
+    watch = partial(progress, table.task.calibration)
+    seen = calibrate_and_save(folder, calibrated_classifier, table, watch, facts, fit_unknown if is_single else None)
+    calibrated_classifier = updated(calibrated_classifier)
     (_tell if calibrated_classifier.thresholds is None else _tell_of_thresholds)(calibrated_classifier, seen, say)
     return calibrated_classifier, seen
+
+
+def _fit_unknown(
+    classifier: Classifier,
+    table: ImageTable,
+    held_out: Sequence[str],
+    frozen: Features | None,
+    seed: int,
+    say: Say,
+) -> Unknown | None:
+    """Fit the score for unknown images, and report what it misses; None if no image can be read."""
+    started = time.monotonic()
+    row_of = {} if frozen is None else {path: i for i, path in enumerate(frozen.paths)}
+    number_of, place = align(table, classifier), {path: i for i, path in enumerate(table.paths)}
+
+    def images(indices: Sequence[int]) -> LabelledImages:
+        files = [table.file(i) for i in indices]
+        labels = np.array([number_of[table.labels[i]] for i in indices], dtype=np.int64)
+        rows = np.array([row_of.get(table.paths[i], -1) for i in indices], dtype=np.int64)
+        return LabelledImages(lambda i: classifier.pixels(files[i]), labels, rows)
+
+    train = [i for i, split in enumerate(table.splits) if split == "train"]
+    unknown = fit_to_images(
+        classifier,
+        images(train),
+        images([place[path] for path in held_out]),
+        None if frozen is None else frozen.rows.numpy(),
+        seed=seed,
+        progress=partial(progress, "unknown images"),
+    )
+    if unknown is not None:
+        say(f"{in_words_of(unknown)} ({time.monotonic() - started:.0f} s)")
+    return unknown
 
 
 def _tell(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
@@ -171,7 +226,12 @@ class Reported(NamedTuple):
 
 
 def report(
-    folder: Path, recipe: Recipe, table: ImageTable, say: Say, doubts: Sequence[LabelError] | None = None
+    folder: Path,
+    recipe: Recipe,
+    table: ImageTable,
+    say: Say,
+    doubts: Sequence[LabelError] | None = None,
+    frozen: Features | None = None,
 ) -> Reported:
     """Calibrate and evaluate the saved model, and write everything about it into the run.
 
@@ -181,6 +241,7 @@ def report(
         table: its split images.
         say: called with each line of output.
         doubts: likely label errors; None to use the model's predictions for held-out images.
+        frozen: features of the images by the weights that the run started from, if they had not seen the images.
     """
     held_out: list[str] = [name for name in ("val", "test") if name in table.splits] or ["all"]
     table, changes = look_over(table, read_contents(folder / SPLIT), held_out)
@@ -193,7 +254,7 @@ def report(
     facts = ValidationFacts(
         chosen_on("val", recipe.__dict__, table.task), groups, {} if roles is None else seen_of(roles, "val")
     )
-    classifier, seen = settle(folder, classifier, recipe, table, say, facts)
+    classifier, seen = settle(folder, classifier, recipe, table, say, facts, frozen)
     chosen = chosen_on(split, recipe.__dict__, table.task)
     judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
     judged = judged.map(lambda item: replace(grouped(item, groups), chosen=chosen))
@@ -201,6 +262,7 @@ def report(
     seen_before = None if roles is None else seen_of(roles, evaluation.split)
     about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
     about |= promise_figures(classifier, evaluation, seen_before, is_of_run=True)
+    about |= unknown_figures(classifier, evaluation, seen_before, is_of_run=True)
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
         say(f"trained in {trained}, evaluated in {classifier.precision}, as `vitkit predict` does on this machine")
@@ -212,7 +274,7 @@ def report(
     evaluation = evaluation if counted is None else counted
     if seen is not None and numbers.get("ece") is not None:
         say(calibrated(numbers, seen, evaluation))
-    for line in promise_lines(numbers):
+    for line in (*promise_lines(numbers), *unknown_lines(numbers)):
         say(line)
     if doubts is None:
         doubts = label_errors.from_predictions(item for item in _held_out(judged.now or evaluation, seen))
@@ -364,7 +426,7 @@ MOST = 20_000  # images; more would take too much time and memory
 
 def doubt_labels(
     run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: WeightsSource | None = None
-) -> list[LabelError] | None:
+) -> tuple[list[LabelError] | None, Features | None]:
     """Find likely label errors in all images of a run, the most likely first.
 
     This uses the weights that the run started from, because the trained weights may have memorised the labels. If those
@@ -378,14 +440,15 @@ def doubt_labels(
         weights: the weights that the run started from, if they have been opened already.
 
     Returns:
-        None if there are no suitable weights: the run started from random weights, or from weights that know these
-        labels and whose own initial weights are not available.
+        The label errors, and the features of all images by these weights. Both are None if there are no suitable
+        weights: the run started from random weights, or from weights that know these labels and whose own initial
+        weights are not available.
     """
     if recipe.weights == "none":
-        return None
+        return None, None
     if len(table) > MOST:
         run.say(f"only held-out images are searched for label errors, because there are more than {MOST:,} images")
-        return None
+        return None, None
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
     try:
@@ -394,7 +457,7 @@ def doubt_labels(
         if source is None:
             text = "the weights had been trained on the images, and earlier weights are not available"
             run.say(f"note: only held-out images are searched for label errors: {text}")
-            return None
+            return None, None
         if recipe.head_from == "names":
             known = None  # a head of the class names reads other features than `frozen`
         if source != weights_of(recipe):
@@ -405,13 +468,13 @@ def doubt_labels(
         features = _features(table, known, classifier, recipe, precision, watch)
     except VitkitError as error:  # an image has become unreadable
         run.say(f"note: label errors were not searched for: {error}")
-        return None
+        return None, None
     targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
     doubts = from_features(table, features, targets.to(torch.int64), recipe.seed)
     seconds = time.monotonic() - started
     about = f"of {len(table)} images, frozen features in {precision}, {seconds:.0f} s"
     run.say(f"{in_words(doubts)} ({about})")
-    return doubts
+    return doubts, Features(table.paths, features)
 
 
 def _features(

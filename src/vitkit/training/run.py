@@ -205,8 +205,8 @@ def _conclude(
     """Calibrate and evaluate the trained model, and write the report."""
 
     def evaluate() -> tuple[dict[str, Any], Evaluation | None]:
-        doubts = doubt_labels(run, recipe, table, known, weights)
-        return report(run.folder, recipe, table, run.say, doubts)
+        doubts, frozen = doubt_labels(run, recipe, table, known, weights)
+        return report(run.folder, recipe, table, run.say, doubts, frozen)
 
     numbers, evaluation = run.team.broadcast_from_main(evaluate)
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"

@@ -100,12 +100,14 @@ class EvaluationResult(Result):
     def lines(self) -> list[str]:
         """Return the figures with their intervals, the figures of each class, and the images that were left out."""
         from vitkit.evaluation.promises import promise_lines
+        from vitkit.evaluation.unknown import unknown_lines
 
         lines = [f"{self.evaluated} of {self.root} ({self.computed})"]
         lines += [
             *self._summary_lines(),
             *_operating_lines(self.figures),
             *promise_lines(self.figures),
+            *unknown_lines(self.figures),
             *self._class_lines(),
         ]
         lines += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
@@ -244,6 +246,7 @@ def evaluate(
         OSError: `out` cannot be written.
     """
     from vitkit.evaluation.promises import promise_figures
+    from vitkit.evaluation.unknown import unknown_figures
 
     check_choice("--layout", layout, LayoutName)
     check_choice("--device", device, DeviceName)
@@ -272,7 +275,8 @@ def evaluate(
             judged = _with_run_facts(judged, classifier, folder, run_table)
         outcome = judged.before
         seen, caveat = _seen(classifier, folder or "the model", table, outcome.split, is_of_run=data is None)
-        promises = promise_figures(
+        promises = unknown_figures(classifier, outcome, seen, is_of_run=data is None)
+        promises |= promise_figures(
             *(classifier, outcome, seen),
             is_of_run=data is None,
             coverage=coverage,

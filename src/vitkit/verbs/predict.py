@@ -73,19 +73,21 @@ class Predictions(Result):
     """The predictions of a classifier. Iterating over them yields a `Row` for each image, in order.
 
     A row has the `path` of the image, its `label` (None if it was rejected or the image cannot be read), its
-    `confidence`, an `error` if the image cannot be read, and the `top` classes if more than one was requested.
+    `confidence`, an `error` if the image cannot be read, and the `top` classes if more than one was requested. Its
+    `unknown` is the fraction of known images that look at least as unfamiliar, or None if the model cannot tell.
     Probabilities that are read from a file have the digits of the file.
 
     Attributes:
         images: the number of images.
         unreadable: the number of images that could not be read.
-        rejected: the number of labels that were withheld because of low confidence.
+        rejected: the number of labels that were withheld, those of unknown images included.
         computed: the backend and precision that computed the predictions, in words.
         is_whole: whether every image and every folder could be read.
         out: the file with the rows; None if they are in memory.
         notes: assumptions about the model, and places that could not be searched for images.
         form: the format of the rows.
         kept: the rows if they are in memory, as those of a workbook are.
+        unknown: the number of images that are called unknown.
     """
 
     images: int
@@ -97,6 +99,7 @@ class Predictions(Result):
     notes: tuple[str, ...]
     form: RowFormat = field(compare=False)
     kept: tuple[Row, ...] = ()
+    unknown: int = 0
 
     def __iter__(self) -> Iterator[Row]:
         return (
@@ -116,6 +119,7 @@ class Predictions(Result):
                 "label": row.label,
                 "confidence": row.confidence,
                 "error": row.error,
+                **({"unknown": row.unknown} if self.form.columns.has_unknown else {}),
                 **({} if self.form.columns.rules.sets is None else {"set": row.set}),
             }
             for row in self
@@ -129,12 +133,14 @@ class Predictions(Result):
     def counts(self) -> dict[str, Any]:
         """Return the numbers of images, unreadable images and rejected labels, and how they were computed."""
         numbers = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
+        numbers |= {} if self.form.columns.rules.unknown is None else {"unknown": self.unknown}
         where = {} if self.out is None else {"out": str(self.out)}
         return {**numbers, "computed": self.computed, **where}
 
     def lines(self) -> list[str]:
         """Return one line with the counts and how the predictions were computed."""
         rejected = f", {self.rejected} rejected" if self.form.columns.may_reject else ""
+        rejected += "" if self.form.columns.rules.unknown is None else f", {self.unknown} of them as unknown"
         images = plural(self.images, "image", "images")
         where = "" if self.out is None else f": {self.out}"
         return [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
@@ -163,6 +169,7 @@ def predict(
     set_score: SetScore = "lac",
     set_by_class: bool = False,
     accuracy: float | None = None,
+    unknown: float | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
@@ -214,6 +221,8 @@ def predict(
         set_by_class: make sets contain the true class as often for each class as for all images.
         accuracy: withhold labels that are not sure enough: the others are right in at least this fraction, such as
             0.99. The threshold is chosen by the run's validation images, so that this holds with a probability of 95 %.
+        unknown: label images `?` that look less familiar than nearly all validation images of the run: those whose
+            column `unknown` is at most this value, such as 0.01. As many images of known classes are labelled so.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
@@ -258,10 +267,15 @@ def predict(
         _check_free(out, may_exist=may_exist)
         classifier = open_named(model, classes, templates, notes, one=one, preprocess=preprocess)
         classifier.preprocess.check_known()
-        rules = classifier.rules(coverage=coverage, set_score=set_score, by_class=set_by_class, accuracy=accuracy)
+        if unknown is not None and merge:
+            raise VitkitError("--unknown is fitted to features of all patches, and --merge changes them: leave out one")
+        rules = classifier.rules(
+            coverage=coverage, set_score=set_score, by_class=set_by_class, accuracy=accuracy, unknown=unknown
+        )
         for line in rules.notes():
             notes(line)
-        columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi", rules)
+        has_unknown = not merge and classifier.unknown is not None
+        columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi", rules, has_unknown)
         gathered = None if _is_workbook(out) else out  # the file that grows row by row
         form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)
@@ -280,7 +294,8 @@ def predict(
     tally = stock.tally
     counts = (tally.images, tally.unreadable, tally.rejected)
     is_whole = is_whole and not tally.unreadable
-    return Predictions(*counts, classifier.computed, is_whole, out, tuple(notes.lines), form, tuple(kept))
+    lines, rows = tuple(notes.lines), tuple(kept)
+    return Predictions(*counts, classifier.computed, is_whole, out, lines, form, rows, tally.unknown)
 
 
 def _answer(
@@ -380,7 +395,7 @@ def _sheet_cells(row: Row) -> dict[str, str | float | None]:
     rejected = row.name or JOINT if row.is_rejected else None
     cells: dict[str, str | float | None] = defaultdict(lambda: None)
     cells |= {"path": row.path, "label": row.label, "confidence": row.confidence, "error": row.error}
-    cells["rejected"] = rejected
+    cells |= {"rejected": rejected, "unknown": row.unknown, "set": None if row.set is None else JOINT.join(row.set)}
     for rank, (label, confidence) in enumerate(row.top, 1):
         cells |= {f"label_{rank}": label, f"confidence_{rank}": confidence}
     return cells

@@ -59,6 +59,7 @@ class Models:
             raise VitkitError(prediction.error)
         top = [{"label": label, "confidence": probability} for label, probability in prediction.ranking[:_SHOWN]]
         answer = {"label": prediction.label, "confidence": prediction.confidence, "top": top, "note": doubt or ""}
+        answer["unknown"] = prediction.unknown
         more = {"classes": len(classifier.classes), "multi": classifier.task == "multi"}
         return {**answer, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
 
@@ -117,7 +118,7 @@ def _row(classifier: Classifier, content: bytes) -> npt.NDArray[np.float32] | st
     from vitkit.inference.pipeline import join
 
     (pixels,) = _pixels(classifier, content)[1]
-    ((_, row),) = join(["the picture"], [pixels], classifier.answer)
+    ((_, row),) = join(["the picture"], [pixels], classifier.assess)
     return row
 
 

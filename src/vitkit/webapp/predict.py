@@ -24,6 +24,7 @@ from starlette.background import BackgroundTask
 from vitkit.data.decode import UnreadableImageError
 from vitkit.data.labels import Edit, add_edits
 from vitkit.errors import VitkitError
+from vitkit.inference.trust import UNKNOWN
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json, read_text, write_json
 from vitkit.text.cells import harmless, restored
@@ -67,11 +68,13 @@ class Answer:
         path: where the photograph is.
         ranking: the most probable classes with their probabilities, the best first; empty if it cannot be read.
         error: why it cannot be read.
+        unknown: the part of known images that look at least as unfamiliar; None if the model cannot tell.
     """
 
     path: str
     ranking: tuple[tuple[str, float], ...]
     error: str = ""
+    unknown: float | None = None
 
 
 class StoredPredictions:
@@ -143,7 +146,8 @@ def _answers(file: Path) -> Iterator[Answer]:
                 row = {name: restored(cell or "") for name, cell in cells.items()}
                 named = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
                 ranking = [(row[label], float(row[value])) for label, value in named if row.get(value)]
-                yield Answer(row["path"], tuple(ranking[:_TOP]), row["error"])
+                unknown = float(row["unknown"]) if row.get("unknown") else None
+                yield Answer(row["path"], tuple(ranking[:_TOP]), row["error"], unknown)
     except (OSError, csv.Error, KeyError, ValueError) as error:
         raise VitkitError("the file with these predictions is gone or damaged: predict the folder again") from error
 
@@ -152,28 +156,34 @@ def _answers(file: Path) -> Iterator[Answer]:
 
 
 def table_of(
-    stored: StoredPredictions, item: Answers, withhold: float
+    stored: StoredPredictions, item: Answers, withhold: float, unknown: float = 0.0
 ) -> tuple[list[str], list[list[str | float | None]]]:
     """Return the header and the rows of a table of predictions.
+
+    If the model says how unfamiliar photographs look, this is the last column.
 
     Args:
         stored: the predictions of the workspace.
         item: the prediction.
         withhold: classes with a lower confidence are left empty, unless somebody chose them.
+        unknown: photographs whose value `unknown` is at most this have the class `?`, unless somebody chose one.
     """
+    answers = stored.rows(item)
+    has_unknown = any(row.unknown is not None for row in answers)
     header = ["path", "label", "confidence", "predicted", "withheld", "corrected", "error"]
     rows: list[list[str | float | None]] = []
-    for number, row in enumerate(stored.rows(item)):
-        correction = item.corrections.get(str(number))
+    for number, row in enumerate(answers):
+        correction, more = item.corrections.get(str(number)), [row.unknown] if has_unknown else []
         if not row.ranking:
-            rows.append([_below(row.path, item.folder), correction, None, None, None, correction, row.error])
+            rows.append([_below(row.path, item.folder), correction, None, None, None, correction, row.error, *more])
             continue
         predicted, confidence = row.ranking[0]
-        is_withheld = correction is None and confidence < withhold
-        label = correction or (None if is_withheld else predicted)
-        cells = [label, confidence, predicted, "yes" if is_withheld else None, correction, None]
+        is_unknown = correction is None and row.unknown is not None and row.unknown <= unknown
+        is_withheld = correction is None and (is_unknown or confidence < withhold)
+        label = correction or (UNKNOWN if is_unknown else None if is_withheld else predicted)
+        cells = [label, confidence, predicted, "yes" if is_withheld else None, correction, None, *more]
         rows.append([_below(row.path, item.folder), *cells])
-    return header, rows
+    return [*header, *(["unknown"] if has_unknown else [])], rows
 
 
 def _csv_of(header: Sequence[str], rows: Sequence[Sequence[str | float | None]]) -> bytes:
@@ -185,7 +195,7 @@ def _csv_of(header: Sequence[str], rows: Sequence[Sequence[str | float | None]])
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
-def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float) -> str:
+def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unknown: float = 0.0) -> str:
     """Return a self-contained page with a thumbnail and the class of each photograph, to print or to send.
 
     Raises:
@@ -197,7 +207,7 @@ def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float) -> 
     rows = stored.rows(item)
     if len(rows) > _SHEET_MOST:
         raise VitkitError(f"a contact sheet has at most {_SHEET_MOST:,} photographs, not {len(rows):,}")
-    _, table = table_of(stored, item, withhold)
+    _, table = table_of(stored, item, withhold, unknown)
     pictures = thumbnails((Path(row.path) for row in rows), 160)
     shown = [(picture, "", _caption(cells)) for picture, cells in zip(pictures, table, strict=True)]
     title = f"{item.title}: what {item.run} sees"
@@ -208,11 +218,11 @@ def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float) -> 
 
 
 def _caption(cells: Sequence[str | float | None]) -> tuple[str, ...]:
-    path, label, confidence, _, is_withheld, correction, error = cells
+    path, label, confidence, _, is_withheld, correction, error = cells[:7]
     if error:
         return str(error), str(path)
     sure = "corrected" if correction else f"{100 * float(confidence or 0):.0f} %"
-    return ("withheld" if is_withheld else str(label), sure, str(path))
+    return ("withheld" if is_withheld and label is None else str(label), sure, str(path))
 
 
 def _escaped(text: str) -> str:
@@ -315,7 +325,7 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/{number}")
     def show_rows(number: int) -> dict[str, Any]:
         item = stored.get(number)
-        rows = [[_below(row.path, item.folder), row.ranking, row.error] for row in stored.rows(item)]
+        rows = [[_below(row.path, item.folder), row.ranking, row.error, row.unknown] for row in stored.rows(item)]
         classes = sorted({label for row in stored.rows(item) for label, _ in row.ranking})
         return {**asdict(item), "rows": rows, "classes": classes}
 
@@ -353,16 +363,16 @@ def router(workspace: Workspace) -> APIRouter:
         return add_to_data(workspace, stored, stored.get(number), addition.numbers)
 
     @routes.get("/{number}/table.csv")
-    def send_csv(number: int, withhold: float = 0.0) -> Response:
+    def send_csv(number: int, withhold: float = 0.0, unknown: float = 0.0) -> Response:
         item = stored.get(number)
         return Response(
-            _csv_of(*table_of(stored, item, withhold)), media_type="text/csv", headers=_attached("csv", item)
+            _csv_of(*table_of(stored, item, withhold, unknown)), media_type="text/csv", headers=_attached("csv", item)
         )
 
     @routes.get("/{number}/table.xlsx")
-    def send_workbook(number: int, withhold: float = 0.0) -> FileResponse:
+    def send_workbook(number: int, withhold: float = 0.0, unknown: float = 0.0) -> FileResponse:
         item = stored.get(number)
-        header, rows = table_of(stored, item, withhold)
+        header, rows = table_of(stored, item, withhold, unknown)
         check_rows(len(rows))
         folder = tempfile.TemporaryDirectory()
         file = Path(folder.name) / "predictions.xlsx"
@@ -370,9 +380,9 @@ def router(workspace: Workspace) -> APIRouter:
         return FileResponse(file, headers=_attached("xlsx", item), background=BackgroundTask(folder.cleanup))
 
     @routes.get("/{number}/sheet.html")
-    def send_sheet(number: int, withhold: float = 0.0) -> HTMLResponse:
+    def send_sheet(number: int, withhold: float = 0.0, unknown: float = 0.0) -> HTMLResponse:
         item = stored.get(number)
-        return HTMLResponse(contact_sheet(stored, item, withhold), headers=_attached("html", item))
+        return HTMLResponse(contact_sheet(stored, item, withhold, unknown), headers=_attached("html", item))
 
     return routes
 

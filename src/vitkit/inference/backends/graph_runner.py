@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,7 +24,7 @@ class GraphRunner:
 
     Attributes:
         batch: the only batch size that the graph accepts; None for any.
-        outputs: the number of logits; None if the graph does not record it.
+        outputs: the number of logits and features; None if the graph does not record it.
     """
 
     backend: str
@@ -41,6 +42,8 @@ class GraphRunner:
 
     def answer(self, images: Array) -> Array:
         """Compute float32 logits (B, K) of images (B, C, height, width) in float32, for any B.
+
+        If the graph has a second output, the features, the result is (B, K + D).
 
         Raises:
             VitkitError: the runtime fails, or returns a result of another shape.
@@ -69,6 +72,11 @@ class GraphRunner:
     def _run(self, images: Array) -> Array:
         """Compute one contiguous batch (batch, C, height, width) -> (batch, K)."""
         raise NotImplementedError
+
+
+def side_by_side(results: Sequence[Array]) -> Array:
+    """Join logits (B, K) and features (B, D), if there are any, to (B, K + D)."""
+    return results[0] if len(results) == 1 else np.concatenate(results, axis=1)
 
 
 def import_openvino() -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, side_by_side
 from vitkit.inference.pipeline import threads
 
 if TYPE_CHECKING:
@@ -81,13 +81,12 @@ class OnnxRunner(GraphRunner):
         options.log_severity_level = _LOG_ERRORS
         model = source if isinstance(source, bytes) else str(source)
         self._session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        batch, outputs = self._session.get_inputs()[0].shape[0], self._session.get_outputs()[0].shape[1]
-        self.batch, self.outputs = batch if isinstance(batch, int) else None, outputs
+        batch = self._session.get_inputs()[0].shape[0]
+        self.batch = batch if isinstance(batch, int) else None
+        self.outputs = sum(output.shape[1] for output in self._session.get_outputs())
 
     def _run(self, images: Array) -> Array:
-        logits: Array
-        (logits,) = self._session.run(None, {"images": images})
-        return logits
+        return side_by_side(self._session.run(None, {"images": images}))
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:

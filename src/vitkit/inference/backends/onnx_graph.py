@@ -3,6 +3,9 @@
 The graph of another library's network is traced by PyTorch's exporter and written again. The exporter's file contains
 more than the graph, such as the source location of each operation. Only operations, constants, images and logits are
 kept, so that a file contains nothing about the machine it was made on, and readers can be strict.
+
+A model that computes features together with its logits (`inference.features.with_features`) has a second output,
+`features` (batch, D).
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import vitkit
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.backends.graph_builder import Activation, Pads, emit
 from vitkit.inference.backends.graph_runner import import_openvino
+from vitkit.inference.features import classes_and_features
+from vitkit.model.layers import InParts
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
 
@@ -48,12 +53,17 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
         raise VitkitError("ONNX is not installed: pip install 'vitkit[export]'") from error
     check_size(model, dtype, "use another dtype, or OpenVINO")
     writer = _OnnxWriter(batch, dtype)
-    logits = emit(model, writer)
-    writer.node("Identity", logits, name="logits")
-    config = model.config
-    shape = [batch or "batch", config.num_classes or config.feature_size]
-    output = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, shape)
-    return as_model(writer.nodes, writer.input, output, writer.constants)
+    computed = emit(model, writer)
+    K, D = classes_and_features(model)
+    widths = {"logits": K, "features": D} if D else {"logits": K or model.config.feature_size}
+    parts = [writer.slice(computed, 1, 0, K), writer.slice(computed, 1, K, K + D)] if D else [computed]
+    for name, part in zip(widths, parts, strict=True):
+        writer.node("Identity", part, name=name)
+    outputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch or "batch", width])
+        for name, width in widths.items()
+    ]
+    return as_model(writer.nodes, writer.input, outputs, writer.constants)
 
 
 def check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
@@ -67,18 +77,18 @@ def check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
         raise VitkitError(f"the weights have {size / 2**30:.1f} GiB, but an ONNX file can have 2: {cure}")
 
 
-def as_model(nodes: list[Any], images: Any, logits: Any, constants: list[Any]) -> Any:
+def as_model(nodes: list[Any], images: Any, outputs: list[Any], constants: list[Any]) -> Any:
     """Return the `onnx.ModelProto` of a graph that vitkit wrote.
 
     Args:
         nodes: the operations, in order.
         images: the input, with its shape.
-        logits: the output, with its shape.
+        outputs: the outputs, with their shapes.
         constants: the weights.
     """
     import onnx
 
-    graph = onnx.helper.make_graph(nodes, "vitkit", [images], [logits], constants)
+    graph = onnx.helper.make_graph(nodes, "vitkit", [images], outputs, constants)
     made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
     made.ir_version, made.producer_name, made.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
     return made
@@ -207,17 +217,17 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
     check_size(model, dtype, "use another dtype")
     traced = _trace(model, batch)
     nodes, constants = _parts(traced.graph, dtype)
-    config = model.config
+    config, (K, D) = model.config, classes_and_features(model)
     shapes = {
         "images": [batch or "batch", config.in_channels, *config.image_size],
-        "logits": [batch or "batch", config.num_classes],
+        "logits": [batch or "batch", K],
+        **({"features": [batch or "batch", D]} if D else {}),
     }
-    (entry,), (made,) = traced.graph.input, traced.graph.output
-    values = {
-        name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()
-    }
-    assert (entry.name, made.name) == ("images", "logits")
-    return as_model(nodes, values["images"], values["logits"], constants)
+    assert [value.name for value in (*traced.graph.input, *traced.graph.output)] == list(shapes)
+    images, *outputs = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()
+    )
+    return as_model(nodes, images, outputs, constants)
 
 
 def to_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
@@ -234,10 +244,10 @@ def to_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = t
         raise VitkitError(f"OpenVINO cannot read {model.config.full_name}: {first_line(error)}") from error
     for number, node in enumerate(read.get_ordered_ops()):
         node.set_friendly_name(f"{node.get_type_name()}_{number}")
-    (made,) = read.get_results()
-    logits = made.input_value(0)
-    logits.set_names({"logits"})
-    return openvino.Model([openvino.opset13.result(logits)], read.get_parameters(), "vitkit")
+    outputs = [made.input_value(0) for made in read.get_results()]
+    for name, output in zip(("logits", "features"), outputs, strict=False):
+        output.set_names({name})
+    return openvino.Model([openvino.opset13.result(output) for output in outputs], read.get_parameters(), "vitkit")
 
 
 def _trace(model: Network, batch: int | None) -> Any:
@@ -245,15 +255,16 @@ def _trace(model: Network, batch: int | None) -> Any:
     config = model.config
     images = torch.zeros(batch or 2, config.in_channels, *config.image_size)
     sizes = None if batch else ({0: torch.export.Dim("batch")},)
+    has_features = classes_and_features(model)[1] > 0
     try:
         with _quiet():
             program = torch.onnx.export(
-                plain,
+                InParts(plain) if has_features else plain,
                 (images,),
                 dynamo=True,
                 dynamic_shapes=sizes,
                 input_names=["images"],
-                output_names=["logits"],
+                output_names=["logits", "features"] if has_features else ["logits"],
                 opset_version=OPSET,
                 verbose=False,
             )

@@ -8,7 +8,7 @@ from threading import Lock, local
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, import_openvino
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, import_openvino, side_by_side
 from vitkit.inference.pipeline import cores, threads
 from vitkit.system.environment import processor_precision
 
@@ -72,9 +72,10 @@ class OpenVINORunner(GraphRunner):
         if precision == "bfloat16" and not _has_bfloat16():
             raise VitkitError("this processor has no bfloat16: use --precision float32")
         self.precision = precision
-        batch, outputs = graph.input(0).partial_shape[0], graph.output(0).partial_shape[1]
+        batch, widths = graph.input(0).partial_shape[0], [output.partial_shape[1] for output in graph.outputs]
         self.batch = None if batch.is_dynamic else batch.get_length()
-        self.outputs = None if outputs.is_dynamic else outputs.get_length()
+        is_known = not any(width.is_dynamic for width in widths)
+        self.outputs = sum(width.get_length() for width in widths) if is_known else None
         self._graph = graph
         self._compiled: dict[int, Any] = {}  # by number of threads
         self._lock, self._local = Lock(), local()
@@ -84,8 +85,8 @@ class OpenVINORunner(GraphRunner):
         count = threads()
         if count not in requests:
             requests[count] = self._compile(count).create_infer_request()
-        logits: Array = requests[count].infer([images], share_inputs=True)[0]
-        return logits
+        results = requests[count].infer([images], share_inputs=True)
+        return side_by_side([results[i] for i in range(len(self._graph.outputs))])
 
     def _compile(self, threads: int) -> Any:
         streams = cores() if threads == 1 else 1

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from vitkit.inference.backends.graph_builder import Activation, Pads, emit
 from vitkit.inference.backends.graph_runner import import_openvino
+from vitkit.inference.features import classes_and_features
 from vitkit.model.vit import VisionTransformer
 
 
 def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
     """Write the model as an `openvino.Model`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
+
+    A model that computes features together with its logits has a second output, `features` (batch, D).
 
     Args:
         model: the model whose weights are copied.
@@ -24,10 +27,12 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
     """
     openvino = import_openvino()
     writer = _OpenVinoWriter(batch, dtype)
-    logits = emit(model, writer)
-    result = writer.op.result(logits)
-    logits.output(0).set_names({"logits"})
-    return openvino.Model([result], [writer.parameter], "vitkit")
+    computed = emit(model, writer)
+    K, D = classes_and_features(model)
+    parts = [writer.slice(computed, 1, 0, K), writer.slice(computed, 1, K, K + D)] if D else [computed]
+    for name, part in zip(("logits", "features"), parts, strict=False):
+        part.output(0).set_names({name})
+    return openvino.Model([writer.op.result(part) for part in parts], [writer.parameter], "vitkit")
 
 
 class _OpenVinoWriter:

@@ -149,5 +149,8 @@ class Runner(Protocol):
     plan: str
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Compute float32 logits (B, K) of images (B, C, height, width), on the CPU, for any B."""
+        """Compute float32 logits (B, K) of images (B, C, height, width), on the CPU, for any B.
+
+        Of a model that computes features as well (`inference.features.with_features`), the result is (B, K + D).
+        """
         ...

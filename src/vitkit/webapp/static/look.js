@@ -11,6 +11,8 @@ const TITLES = {
   "gradient-attention": "Evidence for this class, last layer", occlusion: "Effect of covering each part",
 };
 
+const UNFAMILIAR = 0.05;
+
 export async function show(main, studio) {
   const page = new LookPage(studio);
   await page.build(main);
@@ -114,6 +116,7 @@ class LookPage {
     fill(this.found,
       el("section", { class: "panel", "aria-label": "What the model says" },
         el("h2", { class: "wrap" }, said, " ", el("span", { class: "chip" }, percent(seen.confidence))),
+        seen.unknown !== null && el("p", { class: seen.unknown <= UNFAMILIAR ? "warn" : "small soft" }, familiarity(seen.unknown)),
         seen.note && el("p", { class: "warn small" }, `It may be meant to be brighter or darker: ${seen.note}`),
         el("p", { class: "small soft" }, seen.methods.length ? "Click a class to see the evidence for it." : ""),
         el("ul", { class: "look-classes" }, seen.top.map((own) => this.classRow(own)))),
@@ -156,6 +159,12 @@ class LookPage {
     };
     return { figure: el("figure", {}, el("figcaption", {}, choice), canvas, scale(), tells), load };
   }
+}
+
+/** How a picture compares with the known ones, of which `part` look at least as unfamiliar. */
+function familiarity(part) {
+  const said = `${percent(part)} of known photographs look as unfamiliar to the model as this picture, or more.`;
+  return part <= UNFAMILIAR ? `It may show none of the classes: only ${said}` : said;
 }
 
 function percent(part) {

@@ -20,6 +20,7 @@ class PredictPage {
     this.studio = studio;
     this.filter = { label: "", text: "", kind: "" };
     this.withhold = 0;
+    this.unknownBelow = 0;
   }
 
   async build(main) {
@@ -124,38 +125,52 @@ class PredictPage {
 
   /** Whether the prediction of a row is rejected: its confidence is too low, and nobody has corrected it. */
   isWithheld(i) {
-    return this.shown.rows[i][1].length > 0 && this.shown.corrections[i] === undefined && this.confidence(i) < this.withhold;
+    return this.shown.rows[i][1].length > 0 && this.shown.corrections[i] === undefined && (this.isUnknown(i) || this.confidence(i) < this.withhold);
+  }
+
+  /** The part of known photographs that look at least as unfamiliar; undefined if the model cannot tell. */
+  unknown(i) {
+    return this.shown.rows[i][3] ?? undefined;
+  }
+
+  isUnknown(i) {
+    return this.shown.corrections[i] === undefined && this.unknown(i) <= this.unknownBelow;
   }
 
   matching() {
     const { label, text, kind } = this.filter;
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    const kinds = { "": () => true, sure: (i) => this.label(i) && !this.isWithheld(i), withheld: (i) => this.isWithheld(i), corrected: (i) => this.shown.corrections[i] !== undefined, unreadable: (i) => this.shown.rows[i][2] !== "" };
+    const kinds = { "": () => true, sure: (i) => this.label(i) && !this.isWithheld(i), withheld: (i) => this.isWithheld(i), unknown: (i) => this.isUnknown(i), corrected: (i) => this.shown.corrections[i] !== undefined, unreadable: (i) => this.shown.rows[i][2] !== "" };
     const fits = (i) => (!label || this.label(i) === label) && kinds[kind](i) && words.every((word) => this.shown.rows[i][0].toLowerCase().includes(word));
     const found = [...this.shown.rows.keys()].filter(fits);
-    return this.byDoubt ? found.sort((a, b) => this.confidence(a) - this.confidence(b)) : found;
+    const orders = { doubt: (a, b) => this.confidence(a) - this.confidence(b), unknown: (a, b) => (this.unknown(a) ?? 2) - (this.unknown(b) ?? 2) };
+    return this.order ? found.sort(orders[this.order]) : found;
   }
 
   drawResult() {
     const { shown } = this;
     const labels = el("select", { "aria-label": "Class", onchange: () => { this.filter.label = labels.value; this.draw(true); } });
     this.labels = labels;
+    this.tells = [...shown.rows.keys()].some((i) => this.unknown(i) !== undefined);
+    if (!this.tells && this.order === "unknown") this.order = "";
     const kinds = el("select", { "aria-label": "Which photographs", onchange: () => { this.filter.kind = kinds.value; this.draw(true); } },
-      [["", "All photographs"], ["sure", "With a class"], ["withheld", "Withheld"], ["corrected", "Corrected"], ["unreadable", "Cannot be read"]].map(([value, title]) => el("option", { value }, title)));
-    const order = el("select", { "aria-label": "Order", onchange: () => { this.byDoubt = order.value === "doubt"; this.draw(true); } }, el("option", { value: "" }, "By name"), el("option", { value: "doubt" }, "The least certain first"));
-    order.value = this.byDoubt ? "doubt" : "";
+      [["", "All photographs"], ["sure", "With a class"], ["withheld", "Withheld"], ...(this.tells ? [["unknown", "Unknown"]] : []), ["corrected", "Corrected"], ["unreadable", "Cannot be read"]].map(([value, title]) => el("option", { value }, title)));
+    const order = el("select", { "aria-label": "Order", onchange: () => { this.order = order.value; this.draw(true); } }, el("option", { value: "" }, "By name"), el("option", { value: "doubt" }, "The least certain first"), this.tells && el("option", { value: "unknown" }, "The least familiar first"));
+    order.value = this.order || "";
     const find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name", oninput: () => { this.filter.text = find.value; this.draw(true); } });
     const withhold = el("input", { type: "number", id: "withhold", min: 0, max: 100, step: 1, value: Math.round(100 * this.withhold), oninput: () => { this.withhold = Math.min(1, Math.max(0, Number(withhold.value) / 100 || 0)); this.draw(); } });
+    const unknown = el("input", { type: "number", id: "unknown", min: 0, max: 100, step: 0.5, value: 100 * this.unknownBelow, title: "Photographs that look less familiar than all but this part of known ones are labelled ?", oninput: () => { this.unknownBelow = Math.min(1, Math.max(0, Number(unknown.value) / 100 || 0)); this.draw(); } });
     this.counts = el("p", { class: "soft", role: "status" });
     this.body = el("tbody");
     this.more = el("button", { type: "button", onclick: () => { this.most += PAGE; this.draw(); } });
     this.files = el("div", { class: "row", role: "group", "aria-label": "Save" });
     this.names = el("datalist", { id: "predict-classes" }, shown.classes.map((name) => el("option", { value: name })));
     fill(this.result, el("section", { class: "panel", "aria-label": "Predictions" }, el("h2", { class: "wrap" }, `${shown.title}, by ${shown.run}`),
-      el("div", { class: "row predict-tools" }, labels, kinds, order, find, el("label", { for: "withhold" }, "Withhold below"), withhold, el("span", {}, "%")),
+      el("div", { class: "row predict-tools" }, labels, kinds, order, find, el("label", { for: "withhold" }, "Withhold below"), withhold, el("span", {}, "%"),
+        this.tells && [el("label", { for: "unknown" }, "Call unknown up to"), unknown, el("span", {}, "%")]),
       this.files, this.counts, this.names,
       el("div", { class: "predict-table", role: "region", tabindex: 0, "aria-label": "Table of predictions" },
-        el("table", {}, el("thead", {}, el("tr", {}, ["Photograph", "Class", "Confidence", "Next", "Correction"].map((title) => el("th", { scope: "col" }, title)))), this.body)),
+        el("table", {}, el("thead", {}, el("tr", {}, ["Photograph", "Class", "Confidence", this.tells && "Unknown", "Next", "Correction"].filter(Boolean).map((title) => el("th", { scope: "col" }, title)))), this.body)),
       this.more));
     this.draw();
   }
@@ -185,8 +200,9 @@ class PredictPage {
     const input = el("input", { type: "text", list: "predict-classes", maxlength: 200, value: correction, placeholder: "It is …", "aria-label": `Correct class of ${path}`, onchange: () => this.correct(i, input.value.trim()) });
     return el("tr", { "data-row": i, class: withheld ? "withheld" : "" },
       el("td", { class: "predict-photo" }, !error && el("button", { type: "button", class: "quiet", "aria-label": `Enlarge ${path}`, onclick: () => dialog(path, el("img", { src: `${address}?large=true`, alt: path })) }, el("img", { src: address, alt: "", loading: "lazy" })), el("span", { class: "small wrap" }, path)),
-      el("td", {}, error ? el("span", { class: "bad" }, error) : withheld ? el("span", { class: "soft" }, `withheld (${ranking[0][0]})`) : el("strong", {}, this.label(i) || "none")),
+      el("td", {}, error ? el("span", { class: "bad" }, error) : this.isUnknown(i) ? el("span", {}, el("strong", {}, "?"), el("span", { class: "soft" }, ` (${ranking[0][0]})`)) : withheld ? el("span", { class: "soft" }, `withheld (${ranking[0][0]})`) : el("strong", {}, this.label(i) || "none")),
       el("td", {}, ranking.length ? percent(ranking[0][1]) : ""),
+      this.tells && el("td", { title: "The part of known photographs that look at least as unfamiliar" }, this.unknown(i) === undefined ? "" : `${(100 * this.unknown(i)).toFixed(1)} %`),
       el("td", { class: "small soft" }, ranking.slice(1).map(([name, part]) => el("div", {}, `${name} ${percent(part)}`))),
       el("td", {}, input));
   }
@@ -203,7 +219,7 @@ class PredictPage {
   }
 
   drawFiles(found) {
-    const address = (file) => `/api/predict/${this.shown.number}/${file}?withhold=${this.withhold}`;
+    const address = (file) => `/api/predict/${this.shown.number}/${file}?withhold=${this.withhold}&unknown=${this.unknownBelow}`;
     const link = (file, title) => el("a", { class: "button", href: address(file), download: "" }, title);
     const numbers = found.filter((i) => this.label(i) && !this.isWithheld(i));
     fill(this.files, link("table.xlsx", "Excel (.xlsx)"), link("table.csv", "CSV"), link("sheet.html", "Contact sheet"),

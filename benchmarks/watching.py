@@ -1,0 +1,119 @@
+"""False and true alarms of `vitkit watch`: `python benchmarks/watching.py --work FOLDER`, after `strangers.py`.
+
+FOLDER has what the five models of `strangers.py` make of their photographs. For each of them, the validation and test
+photographs of the four known classes are divided at random, 200 times, into 240 photographs of the past and the others,
+of today. Columns, as fractions of these divisions:
+
+    same        alarms although nothing differs, which `--level 0.05` promises in at most 0.05
+    doubled     alarms if one class is twice as frequent today, by leaving out half of the other classes
+    unseen      alarms if one in ten photographs of today shows the class that was left out
+    by ...      alarms of each test alone, without adjustment, if nothing differs
+
+`stored` says whether the test photographs differ from the validation photographs that the run recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from strangers import made_up, read_seen
+from tables import RESULTS, result_path, write_table
+
+import vitkit
+from vitkit.evaluation import DriftTest, Looks, compare_looks
+from vitkit.inference import HeldOut, Seen, Trust, Unknown
+
+SPLITS, PAST, LEVEL = 200, 240, 0.05
+
+
+def probabilities(seen: Seen, temperature: float) -> npt.NDArray[np.float32]:
+    """The softmax of the logits, at the temperature of the model."""
+    powers = np.exp((seen.logits - seen.logits.max(axis=1, keepdims=True)) / temperature)
+    p: npt.NDArray[np.float32] = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    return p
+
+
+def joined(parts: list[Seen]) -> Seen:
+    """All images of several parts."""
+    return Seen(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "logits", "labels")))
+
+
+def is_alarm(tests: tuple[DriftTest, ...]) -> bool:
+    """Whether one of the adjusted values is low."""
+    return any(test.adjusted <= LEVEL for test in tests)
+
+
+def measure(name: str, seen: dict[str, Seen], trust: Trust, temperature: float, splits: int) -> dict[str, Any]:
+    """The row of a model."""
+    known, strange = joined([seen["final|val"], seen["final|test"]]), seen["final|unseen class"]
+    looks, others = (Looks.of(trust, probabilities(each, temperature), each) for each in (known, strange))
+    classes = tuple(map(str, range(known.logits.shape[1])))
+    past, alarms = min(PAST, len(looks) // 2), dict.fromkeys(("same", "doubled", "unseen"), 0)
+    alone = dict[str, int]()
+    for number in range(splits):
+        rng = np.random.default_rng(number)
+        order = rng.permutation(len(looks))
+        before, now = looks.at(order[:past]), order[past:]
+        tests = compare_looks(before, looks.at(now), classes)
+        alarms["same"] += is_alarm(tests)
+        for test in tests:
+            alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
+        often = known.labels[now] == number % len(classes)
+        doubled = now[often | (np.arange(len(now)) % 2 == 0)]
+        alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), classes))
+        tenth = rng.permutation(len(others))[: len(now) // 9]
+        mixed = Looks.joined([looks.at(now), others.at(tenth)])
+        alarms["unseen"] += is_alarm(compare_looks(before, mixed, classes))
+    test = looks.at(np.arange(len(looks)) >= len(seen["final|val"]))
+    stored = compare_looks(Looks.of_validation(trust), test, classes)
+    return {
+        "left_out": name,
+        "splits": splits,
+        "past": past,
+        "today": len(looks) - past,
+        **{kind: round(count / splits, 4) for kind, count in alarms.items()},
+        **{f"by {test}": round(count / splits, 4) for test, count in alone.items()},
+        "stored": "differs" if is_alarm(stored) else "same",
+    }
+
+
+def rows_of(work: Path) -> Iterator[dict[str, Any]]:
+    """A row for each model in the folder."""
+    for folder in sorted(path for path in work.iterdir() if (path / "seen.npz").is_file()):
+        classifier = vitkit.load(folder / "run")
+        assert classifier.held_out is not None
+        yield measure(folder.name, read_seen(folder / "seen.npz"), classifier.held_out, classifier.temperature, SPLITS)
+
+
+def smoke() -> dict[str, Any]:
+    """A row of made-up features."""
+    seen, _ = made_up(np.random.default_rng(0))
+    val = seen["final|val"]
+    unknown = Unknown.fit("joint", seen["final|train"], val)
+    return measure("none", seen, Trust(HeldOut.of(probabilities(val, 1.0), val.labels), unknown), 1.0, 20)
+
+
+def main() -> None:
+    """Write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="the folder of strangers.py")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--smoke", action="store_true", help="made-up features, to see that the script works")
+    options = parser.parse_args()
+    if not options.smoke and options.work is None:
+        parser.error("--work is required")
+    rows = [smoke()] if options.smoke else list(rows_of(options.work))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = [{name: row.get(name, "") for name in names} for row in rows]
+    for row in table:
+        print(row)
+    write_table(result_path("watching", "bfloat16", folder=options.out), table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""How unfamiliar an image is to a classifier: the fraction of known images that look at least as unfamiliar.
+
+A score is computed from the input of the head and the logits of an image; higher means less familiar. The scores are
+
+- `neighbours`: the distance to the k-th nearest training image, for features of length 1 (Sun et al. 2022, arXiv
+  2204.06507);
+- `mahalanobis`: the distance to the nearest class mean under a covariance that all classes share (Lee et al. 2018,
+  arXiv 1807.03888), which is shrunk towards a multiple of the identity (Ledoit & Wolf 2004);
+- `energy`: minus the log-sum-exp of the logits (Liu et al. 2020, arXiv 2010.03759);
+- `joint`: neighbours and energy together, because neighbours miss a class that resembles the known ones, and energy
+  misses pictures of other things. Of the images that are called unknown, about 30 % are so by neighbours.
+
+A score is turned into a conformal p-value (Vovk et al. 2005; Bates et al. 2023, arXiv 2104.08279): with n held-out
+images, (1 + number of them that are at least as unfamiliar) / (n + 1). For a new image of the same kind, it is at most
+a with a probability of at most a, for every a.
+
+A training chooses the score and measures what it misses (`training.strangers`). This module imports numpy alone, so
+that predictions start fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.errors import VitkitError
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.int64]
+Part = Literal["neighbours", "mahalanobis", "energy"]
+Method = Literal["neighbours", "mahalanobis", "energy", "joint"]
+PARTS: dict[Method, dict[Part, float]] = {  # the scores of each method, with their weights
+    "neighbours": {"neighbours": 1.0},
+    "mahalanobis": {"mahalanobis": 1.0},
+    "energy": {"energy": 1.0},
+    "joint": {"neighbours": 0.3, "energy": 0.7},
+}
+METHODS = tuple(PARTS)
+NAMES: dict[Method, str] = {
+    "neighbours": "the distance to the nearest training images",
+    "mahalanobis": "the Mahalanobis distance to the nearest class",
+    "energy": "the energy of the logits",
+    "joint": "the distance to the nearest training images and the energy of the logits",
+}
+ACCEPTED = 0.95  # fraction of known images that are accepted where scores are compared
+_NEIGHBOUR = 10  # k of the nearest neighbours; fewer if there are few training images
+MOST = 1_000  # training images that are stored
+_ROWS = 1_024  # images whose distances are computed at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a model makes of n images.
+
+    Attributes:
+        features: input of the head, (n, D).
+        logits: logits before the temperature, (n, K).
+        labels: true classes, (n,); empty for images that belong to no class.
+    """
+
+    features: Floats
+    logits: Floats
+    labels: Ints
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def at(self, rows: npt.NDArray[Any]) -> Seen:
+        """Return the images at these indices, or where a mask is true."""
+        return Seen(self.features[rows], self.logits[rows], self.labels[rows] if len(self.labels) else self.labels)
+
+    def without_class(self, k: int) -> Seen:
+        """Return the logits without those of a class. Images and labels stay."""
+        return Seen(self.features, np.delete(self.logits, k, axis=1), self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Strangeness:
+    """A fitted score; higher means less familiar.
+
+    Attributes:
+        method: `neighbours`, `mahalanobis` or `energy`.
+        points: for `neighbours`, features of training images of length 1, (m, D), in float16; for `mahalanobis`, the
+            whitened class means, (K, D); otherwise (0, 0).
+        whitening: for `mahalanobis`, a matrix that makes the shared covariance the identity, (D, D); otherwise (0, 0).
+    """
+
+    method: Part
+    points: npt.NDArray[np.floating[Any]]
+    whitening: npt.NDArray[np.float32]
+
+    def of(self, seen: Seen) -> npt.NDArray[np.float64]:
+        """Return the scores (n,) of images."""
+        if self.method == "energy":
+            highest = seen.logits.max(axis=1, keepdims=True).astype(np.float64)
+            return -(highest[:, 0] + np.log(np.exp(seen.logits - highest).sum(axis=1)))
+        k = 1 if self.method == "mahalanobis" else neighbour(len(self.points))
+        scores = np.empty(len(seen))
+        for start in range(0, len(seen), _ROWS):
+            rows = slice(start, start + _ROWS)
+            scores[rows] = np.partition(self._distances(seen.features[rows]), k - 1, axis=1)[:, k - 1]
+        return scores
+
+    def _distances(self, features: Floats) -> npt.NDArray[np.float64]:
+        """Return the squared distances (n, m) of features to the points."""
+        x = features.astype(np.float64) @ self.whitening if self.method == "mahalanobis" else _unit(features)
+        points = self.points.astype(np.float64)
+        squares = (x**2).sum(axis=1)[:, None] + (points**2).sum(axis=1) - 2 * x @ points.T
+        return np.maximum(squares, 0)
+
+
+def neighbour(images: int) -> int:
+    """Return the number of the neighbour whose distance counts, for so many training images."""
+    return max(1, min(_NEIGHBOUR, images // 10))
+
+
+def fit_score(method: Part, train: Seen, seed: int = 0) -> Strangeness:
+    """Fit a score to training images.
+
+    Args:
+        method: `neighbours`, `mahalanobis` or `energy`.
+        train: the training images with their classes.
+        seed: determines which images are stored if there are more than 1,000.
+    """
+    none = np.zeros((0, 0), np.float32)
+    if method == "energy":
+        return Strangeness(method, none, none)
+    if method == "neighbours":
+        rows = np.sort(np.random.default_rng(seed).permutation(len(train))[:MOST])
+        return Strangeness(method, _unit(train.features[rows]).astype(np.float16), none)
+    present = np.unique(train.labels)
+    means = np.stack([train.features[train.labels == k].mean(axis=0, dtype=np.float64) for k in present])
+    residuals = train.features - means[np.searchsorted(present, train.labels)]
+    whitening = _inverse_root(_shrunk_covariance(residuals))
+    return Strangeness(method, (means @ whitening).astype(np.float32), whitening.astype(np.float32))
+
+
+def _unit(features: Floats) -> npt.NDArray[np.float64]:
+    x = features.astype(np.float64)
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def _shrunk_covariance(residuals: Floats) -> npt.NDArray[np.float64]:
+    """Return the covariance (D, D) of centred rows (n, D), shrunk by the amount of Ledoit & Wolf (2004, lemma 3.2)."""
+    x = residuals.astype(np.float64)
+    n, width = x.shape
+    sample = x.T @ x / n
+    level = np.trace(sample) / width
+    spread = ((sample - level * np.eye(width)) ** 2).sum()
+    error = (((x**2).sum(axis=1) ** 2).sum() / n - (sample**2).sum()) / n
+    amount = 1.0 if spread == 0 else min(max(error / spread, 0.0), 1.0)
+    shrunk: npt.NDArray[np.float64] = (1 - amount) * sample + amount * level * np.eye(width)
+    return shrunk
+
+
+def _inverse_root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    values, vectors = np.linalg.eigh(covariance)
+    floor = max(float(values[-1]) * 1e-9, 1e-12)
+    root: npt.NDArray[np.float64] = vectors / np.sqrt(np.maximum(values, floor))
+    return root
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How many images of a kind that belongs to no class pass as known, where `Unknown.accepted` of known images do.
+
+    Attributes:
+        kind: the kind of images.
+        share: the fraction that passes, among images that did not choose the score.
+        bounds: a 95 % interval of this fraction. For pictures that were made, it is that of Clopper & Pearson (1934);
+            for classes that were left out, a prediction interval for another class, which takes into account how much
+            these classes differ.
+        images: the number of images.
+        classes: the number of classes that were left out; 0 for pictures that were made.
+    """
+
+    kind: str
+    share: float
+    bounds: tuple[float, float]
+    images: int
+    classes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Unknown:
+    """A score, the held-out images that turn it into a p-value, and what it was measured to miss.
+
+    Attributes:
+        method: the chosen one of `METHODS`.
+        scores: its parts.
+        known: the scores of the held-out images by each part, in the same order of images, (parts, n).
+        limits: what passes, by kind of image.
+        passing: for each method that was compared, the fraction that passes of the images that chose.
+    """
+
+    method: Method
+    scores: tuple[Strangeness, ...]
+    known: npt.NDArray[np.float64]
+    limits: tuple[Limit, ...] = ()
+    passing: Mapping[Method, float] = field(default_factory=dict)
+
+    @classmethod
+    def fit(cls, method: Method, train: Seen, held_out: Seen, seed: int = 0) -> Unknown:
+        """Fit one method to training images, and turn it into p-values by held-out ones."""
+        scores = tuple(fit_score(part, train, seed) for part in PARTS[method])
+        return cls(method, scores, np.stack([score.of(held_out) for score in scores]))
+
+    @property
+    def accepted(self) -> float:
+        """The fraction of known images that pass where scores are compared: `ACCEPTED`, or less with few images."""
+        return min(ACCEPTED, 1 - _least(self.method) / (self.known.shape[1] + 1))
+
+    def passes(self, seen: Seen) -> npt.NDArray[np.bool_]:
+        """Return whether images pass as known where this fraction of the known images does, (n,)."""
+        passed: npt.NDArray[np.bool_] = self.of(seen) > 1 - self.accepted + 1e-9
+        return passed
+
+    @property
+    def width(self) -> int:
+        """The number of features that are needed, D; 0 if the logits are enough."""
+        return max(score.points.shape[1] for score in self.scores)
+
+    def of(self, seen: Seen) -> npt.NDArray[np.float64]:
+        """Return for each image the fraction (n,) of known images that look at least as unfamiliar, above 0 to 1."""
+        scores = np.stack([score.of(seen) for score in self.scores])
+        return p_values(self.known, scores, tuple(PARTS[self.method].values()))
+
+
+def p_values(
+    known: npt.NDArray[np.float64], scores: npt.NDArray[np.float64], weights: Sequence[float] = (1.0,)
+) -> npt.NDArray[np.float64]:
+    """Return conformal p-values (m,) of images that each have several scores.
+
+    An image and the known ones form a pool. By each score, an image of the pool has a tail: the number of images that
+    are at least as extreme, divided by the weight of the score. The images are ordered by their smallest tails. As this
+    order treats all images of the pool alike, the value is exact for any scores and weights.
+
+    Args:
+        known: scores of the known images, (parts, n).
+        scores: scores of the images, (parts, m).
+        weights: the weight of each score, (parts,).
+    """
+    n = known.shape[1]
+    if len(known) == 1:
+        at_least = n - np.searchsorted(np.sort(known[0]), scores[0], side="left")
+        return (1 + at_least) / (n + 1)
+    weight = np.array(weights)[:, None]
+    ordered = np.sort(known, axis=1)
+    tails = np.stack(
+        [n - np.searchsorted(o, k, side="left") for o, k in zip(ordered, known, strict=True)]
+    )  # (parts, n)
+    values = np.empty(scores.shape[1])
+    for i, image in enumerate(scores.T):  # (parts,)
+        least = ((tails + (image[:, None] >= known)) / weight).min(axis=0)  # (n,): the image is in each tail, or not
+        tail = ((1 + (known >= image[:, None]).sum(axis=1)) / weight[:, 0]).min()
+        values[i] = (1 + (least <= tail).sum()) / (n + 1)
+    return values
+
+
+def images_needed(method: Method, level: float) -> int:
+    """Return the smallest number of held-out images with which an image that is extreme by one score has such a value.
+
+    Known images that are extreme by other scores may count as at least as extreme: as many as the ratio of the weights.
+
+    Args:
+        method: the method.
+        level: the p-value.
+    """
+    return max(1, math.ceil(_least(method) / level - 1e-9) - 1)
+
+
+def _least(method: Method) -> int:
+    """Return n + 1 times the p-value of an image that is the most extreme one by its least weighted score."""
+    weights = PARTS[method].values()
+    return sum(math.floor(weight / min(weights) + 1e-9) for weight in weights)
+
+
+def check_level(unknown: Unknown, level: float) -> None:
+    """Check that images can be called unknown at a level.
+
+    Raises:
+        VitkitError: the level is not between 0 and 1, or there are too few held-out images for it.
+    """
+    if not 0 < level < 1:
+        raise VitkitError(f"--unknown {level} must be above 0 and below 1")
+    images = unknown.known.shape[1]
+    if images < (needed := images_needed(unknown.method, level)):
+        least = math.ceil(1e4 * _least(unknown.method) / (images + 1)) / 1e4
+        raise VitkitError(
+            f"--unknown {level} requires at least {needed} validation images, and the run had {images}: hardly any "
+            f"image could be called unknown; use {least:g} or more"
+        )
+
+
+# --- Storage --------------------------------------------------------------------------------------------------
+
+
+def to_arrays(unknown: Unknown) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Return the arrays of a score by name, and the rest as plain JSON types."""
+    arrays: dict[str, npt.NDArray[Any]] = {"known": unknown.known}
+    for score in unknown.scores:
+        for name in ("points", "whitening"):
+            if (array := getattr(score, name)).size:
+                arrays[f"{score.method}.{name}"] = array
+    limits = [{**vars(limit), "bounds": list(limit.bounds)} for limit in unknown.limits]
+    return arrays, {"method": unknown.method, "limits": limits, "passing": dict(unknown.passing)}
+
+
+def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> Unknown:
+    """Read what `to_arrays` returned.
+
+    Raises:
+        KeyError, TypeError, ValueError: the content is damaged.
+    """
+    none = np.zeros((0, 0), np.float32)
+    method: Method = about["method"]
+    scores = tuple(
+        Strangeness(part, *(arrays.get(f"{part}.{name}", none) for name in ("points", "whitening")))
+        for part in PARTS[method]
+    )
+    known = arrays["known"].astype(np.float64)
+    if known.ndim != 2 or len(known) != len(scores) or not known.shape[1] or not np.isfinite(known).all():
+        raise ValueError(f"scores of known images have the shape {known.shape}")
+    for score in scores:
+        if (score.method != "energy") != bool(score.points.size) or score.points.ndim != 2:
+            raise ValueError(f"the score {score.method} has points of the shape {score.points.shape}")
+        D = score.points.shape[1]
+        if score.whitening.shape != ((D, D) if score.method == "mahalanobis" else (0, 0)):
+            raise ValueError(f"the score {score.method} has a matrix of the shape {score.whitening.shape}")
+    limits = tuple(
+        Limit(
+            str(row["kind"]),
+            float(row["share"]),
+            (float(row["bounds"][0]), float(row["bounds"][1])),
+            int(row["images"]),
+            int(row["classes"]),
+        )
+        for row in about["limits"]
+    )
+    return Unknown(method, scores, known, limits, {name: float(share) for name, share in about["passing"].items()})

@@ -1,0 +1,383 @@
+"""The score for unknown images at the end of a training: its choice, and what it was measured to miss.
+
+A training has no images of unknown things. They are replaced by two sorts of images. *Made pictures* are made from the
+validation images (`make_strangers`): noise, clouds, patterns, shuffled patches. *Left-out classes* are the training's
+own classes, each of which in turn is treated as unknown. The trained weights have learned to tell these
+classes apart, and would recognise them too easily; therefore they are looked at with the weights that the training
+started from, by a head that is fitted without the class. Without such weights, no figure for left-out classes is
+reported.
+
+Half of these images choose the method (`inference.unknown.METHODS`), by the mean of the two sorts: the combination of
+two scores, unless another method is better by more than two standard errors. The other half measures how many pass as
+known where 95 % of the known images do, or fewer if there are few of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.classifier import Classifier
+from vitkit.errors import VitkitError
+from vitkit.inference.pipeline import BATCH, BATCH_ALONE, flow, try_read
+from vitkit.inference.unknown import METHODS, MOST, NAMES, Floats, Ints, Limit, Method, Seen, Unknown
+
+LEFT_OUT = "unseen classes"
+_MADE = 100  # made pictures of each kind
+_CLASSES = 10  # classes that are left out in turn
+_FEWEST = 3  # classes that are left out, for an interval
+_PENALTY = 0.01  # of a head that is fitted without a class
+_TILES = 4  # rows and columns of tiles in a shuffled picture
+
+Pixels = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images with one class each.
+
+    Attributes:
+        read: a function that reads an image by its number, (C, height, width).
+        labels: the classes, (n,).
+        rows: the row of each image in the features of the weights that the training started from, (n,); None if it has
+            none.
+    """
+
+    read: Callable[[int], Pixels]
+    labels: Ints
+    rows: Ints | None = None
+
+    def some(self, count: int, seed: int) -> LabelledImages:
+        """Return at most so many of the images."""
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(self.labels))[:count])
+        numbers, read = chosen.tolist(), self.read
+        rows = None if self.rows is None else self.rows[chosen]
+        return LabelledImages(lambda i: read(numbers[i]), self.labels[chosen], rows)
+
+
+def fit_to_images(
+    classifier: Classifier,
+    train: LabelledImages,
+    held_out: LabelledImages,
+    frozen: Floats | None,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Unknown | None:
+    """Fit a score to the images of a training.
+
+    Args:
+        classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
+        train: the training images without augmentation.
+        held_out: the validation images that are independent and that the weights had not seen.
+        frozen: features (m, D) of images by the weights that the training started from; None if there are none, or if
+            these weights had seen the images.
+        seed: determines which images are used if there are many, and the made pictures.
+        progress: receives the number of computed images and their total.
+
+    Returns:
+        None if no image of either part can be read.
+    """
+    train, held_out = train.some(MOST, seed), held_out.some(MOST, seed)
+    made_from = held_out.some(_MADE, seed)
+    total, done = len(train.labels) + len(held_out.labels), 0
+
+    def see(images: LabelledImages) -> tuple[Seen, Ints]:
+        nonlocal done
+        rows = list[tuple[int, Pixels]]()
+        for i, row in _outcomes(classifier, images):
+            done += 1
+            if progress is not None:
+                progress(done, total)
+            if not isinstance(row, str):
+                rows.append((i, row))
+        kept = np.array([i for i, _ in rows], dtype=np.int64)
+        return _seen(classifier, [row for _, row in rows], images.labels[kept]), kept
+
+    (seen, of_train), (known, of_known) = see(train), see(held_out)
+    if not len(seen) or not len(known):
+        return None
+    pairs = [image for i in range(len(made_from.labels)) if not isinstance(image := _try(made_from, i), str)]
+    pictures = np.stack(pairs)
+    made = {kind: _see(classifier, batch) for kind, batch in make_strangers(pictures, seed).items()}
+    before = None
+    if frozen is not None and train.rows is not None and held_out.rows is not None:
+        before = tuple(
+            _of_frozen(frozen, images.rows[kept], images.labels[kept])  # type: ignore[index]
+            for images, kept in ((train, of_train), (held_out, of_known))
+        )
+    return fit_unknown(seen, known, made, before, seed=seed)  # type: ignore[arg-type]
+
+
+def _of_frozen(frozen: Floats, rows: Ints, labels: Ints) -> Seen:
+    there = rows >= 0
+    return Seen(frozen[rows[there]], np.empty((int(there.sum()), 0)), labels[there])
+
+
+def _outcomes(classifier: Classifier, images: LabelledImages) -> Iterator[tuple[int, Pixels | str]]:
+    see = classifier.seeing()
+
+    def compute(pixels: Pixels) -> Pixels:
+        seen = see(pixels)
+        return np.concatenate([seen.logits, seen.features], axis=1)
+
+    is_concurrent = classifier.runner is not None and classifier.runner.is_concurrent
+    batch = BATCH if is_concurrent else BATCH_ALONE
+    return flow(range(len(images.labels)), partial(try_read, images.read), compute, batch, is_concurrent=is_concurrent)
+
+
+def _seen(classifier: Classifier, rows: list[Pixels], labels: Ints) -> Seen:
+    K = len(classifier.classes)
+    both = np.stack(rows) if rows else np.empty((0, K), np.float32)
+    return Seen(both[:, K:], both[:, :K], labels)
+
+
+def _see(classifier: Classifier, pictures: Pixels) -> Seen:
+    images = LabelledImages(lambda i: pictures[i], np.zeros(len(pictures), np.int64))
+    rows = [row for _, row in _outcomes(classifier, images) if not isinstance(row, str)]
+    return _seen(classifier, rows, np.empty(0, np.int64))
+
+
+def _try(images: LabelledImages, i: int) -> Pixels | str:
+    return try_read(images.read, i)
+
+
+# --- The choice -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Which images of one kind or class pass as known: those that choose, and the others."""
+
+    kind: str
+    choosing: npt.NDArray[np.bool_]
+    measuring: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, kind: str, unknown: Unknown, images: Seen, seed: int) -> _Trial:
+        passes = unknown.passes(images)
+        order = np.random.default_rng(seed).permutation(len(passes))
+        half = (len(passes) + 1) // 2
+        return cls(kind, passes[order[:half]], passes[order[half:]])
+
+
+def fit_unknown(
+    train: Seen,
+    held_out: Seen,
+    made: Mapping[str, Seen],
+    before: tuple[Seen, Seen] | None = None,
+    seed: int = 0,
+) -> Unknown:
+    """Choose the score by which few images of no class pass as known, and measure what it misses.
+
+    Args:
+        train: what the trained model makes of the training images, without augmentation.
+        held_out: what it makes of labelled images that it was not trained on.
+        made: what it makes of pictures that belong to no class, by kind, such as those of `make_strangers`.
+        before: training and held-out images as the weights see them that the training started from; their logits are
+            not used. None if there are no such weights; `train` and `held_out` then choose, and no figure for left-out
+            classes is reported.
+        seed: determines which training images are stored, and which images choose.
+
+    Raises:
+        VitkitError: there are no held-out images.
+    """
+    if not len(held_out):
+        raise VitkitError("no held-out images: how unfamiliar an image is cannot be determined without them")
+    left_out = list(_without_each_class(*(before or (train, held_out)), seed=seed, has_logits=before is None))
+    trials: dict[Method, list[_Trial]] = {}
+    for method in METHODS:
+        unknown = Unknown.fit(method, train, held_out, seed)
+        of_made = [_Trial.of(kind, unknown, images, seed) for kind, images in made.items() if len(images)]
+        of_classes = [
+            _Trial.of(LEFT_OUT, Unknown.fit(method, rest, known, seed), stranger, seed)
+            for rest, known, stranger in left_out
+        ]
+        trials[method] = [*of_made, *of_classes]
+    passing = {method: _passing(each) for method, each in trials.items()}
+    best = _best(trials)
+    limits = _limits(trials[best], has_classes=before is not None)
+    return replace(Unknown.fit(best, train, held_out, seed), limits=tuple(limits), passing=passing)
+
+
+def _without_each_class(
+    train: Seen, held_out: Seen, *, seed: int, has_logits: bool
+) -> Iterator[tuple[Seen, Seen, Seen]]:
+    """Yield for some classes the training images and the held-out images without the class, and those of the class."""
+    classes = np.unique(held_out.labels)
+    for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_CLASSES]).tolist():
+        is_known, is_trained = held_out.labels != k, train.labels != k
+        if not is_known.any() or not is_trained.any():
+            continue
+        if has_logits:
+            rest, others = train.without_class(k).at(is_trained), held_out.without_class(k)
+        else:
+            rest = train.at(is_trained)
+            read = _head_of(rest)
+            rest, others = (replace(seen, logits=read(seen.features)) for seen in (rest, held_out))
+        yield rest, others.at(is_known), others.at(~is_known)
+
+
+def _head_of(train: Seen) -> Callable[[Floats], Floats]:
+    """Fit a head to features, and return the function that computes its logits."""
+    import torch
+
+    from vitkit.evaluation.linear_models import regress
+
+    present, y = np.unique(train.labels, return_inverse=True)
+    x = torch.from_numpy(np.asarray(train.features, np.float32))
+    mean, scale = x.mean(dim=0), x.std(dim=0, correction=0).clamp(min=1e-6)
+    start = torch.zeros(len(present), x.shape[1]), torch.zeros(len(present))
+    weight, bias = regress((x - mean) / scale, torch.from_numpy(y), _PENALTY, *start)
+
+    def read(features: Floats) -> Floats:
+        logits = (torch.from_numpy(np.asarray(features, np.float32)) - mean) / scale @ weight.T + bias
+        return logits.numpy()
+
+    return read
+
+
+def _best(trials: Mapping[Method, list[_Trial]]) -> Method:
+    """Return the method that lets clearly fewer images pass than `joint`; `joint` itself if there is none.
+
+    Clearly means by more than two standard errors of the paired difference over kinds of pictures and classes.
+    """
+    clear: dict[Method, float] = {}
+    for method in trials:
+        by_sort = [of - joint for of, joint in zip(*map(_shares, (trials[method], trials["joint"])), strict=True)]
+        differences = [values for values in by_sort if len(values)]
+        if not differences or min(map(len, differences)) < _FEWEST:
+            continue
+        mean = float(np.mean([values.mean() for values in differences]))
+        error = sum(values.var(ddof=1) / len(values) for values in differences) ** 0.5 / len(differences)
+        if mean < -2 * error:
+            clear[method] = mean
+    return min(clear, key=lambda method: clear[method], default="joint")
+
+
+def _passing(trials: list[_Trial]) -> float:
+    """Return the fraction of choosing images that pass: the mean of made pictures and left-out classes."""
+    means = [float(values.mean()) for values in _shares(trials) if len(values)]
+    return float(np.mean(means)) if means else 1.0
+
+
+def _shares(trials: list[_Trial]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the fraction that passes of the choosing images of each kind of made pictures, and of each class."""
+    there = [trial for trial in trials if len(trial.choosing)]
+    made, classes = (
+        np.array([trial.choosing.mean() for trial in there if (trial.kind == LEFT_OUT) == is_class], np.float64)
+        for is_class in (False, True)
+    )
+    return made, classes
+
+
+def _limits(trials: list[_Trial], *, has_classes: bool) -> Iterator[Limit]:
+    for kind in dict.fromkeys(trial.kind for trial in trials):
+        parts = [trial.measuring for trial in trials if trial.kind == kind and len(trial.measuring)]
+        images = sum(map(len, parts))
+        if kind != LEFT_OUT and images:
+            passed = int(sum(part.sum() for part in parts))
+            yield Limit(kind, passed / images, _clopper_pearson(passed, images), images)
+        elif kind == LEFT_OUT and has_classes and len(parts) >= _FEWEST:
+            shares, sizes = (np.array([of(part) for part in parts], np.float64) for of in (np.mean, len))
+            yield Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, len(parts))
+
+
+def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return the 95 % prediction interval of another share, under a normal distribution of arcsin sqrt(share).
+
+    The variance is at least that of chance, 1 / 4n for a share of n images.
+    """
+    from scipy.special import stdtrit
+
+    n, angles = len(shares), np.arcsin(np.sqrt(shares))
+    spread = max(float(angles.var(ddof=1)), float((1 / (4 * sizes)).mean()))
+    reach = float(stdtrit(n - 1, 0.975)) * (spread * (1 + 1 / n)) ** 0.5
+    low, high = np.clip([angles.mean() - reach, angles.mean() + reach], 0, np.pi / 2)
+    return float(np.sin(low) ** 2), float(np.sin(high) ** 2)
+
+
+def in_words(unknown: Unknown) -> str:
+    """Describe in a line what the score misses."""
+    made, left_out = ([limit for limit in unknown.limits if bool(limit.classes) == is_class] for is_class in (0, 1))
+    shares = [f"{limit.kind} {limit.share:.0%}" for limit in made]
+    shares += [
+        f"{limit.kind} {limit.share:.0%} (95 %: {limit.bounds[0]:.0%} to {limit.bounds[1]:.0%})" for limit in left_out
+    ]
+    misses = f"; where {unknown.accepted:.0%} of known images pass, so do of {', '.join(shares)}" if shares else ""
+    by = f"{NAMES[unknown.method]}, with {unknown.known.shape[1]} validation images"
+    return f"unknown images are recognised by {by}{misses}"
+
+
+def _clopper_pearson(count: int, images: int) -> tuple[float, float]:
+    from scipy.special import betaincinv
+
+    low = float(betaincinv(count, images - count + 1, 0.025)) if count else 0.0
+    high = float(betaincinv(count + 1, images - count, 0.975)) if count < images else 1.0
+    return low, high
+
+
+# --- Made pictures --------------------------------------------------------------------------------------------
+
+
+def make_strangers(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
+    """Make pictures that belong to no class from preprocessed images of known classes.
+
+    Args:
+        images: preprocessed images, (n, C, height, width).
+        seed: seed of the pictures.
+
+    Returns:
+        By kind, pictures (n, C, height, width): `noise` with the mean and spread of the images' channels; `clouds`,
+        smooth random fields with the same, whose amplitudes fall with frequency as those of photographs; `patterns`,
+        stripes and checks of two colours of an image; and `shuffled patches`, the images cut into 4 x 4 tiles in
+        another order.
+    """
+    rng = np.random.default_rng(seed)
+    mean, spread = images.mean(axis=(0, 2, 3), keepdims=True), images.std(axis=(0, 2, 3), keepdims=True)
+    made = {
+        "noise": mean + spread * rng.standard_normal(images.shape).astype(np.float32),
+        "clouds": mean + spread * _smooth(rng.standard_normal(images.shape)),
+        "patterns": np.stack([_pattern(image, rng) for image in images]),
+        "shuffled patches": np.stack([_shuffled(image, rng) for image in images]),
+    }
+    return {kind: pictures.astype(np.float32) for kind, pictures in made.items()}
+
+
+def _pattern(image: Pixels, rng: np.random.Generator) -> Pixels:
+    """Return stripes or checks, with sharp or soft edges, of the colours at two places of an image."""
+    channels, height, width = image.shape
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    angle, cycles = rng.uniform(0, np.pi), rng.uniform(2, 20, 2)
+    u, v = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
+    wave = np.sin(2 * np.pi * cycles[0] * u) * (np.sin(2 * np.pi * cycles[1] * v) if rng.random() < 0.5 else 1)
+    mix = (wave + 1) / 2 if rng.random() < 0.5 else wave > 0
+    first, second = (image[:, rng.integers(height), rng.integers(width)].reshape(channels, 1, 1) for _ in range(2))
+    pattern: Pixels = (first + (second - first) * mix).astype(np.float32)
+    return pattern
+
+
+def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Filter white noise (n, C, height, width) so that amplitudes fall with frequency, as in photographs."""
+    height, width = noise.shape[-2:]
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    filtered = np.fft.irfft2(np.fft.rfft2(noise) / np.maximum(frequency, 1 / max(height, width)), (height, width))
+    centred = filtered - filtered.mean(axis=(2, 3), keepdims=True)
+    fields: npt.NDArray[np.float64] = centred / np.maximum(centred.std(axis=(2, 3), keepdims=True), 1e-12)
+    return fields
+
+
+def _shuffled(image: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Return the image (C, height, width) with its tiles in another order. Pixels beyond the last whole tile stay."""
+    height, width = (size // _TILES for size in image.shape[1:])
+    out, order = image.copy(), rng.permutation(_TILES**2)
+    for place, source in enumerate(order.tolist()):
+        (i, j), (k, m) = divmod(place, _TILES), divmod(source, _TILES)
+        out[:, i * height : (i + 1) * height, j * width : (j + 1) * width] = image[
+            :, k * height : (k + 1) * height, m * width : (m + 1) * width
+        ]
+    return out

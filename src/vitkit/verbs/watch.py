@@ -1,0 +1,331 @@
+"""`vitkit.watch`: are these photographs like those that a model was made for?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from vitkit.errors import VitkitError
+from vitkit.system.environment import DeviceName
+from vitkit.system.progress import Progress, Say, ignore, progress, silent
+from vitkit.text.arguments import check_arguments
+from vitkit.text.cells import aligned, harmless, plural
+from vitkit.text.fields import Between
+from vitkit.verbs.inputs import (
+    BackendName,
+    PrecisionName,
+    check_choice,
+    check_out,
+    exclusive_out,
+    find_pictures,
+    open_model,
+    path_of,
+    source_folders,
+    source_names,
+)
+from vitkit.verbs.result import Notes, Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.evaluation.drift import DriftTest, Looks
+    from vitkit.inference.trust import Trust
+
+_BLOCK = 256  # images whose scores are computed at a time
+_LISTED = 10  # photographs in the printed list
+_FEW = 30  # photographs; with fewer, only large differences are noticed
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A photograph, and how it looks to the model.
+
+    Attributes:
+        path: its path.
+        label: the most probable class.
+        confidence: the probability of this class.
+        unknown: the fraction of known images that look at least as unfamiliar; None if the model cannot tell.
+    """
+
+    path: str
+    label: str
+    confidence: float
+    unknown: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of a table."""
+        unknown = "" if self.unknown is None else f"{self.unknown:.4f}"
+        return harmless(self.path), self.label, f"{self.confidence:.3f}", unknown
+
+
+@dataclass(frozen=True, repr=False)
+class Watch(Result):
+    """Whether photographs look like the validation images of a training.
+
+    Attributes:
+        model: the name of the model.
+        images: the number of photographs that could be read.
+        validation_images: the number of validation images that they were compared with.
+        level: the probability of a false alarm.
+        tests: the tests, with p-values that are adjusted for their number.
+        shares: for each class the fraction of validation images and of photographs that it is predicted for.
+        strangers: the photographs that differ most, the least familiar first.
+        errors: the reasons why other photographs could not be read, by path.
+        computed: the backend and precision of the computation, in words.
+        notes: assumptions about the model, and what could not be compared.
+        out: the page with photographs, if one was written.
+    """
+
+    model: str
+    images: int
+    validation_images: int
+    level: float
+    tests: tuple[DriftTest, ...]
+    shares: dict[str, tuple[float, float]]
+    strangers: tuple[Stranger, ...]
+    errors: dict[str, str] = field(default_factory=dict)
+    computed: str = ""
+    notes: tuple[str, ...] = ()
+    out: Path | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether a test says that these photographs are not like those that the model was made for."""
+        return any(test.adjusted <= self.level for test in self.tests)
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        different = [test.title for test in self.tests if test.adjusted <= self.level]
+        images = plural(self.images, "photograph", "photographs")
+        compared = f"the {self.validation_images} validation images of {self.model}"
+        if different:
+            does = "differs" if self.images == 1 else "differ"
+            return f"{images} {does} from {compared}: {', '.join(different)}"
+        return f"no difference between {images} and {compared} was found"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the tests."""
+        return [
+            {
+                "test": test.title,
+                "validation": test.before,
+                "now": test.now,
+                "p": test.p,
+                "adjusted": test.adjusted,
+                "differs": test.adjusted <= self.level,
+            }
+            for test in self.tests
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in plain JSON types."""
+        return {
+            "differs": self.differs,
+            "images": self.images,
+            "validation_images": self.validation_images,
+            "level": self.level,
+            "tests": [{"name": test.name, **row} for test, row in zip(self.tests, self.rows(), strict=True)],
+            "shares": {name: {"validation": before, "now": now} for name, (before, now) in self.shares.items()},
+            "strangers": [vars(stranger) for stranger in self.strangers],
+            "errors": self.errors,
+            "computed": self.computed,
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the verdict, the tests as a table, and the photographs that differ most."""
+        heads = ("", "validation images", "these photographs", "p", "adjusted")
+        rows = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in self.tests]
+        strangers = [each.cells() for each in islice(self.strangers, _LISTED)]
+        errors = islice(self.errors.items(), _LISTED)
+        chance = f"{self.level:.0%} of comparisons in which nothing differs"
+        return [
+            self.verdict,
+            *aligned([heads, *rows]),
+            f"an adjusted value is at most {self.level:g} in no more than {chance}",
+            "",
+            "photographs that differ most:",
+            *aligned([("path", "label", "confidence", "unknown"), *strangers]),
+            *(f"note: {harmless(path)} cannot be read: {reason}" for path, reason in errors),
+            *([f"with photographs: {self.out}"] if self.out is not None else []),
+        ]
+
+    def _repr_html_(self) -> str:
+        from vitkit.reporting.watch_page import table_of_tests
+
+        return f"<p>{escape(self.verdict)}</p>" + table_of_tests(self.rows())
+
+
+@check_arguments
+def watch(
+    model: str | Path | Classifier,
+    sources: str | Path | Iterable[str | Path],
+    *,
+    out: Path | str | None = None,
+    level: float = 0.05,
+    top: Annotated[int, Between(1)] = 24,
+    backend: BackendName = "auto",
+    precision: PrecisionName = "auto",
+    batch_size: Annotated[int | None, Between(1)] = None,
+    device: DeviceName = "auto",
+    force: bool = False,
+    note: Say = ignore,
+    progress: Progress = silent,
+) -> Watch:
+    """Check whether photographs are like those that a model was made for.
+
+    Predicted classes, confidences and distances are compared with those of the validation images, which the run
+    recorded. If a difference is significant, the command exits with 1. If there is none, this happens with a
+    probability of `level` at most: the p-values are adjusted for the number of tests.
+
+        import vitkit
+
+        print(vitkit.watch("runs/digits-1", "docs/pictures").verdict)
+
+    On the command line: `vitkit watch runs/digits-1 photos --out watch.html`.
+
+    Args:
+        model: a run or model folder, or a file exported from it. A classifier in memory is accepted, too.
+        sources: images, folders (including their sub-folders), or patterns.
+        out: also write an HTML page with the photographs that differ most.
+        level: the probability of a false alarm, above 0 and below 1.
+        top: the number of photographs to list that differ most.
+        backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
+        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers.
+        batch_size: the number of images in a batch; by default a value that suits the backend.
+        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        force: overwrite `out`.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
+
+    Raises:
+        VitkitError: the model cannot be loaded or has no record of validation images, no image can be read, a value is
+            not allowed, or `out` exists.
+        OSError: `out` cannot be written.
+    """
+    check_choice("--device", device, DeviceName)
+    if not 0 < level < 1:
+        raise VitkitError(f"--level {level} must be above 0 and below 1")
+    names, out = source_names(sources), path_of(out)
+    if out is not None:
+        check_out(out, (".html",), source_folders(names))
+    notes = Notes(note)
+    paths, _ = find_pictures(names, notes)
+    paths = list(dict.fromkeys(paths))
+    with exclusive_out(out, force=force):
+        classifier = open_model(model, notes)
+        trust = _trust_of(classifier, model, notes)
+        classifier = classifier.use(backend, precision, len(paths), say=notes, device=device)
+        looks, strangers, errors = _look(classifier, trust, paths, batch_size, top)
+        if not len(looks):
+            raise VitkitError(f"none of the {len(paths)} images can be read; the first: {next(iter(errors.values()))}")
+        if len(looks) < _FEW:
+            notes(f"with {plural(len(looks), 'photograph', 'photographs')}, only large differences are noticed")
+        result = _compare(classifier, trust, looks, strangers, errors, level, notes, _name_of(model), out)
+        if out is not None:
+            from vitkit.reporting.watch_page import write_watch
+
+            write_watch(out, result.verdict, result.rows(), result.shares, _captions(result), result.notes, level)
+    return result
+
+
+def _name_of(model: str | Path | Classifier) -> str:
+    return Path(model).resolve().name if isinstance(model, (str, Path)) else "the model"
+
+
+def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Notes) -> Trust:
+    """Return the record of the validation images.
+
+    Raises:
+        VitkitError: there is none.
+    """
+    from vitkit.inference.trust import NOT_FITTED
+
+    trust = None if classifier.task == "multi" else classifier.held_out
+    if trust is None:
+        raise VitkitError(f"{_name_of(model)} has no record of validation images to compare with: use {NOT_FITTED}")
+    if trust.unknown is None:
+        notes("the model has no score for unknown images, so only predicted classes and confidences are compared")
+    return trust
+
+
+def _look(
+    classifier: Classifier, trust: Trust, paths: Sequence[str], batch_size: int | None, top: int
+) -> tuple[Looks, tuple[Stranger, ...], dict[str, str]]:
+    """Return how the images look, those that differ most, and the reasons why others could not be read."""
+    import numpy as np
+
+    from vitkit.evaluation.drift import Looks
+    from vitkit.inference.unknown import Seen
+
+    K, parts = len(classifier.classes), list[Looks]()
+    errors, strangers, done = dict[str, str](), list[tuple[tuple[float, ...], Stranger]](), 0
+    outcomes = classifier.logits_and_features(paths, batch_size)
+    while block := list(islice(outcomes, _BLOCK)):
+        done += len(block)
+        progress("comparing", done, len(paths))
+        errors |= {path: row for path, row in block if isinstance(row, str)}
+        named = [(path, row) for path, row in block if not isinstance(row, str)]
+        if not named:
+            continue
+        rows = np.stack([row for _, row in named])
+        seen = Seen(rows[:, K:], rows[:, :K], np.empty(0, np.int64))
+        probabilities = classifier.calibrated(seen.logits)
+        looks = Looks.of(trust, probabilities, seen)
+        unknown = None if trust.unknown is None else trust.unknown.of(seen)
+        for i, (path, _) in enumerate(named):
+            value, confidence = None if unknown is None else float(unknown[i]), 1 - float(looks.doubt[i])
+            stranger = Stranger(path, classifier.classes[looks.predicted[i]], confidence, value)
+            strangers.append(((1.0 if value is None else value, confidence), stranger))
+        strangers = sorted(strangers, key=lambda pair: pair[0])[:top]
+        parts.append(looks)
+    return Looks.joined(parts), tuple(stranger for _, stranger in strangers), errors
+
+
+def _compare(
+    classifier: Classifier,
+    trust: Trust,
+    looks: Looks,
+    strangers: tuple[Stranger, ...],
+    errors: dict[str, str],
+    level: float,
+    notes: Notes,
+    name: str,
+    out: Path | None,
+) -> Watch:
+    from vitkit.evaluation.drift import Looks, compare_looks, shares_of
+
+    before = Looks.of_validation(trust)
+    first, second = (shares_of(each, classifier.classes) for each in (before, looks))
+    return Watch(
+        model=name,
+        images=len(looks),
+        validation_images=len(before),
+        level=level,
+        tests=compare_looks(before, looks, classifier.classes),
+        shares={name: (first[name], second[name]) for name in classifier.classes},
+        strangers=strangers,
+        errors=errors,
+        computed=classifier.computed,
+        notes=tuple(notes.lines),
+        out=out,
+    )
+
+
+def _captions(result: Watch) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the path of each photograph that differs, with the lines below it."""
+    return [
+        (
+            each.path,
+            (
+                f"{each.label}, {each.confidence:.3f}",
+                *([] if each.unknown is None else [f"unknown {each.unknown:.4f}"]),
+                Path(each.path).name,
+            ),
+        )
+        for each in result.strangers
+    ]

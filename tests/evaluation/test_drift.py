@@ -1,0 +1,89 @@
+"""Whether images are like those of a training: false alarms are as rare as promised, and changes are noticed."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import false_discovery_control
+
+from vitkit.evaluation import Looks, compare_looks
+from vitkit.evaluation.drift import _holm, _p_of_shares
+
+CLASSES = ("a", "b", "c", "d")
+
+
+def looks(n: int, seed: int, shares: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25), shift: float = 0.0) -> Looks:
+    rng = np.random.default_rng(seed)
+    predicted = rng.choice(4, n, p=shares).astype(np.int64)
+    distance = rng.normal(predicted * 0.1 + shift, 1.0)
+    return Looks(predicted, rng.beta(1, 20, n), {"neighbours": distance, "energy": distance + rng.normal(0, 0.3, n)})
+
+
+def alarm(before: Looks, now: Looks) -> bool:
+    return any(test.adjusted <= 0.05 for test in compare_looks(before, now, CLASSES))
+
+
+def test_false_alarms_are_as_rare_as_promised() -> None:
+    """Images of both sets are drawn in the same way. 95 % of 400 binomial draws are at most 27."""
+    alarms = sum(alarm(looks(120, 2 * i), looks(90, 2 * i + 1)) for i in range(400))
+    assert alarms <= 27
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [({"shares": (0.4, 0.2, 0.2, 0.2)}, "classes"), ({"shift": 0.8}, "neighbours"), ({"shift": 0.8}, "energy")],
+)
+def test_a_change_is_noticed_by_its_test(changed: dict[str, object], name: str) -> None:
+    tests = compare_looks(looks(300, 0), looks(300, 1, **changed), CLASSES)  # type: ignore[arg-type]
+    (found,) = [test for test in tests if test.name == name]
+    assert found.adjusted < 0.01
+    assert [test.name for test in tests] == ["classes", "confidence", "neighbours", "energy"]
+    if name == "classes":
+        assert found.before.startswith("a 2") and found.now.startswith("a ")
+        assert [test.name for test in tests if test.adjusted <= 0.05] == ["classes"]
+
+
+def test_the_test_of_shares_agrees_with_all_divisions() -> None:
+    """Exactly, by every division of eight images."""
+    from itertools import combinations
+
+    pool = np.array([0, 0, 0, 1, 1, 1, 2, 2])
+    before, now = np.bincount(pool[[0, 1, 2, 3]], minlength=4), np.bincount(pool[[4, 5, 6, 7]], minlength=4)
+
+    def statistic(counts: npt.NDArray[np.int64]) -> float:
+        both = np.bincount(pool, minlength=4)
+        expected = both / 2
+        return float((((counts - expected) ** 2)[both > 0] / both[both > 0]).sum())
+
+    every = [np.bincount(pool[list(rows)], minlength=4) for rows in combinations(range(8), 4)]
+    exact = np.mean([statistic(counts) >= statistic(now) - 1e-12 for counts in every])
+    assert _p_of_shares(before, now, seed=0) == pytest.approx(exact, abs=0.02)
+    assert _p_of_shares(now, now, seed=0) == 1.0
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_adjusted_values_are_those_of_holm(p: list[float]) -> None:
+    """By its definition: the smallest level at which the step-down procedure rejects."""
+    values = np.array(p)
+    adjusted = _holm(values)
+    for level in (0.01, 0.05, 0.2, 0.5):
+        rejected, order = set(), np.argsort(values, kind="stable").tolist()
+        for rank, i in enumerate(order):
+            if values[i] * (len(p) - rank) > level:
+                break
+            rejected.add(i)
+        assert rejected == set(np.flatnonzero(adjusted <= level).tolist())
+    assert (adjusted >= false_discovery_control(values) - 1e-12).all()  # which promises less
+
+
+def test_parts_and_single_images() -> None:
+    whole = looks(50, 0)
+    parts = [whole.at(np.arange(50) < 20), whole.at(np.arange(50) >= 20)]
+    joined = Looks.joined(parts)
+    assert np.array_equal(joined.predicted, whole.predicted) and len(Looks.joined([])) == 0
+    assert np.array_equal(joined.scores["energy"], whole.scores["energy"])
+    assert not alarm(whole, whole.at(np.arange(50) == 3))

@@ -1,0 +1,53 @@
+"""Logits and features in one pass: the same numbers as two passes give, by every backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tiny import build, kinds
+from vitkit.errors import VitkitError
+from vitkit.inference.backends import open_runner
+from vitkit.inference.features import read_features, with_features
+
+
+@pytest.mark.parametrize("fields", kinds())
+def test_one_pass_gives_logits_and_features(fields: dict[str, Any]) -> None:
+    model = build(**fields).eval()
+    images = torch.randn(3, model.config.in_channels, *model.config.image_size)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.inference_mode():
+        both, logits = with_features(model)(images), model(images)
+    K = model.config.num_classes
+    assert torch.allclose(both[:, :K], logits, atol=1e-5)
+    assert torch.allclose(both[:, K:], read_features(model, images, "head"), atol=1e-5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_weights_are_shared_and_the_head_is_not() -> None:
+    model = build()
+    wide = with_features(model)
+    assert wide.blocks[0].attn.qkv.weight is model.blocks[0].attn.qkv.weight
+    assert model.head is not None
+    assert model.head.weight.shape == (7, 32)
+    assert (model.config.num_classes, wide.config.num_classes) == (7, 39)
+
+
+@pytest.mark.parametrize("backend", ["eager", "onnx", "openvino"])
+@pytest.mark.parametrize(("precision", "atol"), [("float32", 1e-4), ("bfloat16", 0.15)])
+def test_backends_compute_both(backend: str, precision: str, atol: float) -> None:
+    if (backend, precision) == ("onnx", "bfloat16"):
+        pytest.skip("onnx has no bfloat16")
+    pytest.importorskip({"onnx": "onnxruntime", "openvino": "openvino"}.get(backend, "torch"))
+    model = build().eval()
+    images = torch.randn(3, 3, *model.config.image_size, generator=torch.Generator().manual_seed(0))
+    both = torch.as_tensor(open_runner(with_features(model), backend, precision)(images))
+    expected = torch.cat([model(images), read_features(model, images, "head")], dim=1).detach()
+    assert torch.allclose(both, expected, atol=atol)
+
+
+def test_a_model_without_a_head_is_refused() -> None:
+    with pytest.raises(VitkitError, match="the model has no head"):
+        with_features(build(num_classes=0))

@@ -1,0 +1,146 @@
+"""The choice of the score for unknown images at the end of a training, and what is said of its limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.stats import binomtest, t
+
+from vitkit.errors import VitkitError
+from vitkit.inference import METHODS, Seen
+from vitkit.training import LEFT_OUT, fit_unknown, make_strangers
+from vitkit.training.strangers import _best, _for_another, _Trial
+
+Array = npt.NDArray[np.float64]
+CENTRES = 4 * np.eye(3, 6)
+
+
+def known(n: int, seed: int) -> Seen:
+    """Images of three classes, whose features are clouds."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, n)
+    return seen(CENTRES[labels] + rng.standard_normal((n, 6)), labels)
+
+
+def seen(features: Array, labels: npt.NDArray[np.int64] | None = None) -> Seen:
+    return Seen(features, features @ CENTRES.T, np.empty(0, np.int64) if labels is None else labels)
+
+
+def far(n: int, seed: int) -> Seen:
+    """Images in a direction that no class has."""
+    return seen(np.random.default_rng(seed).standard_normal((n, 6)) + 6 * np.eye(1, 6, 5))
+
+
+def test_the_best_score_is_chosen_and_measured_on_other_strangers() -> None:
+    unknown = fit_unknown(known(300, 0), known(200, 1), {"far": far(100, 2)})
+    assert unknown.passing[unknown.method] <= unknown.passing["joint"]
+    assert unknown.method != "energy"  # which cannot see that direction
+    assert {limit.kind: limit.images for limit in unknown.limits}["far"] == 50  # the other half chose
+    fresh = unknown.of(far(2000, 3))
+    limit = unknown.limits[0]
+    assert limit.bounds[0] <= (fresh > 0.05).mean() <= limit.bounds[1]
+    exact = binomtest(round(limit.share * limit.images), limit.images).proportion_ci(0.95, "exact")
+    assert limit.bounds == pytest.approx((exact.low, exact.high))
+
+
+def before(n: int, seed: int, spread: float = 1.0) -> Seen:
+    """Images of five classes as the initial weights see them: clouds, some of which are close together."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 5, n)
+    return Seen(spread * np.eye(5, 8)[labels] + rng.standard_normal((n, 8)), np.empty((n, 0)), labels)
+
+
+def test_classes_are_left_out_of_the_initial_weights_alone() -> None:
+    """Trained features know the class that is left out, and would flatter the score."""
+    unknown = fit_unknown(known(300, 0), known(200, 1), {}, (before(300, 0, 0.0), before(200, 1, 0.0)))
+    (limit,) = unknown.limits
+    assert (limit.kind, limit.classes) == (LEFT_OUT, 5)
+    assert 0.8 < limit.share <= 1  # features that say nothing
+    assert limit.bounds[0] < 0.95 <= limit.bounds[1]
+    assert not fit_unknown(known(300, 0), known(200, 1), {}).limits
+    easy = fit_unknown(known(300, 0), known(200, 1), {}, (before(300, 0, 20.0), before(200, 1, 20.0)))
+    assert easy.limits[0].share < 0.1
+
+
+def test_the_interval_for_another_class_covers_it() -> None:
+    """Over many sets of classes that differ, the prediction interval contains the share of one more class."""
+    rng, hits, rounds = np.random.default_rng(0), 0, 400
+    for _ in range(rounds):
+        angles = np.clip(rng.normal(0.8, 0.2, 6), 0, np.pi / 2)
+        *shares, another = np.sin(angles) ** 2
+        low, high = _for_another(np.array(shares), np.full(5, 1e6))
+        hits += low <= another <= high
+    assert 0.92 < hits / rounds < 0.98
+    shares = np.array([0.2, 0.5, 0.4])
+    angles = np.arcsin(np.sqrt(shares))
+    reach = t.ppf(0.975, 2) * angles.std(ddof=1) * (4 / 3) ** 0.5
+    expected = np.sin(np.clip([angles.mean() - reach, angles.mean() + reach], 0, np.pi / 2)) ** 2
+    assert _for_another(shares, np.full(3, 1e6)) == pytest.approx(tuple(expected))
+    low, high = _for_another(np.zeros(4), np.full(4, 10.0))
+    assert low == 0 < high  # ten images that are all noticed do not show that every image is
+
+
+@pytest.mark.parametrize(("best", "expected"), [("energy", "energy"), ("none", "joint")])
+def test_another_method_must_be_clearly_better_than_the_combination(best: str, expected: str) -> None:
+    def trials(share: float, seed: int) -> list[_Trial]:
+        rng, none = np.random.default_rng(seed), np.empty(0, bool)
+        kinds = [*"abcd", *[LEFT_OUT] * 4]
+        return [_Trial(kind, rng.random(50) < share, none) for kind in kinds]
+
+    every = {method: trials(0.2 if method == best else 0.5, i) for i, method in enumerate(METHODS)}
+    assert _best(every) == expected
+
+
+def test_few_validation_images_lower_what_is_accepted() -> None:
+    unknown = fit_unknown(known(300, 0), known(10, 1), {"far": far(100, 2)})
+    assert unknown.accepted == pytest.approx(1 - {1: 1, 2: 3}[len(unknown.scores)] / 11)
+    assert unknown.limits[0].share < 0.2  # at 0.05, every image would pass
+
+
+def test_strangers_that_look_known_are_said_to_pass() -> None:
+    """A guard against a report that flatters: these are known images under another name."""
+    unknown = fit_unknown(known(300, 0), known(200, 1), {"alike": known(400, 2)})
+    limit = unknown.limits[0]
+    assert limit.kind == "alike"
+    assert limit.bounds[0] <= 0.95 <= limit.bounds[1] + 0.05
+
+
+def test_one_class_and_no_images() -> None:
+    images = known(50, 0)
+    single = Seen(images.features, images.logits[:, :1], np.zeros(50, np.int64))
+    assert [limit.kind for limit in fit_unknown(single, single, {"far": far(10, 1)}).limits] == ["far"]
+    with pytest.raises(VitkitError, match="no held-out images"):
+        fit_unknown(images, images.at(np.zeros(50, bool)), {})
+
+
+# --- Pictures of strangers ------------------------------------------------------------------------------------
+
+
+def test_strangers_keep_the_statistics_of_the_images() -> None:
+    images = np.random.default_rng(0).normal(2.0, 3.0, (12, 3, 16, 20)).astype(np.float32)
+    made = make_strangers(images)
+    assert set(made) == {"noise", "clouds", "patterns", "shuffled patches"}
+    for kind, pictures in made.items():
+        assert (pictures.shape, pictures.dtype) == (images.shape, np.float32)
+        assert np.isfinite(pictures).all()
+        assert not np.array_equal(pictures, images)
+        again = make_strangers(images)[kind]
+        assert np.array_equal(pictures, again)
+    shuffled = made["shuffled patches"]
+    assert np.array_equal(np.sort(shuffled.ravel()), np.sort(images.ravel()))
+    assert abs(made["noise"].mean() - 2) < 0.1
+    assert abs(made["noise"].std() - 3) < 0.1
+    for picture in made["patterns"]:  # mixtures of two colours
+        rows = picture.reshape(3, -1).T.astype(np.float64)
+        assert np.linalg.matrix_rank(rows - rows[0], tol=1e-3) <= 1
+
+
+@pytest.mark.parametrize(("kind", "slope"), [("clouds", -1.0), ("noise", 0.0)])
+def test_the_spectrum_of_clouds_falls_like_that_of_photographs(kind: str, slope: float) -> None:
+    """Amplitude as a power of frequency, by least squares over all frequencies."""
+    images = np.random.default_rng(0).normal(0, 1, (8, 3, 64, 64)).astype(np.float32)
+    pictures = make_strangers(images)[kind]
+    amplitude = np.abs(np.fft.rfft2(pictures)).mean(axis=(0, 1)).ravel()[1:]
+    frequency = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.rfftfreq(64)[None]).ravel()[1:]
+    assert np.polyfit(np.log(frequency), np.log(amplitude), 1)[0] == pytest.approx(slope, abs=0.05)

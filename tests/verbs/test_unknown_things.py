@@ -1,0 +1,259 @@
+"""Images of unknown things: through training, saving, files, exports, evaluation, the server and the studio."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+import tiny
+import vitkit as package
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.exporting import Pictures, export, load_exported
+from vitkit.inference import METHODS, HeldOut, Trust, Unknown
+from vitkit.serving.serve import serve
+from vitkit.training import train
+from vitkit.weights import load
+
+EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+LEVEL = 0.2
+
+
+def pictures(folder: Path, count: int, seed: int) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        colours = rng.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+        Image.fromarray(colours).resize((24, 20)).save(folder / f"{i:02}.png")
+    return folder
+
+
+def with_score(classifier: Classifier, folder: Path) -> Classifier:
+    """A classifier with a score that was fitted to pictures."""
+    pixels = np.stack([np.asarray(classifier.read(path)) for path in sorted(folder.iterdir())])
+    seen = classifier.seeing()(pixels)
+    seen = replace(seen, labels=seen.logits.argmax(axis=1))
+    half = np.arange(len(pixels)) < len(pixels) // 2
+    unknown = Unknown.fit("joint", seen.at(half), seen.at(~half))
+    held_out = HeldOut.of(classifier.calibrated(seen.logits), seen.labels)
+    classifier.trust = Trust(held_out, unknown).to_bytes()
+    return classifier
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny model with a score for unknown images, and photographs, half of which are noise."""
+    root = tmp_path_factory.mktemp("made")
+    classifier = Classifier(tiny.build(), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature=0.5)
+    with_score(classifier, pictures(root / "known", 40, 0)).save(root / "model")
+    photographs = pictures(root / "photos", 6, 1)
+    for i in range(6):
+        noise = np.random.default_rng(i).integers(0, 2, (20, 24, 3), dtype=np.uint8) * 255
+        Image.fromarray(noise).save(photographs / f"noise{i}.png")
+    return root / "model", photographs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with 30 validation and 30 test images, from the weights of a run on other colours."""
+    root = tmp_path_factory.mktemp("unknown")
+    before = train(runs.quick(runs.photos(root / "others", seed=5), epochs=1), root / "before", say=lambda _: None)
+    data = runs.photos(root / "photos", images=40, noise=60)
+    recipe = runs.quick(data, weights=str(before), split=(0.5, 0.25, 0.25), epochs=2)
+    return train(recipe, root / "run", say=lambda _: None)
+
+
+def test_a_run_fits_a_score_and_reports_its_limits(run: Path) -> None:
+    unknown = load(run).unknown
+    assert unknown is not None and unknown.known.shape[1] == 30
+    numbers = json.loads((run / "evaluation.json").read_text())
+    entry = numbers["unknown"]
+    assert entry["method"] == unknown.method and set(entry["passing"]) == set(METHODS)
+    kinds = {row["kind"]: row for row in entry["limits"]}
+    assert {"noise", "clouds", "patterns", "shuffled patches", "unseen classes"} == set(kinds)
+    assert kinds["unseen classes"]["classes"] == 3  # by the weights of the first run, which had not seen them
+    assert all(row["bounds"][0] <= row["share"] <= row["bounds"][1] for row in entry["limits"] if not row["classes"])
+    report = (run / "report.html").read_text()
+    assert "Images of unknown things" in report and "unseen classes" in report
+    assert package.evaluate(run).figures["unknown"] == entry
+    assert [row["level"] for row in entry["called"]] == ([0.05] if len(unknown.known) == 1 else [])
+
+
+def test_validation_images_do_not_measure_the_score_that_they_fitted(run: Path) -> None:
+    assert package.evaluate(run, split="val").figures["unknown"]["called"] == []
+
+
+def test_a_run_from_random_weights_says_nothing_of_unseen_classes(tmp_path: Path) -> None:
+    run = train(runs.quick(runs.photos(tmp_path / "photos"), epochs=1), tmp_path / "run", say=lambda _: None)
+    limits = json.loads((run / "evaluation.json").read_text())["unknown"]["limits"]
+    assert "unseen classes" not in [row["kind"] for row in limits]
+    assert "was not measured" in (run / "report.html").read_text()
+
+
+def test_several_classes_per_image_have_no_score(tmp_path: Path) -> None:
+    data = runs.photos(tmp_path / "photos")
+    rows = [f"{path.relative_to(data)},{'a;b' if i % 2 else 'a'}\n" for i, path in enumerate(data.rglob("*.png"))]
+    (data / "several.csv").write_text("".join(["path,labels\n", *rows]))
+    run = train(runs.quick(data / "several.csv", epochs=1), tmp_path / "run", say=lambda _: None)
+    assert load(run).unknown is None
+    with pytest.raises(VitkitError, match="--unknown requires a model with a score"):
+        package.predict(run, data / "red", unknown=0.5)
+
+
+def test_values_agree_between_files_json_and_python(vitkit: Any, made: tuple[Path, Path], tmp_path: Path) -> None:
+    model, photographs = made
+    rows = list(package.predict(model, photographs, unknown=LEVEL, **EXACT))
+    classifier = load(model)
+    unknown = classifier.unknown
+    assert unknown is not None
+    pixels = np.stack([np.asarray(classifier.read(row.path)) for row in rows])
+    assert [row.unknown for row in rows] == pytest.approx(unknown.of(classifier.seeing()(pixels)))
+    called = [row.is_unknown for row in rows]
+    assert called == [row.unknown is not None and row.unknown <= LEVEL for row in rows] and any(called)
+    assert [row.label for row in rows] == ["?" if row.is_unknown else row.name for row in rows]
+    for name in ("rows.csv", "rows.jsonl"):
+        in_file = list(package.predict(model, photographs, out=tmp_path / name, unknown=LEVEL, **EXACT))
+        first, second = ([(row.label, row.name, row.is_unknown) for row in each] for each in (in_file, rows))
+        assert first == second
+        assert [row.unknown for row in in_file] == pytest.approx([row.unknown for row in rows], abs=1e-6)
+    with (tmp_path / "rows.csv").open(newline="") as text:
+        cells = list(csv.DictReader(text))
+    assert list(cells[0]) == ["path", "label", "confidence", "error", "unknown", "rejected"]
+    assert [row["rejected"] for row in cells] == [row.name if row.is_unknown else "" for row in rows]
+    flags = ("--backend", "eager", "--precision", "float32")
+    printed = vitkit("predict", model, photographs, "--json", *flags).out
+    values = [json.loads(line)["unknown"] for line in printed.splitlines()]
+    assert values == pytest.approx([row.unknown for row in rows])
+    assert "rejected" not in json.loads(printed.splitlines()[0])
+    outcome = vitkit("predict", model, photographs, "--unknown", LEVEL, *flags)
+    assert f"{sum(called)} rejected, {sum(called)} of them as unknown" in outcome.out + outcome.err
+
+
+def test_a_label_may_be_withheld_for_both_reasons(made: tuple[Path, Path], tmp_path: Path) -> None:
+    model, photographs = made
+    confidences = [row.confidence for row in package.predict(model, photographs, unknown=LEVEL) if not row.is_unknown]
+    reject = min(value for value in confidences if value is not None) + 1e-3
+    asked: dict[str, Any] = {"unknown": LEVEL, "reject": reject, **EXACT}
+    rows = list(package.predict(model, photographs, **asked))
+    assert {row.label for row in rows} >= {"?", None}
+    out = tmp_path / "rows.csv"
+    assert [row.label for row in package.predict(model, photographs, out=out, **asked)] == [row.label for row in rows]
+    lines = out.read_text().splitlines(keepends=True)
+    out.unlink()
+    (tmp_path / "rows.csv.partial").write_text("".join(lines[:5]))
+    again = package.predict(model, photographs, out=out, resume=True, **asked)
+    assert [row.label for row in again] == [row.label for row in rows]
+    with pytest.raises(VitkitError, match="do not fit"):
+        package.predict(model, photographs, out=out, resume=True, **{**asked, "unknown": 0.9})
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
+@pytest.mark.parametrize("fields", [{}, {"distilled": True}], ids=["plain", "distilled"])
+def test_an_exported_file_has_the_same_score(
+    made: tuple[Path, Path], tmp_path: Path, suffix: str, fields: dict[str, Any]
+) -> None:
+    pytest.importorskip({".onnx": "onnxruntime", ".xml": "openvino", ".pt2": "torch"}[suffix])
+    model, photographs = made
+    classifier = load(model)
+    if fields:
+        wide = tiny.build(distill_token=True, distill_head=True)
+        classifier = with_score(Classifier(wide, classifier.classes, classifier.preprocess), model.parent / "known")
+    out = tmp_path / f"model{suffix}"
+    export(classifier, out, Pictures("photographs", tuple(sorted(photographs.iterdir()))))
+    expected = list(package.predict(classifier, photographs, unknown=LEVEL, **EXACT))
+    rows = list(package.predict(out, photographs, unknown=LEVEL, precision="float32"))
+    assert [row.label for row in rows] == [row.label for row in expected]
+    assert [row.unknown for row in rows] == pytest.approx([row.unknown for row in expected], abs=0.051)  # one of 20
+
+
+def test_other_programs_find_logits_and_features_in_a_file(made: tuple[Path, Path], tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    classifier, photographs = load(made[0]), made[1]
+    out = tmp_path / "model.onnx"
+    export(classifier, out, Pictures("photographs", tuple(sorted(photographs.iterdir()))))
+    session = runtime.InferenceSession(str(out))
+    assert [(output.name, output.shape[1]) for output in session.get_outputs()] == [("logits", 7), ("features", 32)]
+    pixels = np.stack([np.asarray(classifier.read(path)) for path in sorted(photographs.iterdir())])
+    seen = classifier.seeing()(pixels)
+    for name, expected in (("logits", seen.logits), ("features", seen.features)):
+        assert np.allclose(session.run([name], {"images": pixels})[0], expected, atol=1e-4)
+
+
+def test_a_file_with_other_features_is_refused(made: tuple[Path, Path], tmp_path: Path, monkeypatch: Any) -> None:
+    classifier = load(made[0])
+    wrong = lambda model: replace_features(with_features(model))  # noqa: E731
+    from vitkit.exporting import writing
+    from vitkit.inference import with_features
+
+    def replace_features(model: Any) -> Any:
+        model.head.weight[7:] = model.head.weight[7:].flip(0)
+        return model
+
+    monkeypatch.setattr(writing, "with_features", wrong)
+    with pytest.raises(VitkitError, match="other features than the model"):
+        export(classifier, tmp_path / "model.onnx", Pictures("photographs", tuple(sorted(made[1].iterdir()))))
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_file_that_lacks_its_features_is_damaged(made: tuple[Path, Path], tmp_path: Path, monkeypatch: Any) -> None:
+    from vitkit.exporting import writing
+
+    monkeypatch.setattr(writing, "with_features", lambda model: model)
+    with pytest.raises(VitkitError, match="has 7 logits for 7 classes and 32 features"):
+        export(load(made[0]), tmp_path / "model.onnx", Pictures("photographs", tuple(sorted(made[1].iterdir()))))
+
+
+def test_logits_do_not_change_by_a_bit(made: tuple[Path, Path]) -> None:
+    classifier = load(made[0])
+    images = classifier.read(next(made[1].iterdir()))[None]
+    plain = classifier.use("eager", "float32", features=False)
+    wide = classifier.use("eager", "float32")
+    assert wide.unknown is not None and plain.unknown is None
+    assert wide.logits(images).equal(plain.logits(images)) and wide.logits(images).equal(classifier.logits(images))
+
+
+def test_merged_patches_have_no_score(made: tuple[Path, Path]) -> None:
+    model, photographs = made
+    assert [row.unknown for row in package.predict(model, photographs, merge=1)] == [None] * 12
+    with pytest.raises(VitkitError, match="leave out one"):
+        package.predict(model, photographs, merge=1, unknown=LEVEL)
+
+
+def test_the_server_says_how_unfamiliar_pictures_look(made: tuple[Path, Path]) -> None:
+    model, photographs = made
+    paths = sorted(photographs.iterdir())
+    expected = list(package.predict(model, paths, unknown=LEVEL, **EXACT))
+    files = [("image", (path.name, path.read_bytes())) for path in paths]
+    with serve([model], port=0, **EXACT) as server:
+        plain = httpx.post(f"{server.url}/predict", files=files, timeout=30).json()["predictions"]
+        rows = httpx.post(f"{server.url}/predict?unknown={LEVEL}", files=files, timeout=30).json()["predictions"]
+        refused = httpx.post(f"{server.url}/predict?unknown=0.001", files=files[:1], timeout=30)
+    assert [row["unknown"] for row in plain] == pytest.approx([row.unknown for row in expected])
+    assert [row["label"] for row in plain] == [row.name for row in expected]
+    assert [row["label"] for row in rows] == [row.label for row in expected]
+    assert refused.status_code == 400 and "at least 2999 validation images" in refused.json()["error"]
+
+
+def test_models_without_a_score_have_no_column(made: tuple[Path, Path], tmp_path: Path) -> None:
+    model, photographs = made
+    classifier = load(model)
+    held_out = classifier.held_out
+    assert held_out is not None
+    classifier.trust = replace(held_out, unknown=None).to_bytes()
+    classifier.save(tmp_path / "old")
+    package.predict(tmp_path / "old", photographs, out=tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_text().startswith("path,label,confidence,error\n")
+    with pytest.raises(VitkitError, match="models that earlier versions of vitkit trained have none"):
+        package.predict(tmp_path / "old", photographs, unknown=LEVEL)
+    export(load(tmp_path / "old"), tmp_path / "old.onnx", Pictures("photographs", tuple(sorted(photographs.iterdir()))))
+    assert load_exported(tmp_path / "old.onnx").unknown is None

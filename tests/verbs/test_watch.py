@@ -1,0 +1,158 @@
+"""`vitkit watch`: from a run and photographs to a verdict, a page, and an exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+import vitkit as package
+from browser import browser, is_within, serious, watched
+from vitkit.errors import VitkitError
+from vitkit.exporting import Pictures, export
+from vitkit.inference import Trust
+from vitkit.serving.serve import serve
+from vitkit.training import train
+from vitkit.weights import load
+
+__all__ = ["browser"]  # a fixture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+
+
+def photographs(folder: Path, counts: dict[str, int], seed: int, noise: float = 60.0) -> Path:
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    for name, count in counts.items():
+        for i in range(count):
+            pixels = np.array(runs.COLOURS[name]) + rng.normal(0, noise, (16, 16, 3))
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{name}{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("watch")
+    data = runs.photos(root / "photos", images=60, noise=60, seed=3)
+    return train(runs.quick(data, split=(0.4, 0.6, 0.0), epochs=3), root / "run", say=lambda _: None)
+
+
+def test_photographs_like_those_of_the_training_are_not_different(run: Path, tmp_path: Path, vitkit: Any) -> None:
+    now = photographs(tmp_path / "now", dict.fromkeys(runs.COLOURS, 30), 1)
+    result = package.watch(run, now, **EXACT)
+    assert not result.differs and result.images == 90
+    trust = load(run).held_out
+    assert trust is not None and result.validation_images == len(trust.held_out)
+    outcome = vitkit("watch", run, now, "--backend", "eager", "--precision", "float32")
+    assert outcome.code == 0 and "no difference between 90 photographs" in outcome.out
+
+
+def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: Any) -> None:
+    now = photographs(tmp_path / "now", {"red": 120, "green": 30, "blue": 30}, 1)
+    result = package.watch(run, now, **EXACT)
+    assert [test.name for test in result.tests if test.adjusted <= 0.05][:1] == ["classes"]
+    assert result.shares["red"][1] == pytest.approx(2 / 3, abs=0.05)
+    outcome = vitkit("watch", run, now, "--json", "--backend", "eager", "--precision", "float32")
+    told = json.loads(outcome.out)
+    assert outcome.code == 1 and told["differs"] and told["tests"][0]["name"] == "classes"
+    assert told == json.loads(json.dumps(result.to_dict()))
+
+
+def test_other_pictures_are_reported_and_listed_first(run: Path, tmp_path: Path) -> None:
+    now = photographs(tmp_path / "now", dict.fromkeys(runs.COLOURS, 20), 1)
+    for i in range(30):
+        Image.new("RGB", (16, 16), (255, 255, 8 * i)).save(now / f"strange{i}.png")
+    (now / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    result = package.watch(run, now, top=12, **EXACT)
+    assert result.differs and len(result.strangers) == 12
+    assert sum("strange" in each.path for each in result.strangers) >= 9
+    assert [Path(path).name for path in result.errors] == ["broken.png"]
+    values = [each.unknown for each in result.strangers]
+    assert values == sorted(values)  # type: ignore[type-var]
+    rows = {row.path: row.unknown for row in package.predict(run, now, **EXACT)}
+    assert all(rows[each.path] == pytest.approx(each.unknown, abs=1e-6) for each in result.strangers)
+
+
+def test_an_exported_file_watches_as_well(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    now = photographs(tmp_path / "now", {"red": 40, "green": 10, "blue": 10}, 1)
+    out = tmp_path / "model.onnx"
+    export(load(run), out, Pictures("photographs", tuple(sorted(now.iterdir()))[:4]))
+    first, second = package.watch(run, now, **EXACT), package.watch(out, now)
+    assert [test.name for test in second.tests] == [test.name for test in first.tests]
+    assert [test.p for test in second.tests] == pytest.approx([test.p for test in first.tests], abs=0.2)
+    assert second.shares["red"] == pytest.approx(first.shares["red"], abs=0.05)
+
+
+def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> None:
+    now = photographs(tmp_path / "now", {"red": 2}, 1)
+    assert any("only large differences" in note for note in package.watch(run, now, **EXACT).notes)
+    with pytest.raises(VitkitError, match=r"--level 1\.0 must be above 0 and below 1"):
+        package.watch(run, now, level=1.0)
+    with pytest.raises(VitkitError, match="nothing is written next to the photographs"):
+        package.watch(run, now, out=now / "watch.html")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.png").write_bytes(b"no picture")
+    with pytest.raises(VitkitError, match="none of the 1 images can be read"):
+        package.watch(run, tmp_path / "empty", **EXACT)
+    classifier = load(run)
+    trust = classifier.held_out
+    assert trust is not None
+    classifier.trust = Trust(trust.held_out).to_bytes()
+    result = package.watch(classifier, now, **EXACT)
+    assert [test.name for test in result.tests] == ["classes", "confidence"]
+    assert any("no score for unknown images" in note for note in result.notes)
+    classifier.trust = None
+    with pytest.raises(VitkitError, match="has no record of validation images"):
+        package.watch(classifier, now)
+
+
+@pytest.mark.parametrize("size", ["phone", "desk"])
+def test_the_page_fits_and_names_what_differs(run: Path, tmp_path: Path, size: str, browser: Browser) -> None:
+    now = photographs(tmp_path / "now", {"red": 60, "green": 10, "blue": 10}, 1)
+    page_file = tmp_path / "watch.html"
+    result = package.watch(run, now, out=page_file, top=8, **EXACT)
+    assert result.out == page_file and result.differs
+    with pytest.raises(VitkitError, match="exists"):
+        package.watch(run, now, out=page_file, **EXACT)
+    with watched(browser, size, has_script=False) as page:
+        page.goto(page_file.as_uri())
+        assert page.get_by_text("No", exact=True).is_visible()
+        assert result.verdict in page.inner_text("main")
+        assert page.locator("figure img").count() == 8
+        assert page.locator("td strong").all_inner_texts()[0] == "predicted classes"
+        assert is_within(page)
+    if size == "desk":
+        with watched(browser, size) as page:
+            page.goto(page_file.as_uri())
+            assert serious(page) == []
+
+
+def test_the_server_counts_what_is_compared(run: Path, tmp_path: Path) -> None:
+    now = sorted(photographs(tmp_path / "now", {"red": 6, "green": 2}, 1).iterdir())
+    rows = list(package.predict(run, now, **EXACT))
+    files = [("image", (path.name, path.read_bytes())) for path in now]
+    with serve([run], port=0, **EXACT) as server:
+        httpx.post(f"{server.url}/predict?unknown=0.5&reject=0.9", files=files, timeout=30)
+        lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    for name in {row.name for row in rows}:
+        assert float(values[f'vitkit_predicted_total{{label="{name}",model="run"}}']) == sum(
+            r.name == name for r in rows
+        )
+    unknown = [row.unknown for row in rows if row.unknown is not None]
+    at_most = float(values['vitkit_unknown_bucket{le="0.25",model="run"}'])
+    assert len(unknown) == 8 and at_most == sum(value <= 0.25 for value in unknown)
+    assert float(values['vitkit_confidence_count{model="run"}']) == 8
+    before = package.watch(run, now, **EXACT).shares
+    for name, (share, _) in before.items():
+        assert float(values[f'vitkit_expected_share{{label="{name}",model="run"}}']) == pytest.approx(share)
