@@ -13,6 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from PIL import Image
     from playwright.sync_api import Browser, Page
 
 CHROMIUM = next(
@@ -32,6 +35,25 @@ def browser() -> Iterator[Browser]:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
         found.close()
+
+
+@contextlib.contextmanager
+def with_camera(browser: Browser, *pictures: Image.Image, folder: Path) -> Iterator[Browser]:
+    """Another Chromium, whose camera shows these pictures (640 x 480), each for a second, again and again."""
+    frames = b"".join(_yuv(picture.convert("RGB").resize((640, 480))) for picture in pictures)
+    file = folder / "camera.y4m"
+    file.write_bytes(b"YUV4MPEG2 W640 H480 F1:1 Ip A1:1 C420jpeg\n" + frames)
+    shown = f"--use-file-for-fake-video-capture={file}"
+    switches = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", shown]
+    found = browser.browser_type.launch(executable_path=CHROMIUM, args=switches)
+    yield found
+    found.close()
+
+
+def _yuv(picture: Image.Image) -> bytes:
+    y, *colours = picture.convert("YCbCr").split()
+    halves = [colour.resize((320, 240)).tobytes() for colour in colours]
+    return b"FRAME\n" + y.tobytes() + b"".join(halves)
 
 
 @contextlib.contextmanager

@@ -113,10 +113,10 @@ def format_of(path: Path) -> Format:
     raise VitkitError(wrong_suffix(path))
 
 
-def wrong_suffix(path: Path) -> str:
-    """Describe a file with the suffix of no export format."""
+def wrong_suffix(path: Path, possible: tuple[str, ...] | None = None) -> str:
+    """Describe a file with none of the possible suffixes; by default, those of export formats."""
     is_torchscript = path.suffix.lower() in (".pt", ".ts", ".torchscript")
-    return f"{path} must end in {one_of(suffixes())}" + (f": {TORCHSCRIPT}" if is_torchscript else "")
+    return f"{path} must end in {one_of(possible or suffixes())}" + (f": {TORCHSCRIPT}" if is_torchscript else "")
 
 
 _HOME = "vitkit.exporting"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,13 +117,13 @@ def _verify(
     return comparison, in_bfloat16, precision
 
 
-def check_free(out: Path, form: Format, *, force: bool) -> None:
-    """Check that the files of an export can be created at a path.
+def check_free(files: Sequence[Path], *, force: bool) -> None:
+    """Check that the files of an export can be created.
 
     Raises:
         VitkitError: there is a folder, or there is a file and `force` is False.
     """
-    for path in form.files(out):
+    for path in files:
         if path.is_dir():
             raise VitkitError(f"--out {path} is a folder; name a file")
         if path.exists() and not force:
@@ -135,7 +135,7 @@ def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
     """Yield a path with the same name in a temporary folder; its files are moved to `out` if the block succeeds."""
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     with exclusive(out):
-        check_free(out, form, force=force)
+        check_free(form.files(out), force=force)
         yield from _in_turn(out, form, folder)
 
 

@@ -16,6 +16,7 @@ __all__, __getattr__ = public(
         "dataset_report": "write_checkup",
         "evaluation_report": "write_evaluation write_predictions write_report",
         "gallery": "Album SIDE",
+        "model_card": "model_card",
         "plots": "save_figure",
         "report_data": "Explained data_of_report",
         "sections": "confidence headline multi_class_table",

@@ -109,9 +109,11 @@ def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = 
         live: the interactive part; None if there is none.
     """
     styles = _STYLE + ("" if live is None else live.styles)
-    allowed = f"default-src 'none'; img-src data:; style-src '{_hash(styles)}'; base-uri 'none'; form-action 'none'"
+    allowed = (
+        f"default-src 'none'; img-src data:; style-src '{source_hash(styles)}'; base-uri 'none'; form-action 'none'"
+    )
     if live is not None:
-        allowed += f"; script-src '{_hash(live.script)}'"
+        allowed += f"; script-src '{source_hash(live.script)}'"
     head = (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
@@ -149,25 +151,30 @@ def findings(sentences: Sequence[str]) -> list[str]:
     return [*others, folded(plural(len(notes), "note", "notes"), f"<ul>{listed}</ul>")]
 
 
-def _hash(text: str) -> str:
+def source_hash(text: str) -> str:
     """Return the hash by which a Content-Security-Policy names an inline style or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _scripts(live: Live) -> list[str]:
-    """Return the elements with the data and the script of an interactive page.
-
-    Characters with a meaning in HTML are escaped in the data, so that no name in it can end the element.
-    """
-    data = json.dumps(live.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character, escaped in (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026")):
-        data = data.replace(character, escaped)
+    """Return the elements with the data and the script of an interactive page."""
     if "</script" in live.script.lower():
         raise ValueError("the script would end its own element")
     return [
-        f"{DATA}{data}</script>",
+        f"{DATA}{script_data(live.data)}</script>",
         f'<script type="module">{live.script}</script>',
     ]
+
+
+def script_data(value: Any) -> str:
+    """Return plain JSON values as the text of a script element.
+
+    Characters with a meaning in HTML are escaped, so that no name in the values can end the element.
+    """
+    data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character, escaped in (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026")):
+        data = data.replace(character, escaped)
+    return data
 
 
 def finding(text: str) -> str:

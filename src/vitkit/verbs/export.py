@@ -1,4 +1,4 @@
-"""`vitkit.export`: write a classifier to a file for another runtime."""
+"""`vitkit.export`: write a classifier to a file for another runtime, or into a package for people without vitkit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.exporting.formats import DTYPES, FORMATS, TORCHSCRIPT, is_exported, suffixes, wrong_suffix
+from vitkit.exporting.formats import DTYPES, FORMATS, TORCHSCRIPT, format_of, is_exported, wrong_suffix
+from vitkit.exporting.packages import PACKAGES, package_of
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import one_of
@@ -19,7 +20,7 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.exporting.check import LogitComparison
+    from vitkit.exporting.check import LogitComparison, Pictures
     from vitkit.exporting.writing import Outcome
     from vitkit.weights.preprocessing import PreprocessLike
 
@@ -27,16 +28,19 @@ if TYPE_CHECKING:  # the choices are only known at run time
     Runtime: TypeAlias = str
     Dtype: TypeAlias = str
 else:
-    Runtime, Dtype = Literal[tuple(FORMATS)], Literal[DTYPES]
+    Runtime, Dtype = Literal[(*FORMATS, *PACKAGES)], Literal[DTYPES]
+
+_SUFFIXES = {name: form.suffix for name, form in FORMATS.items()} | {name: own.suffix for name, own in PACKAGES.items()}
+_PACKAGE_RUNTIME = FORMATS["onnx"].runtime  # which computes the model inside
 
 
 @dataclass(frozen=True, repr=False)
 class Export(Result):
-    """A file for another runtime, which was read back and compared with the model.
+    """A file for another runtime, or a package with one, which was read back and compared with the model.
 
     Attributes:
         file: the file that was written.
-        to: the runtime that it is for.
+        to: the runtime that it is for, or the kind of package.
         compared_on: a description of the images that the comparison used.
         outcome: the difference between the file and the model, and the size and duration of the export.
         precision: the precision of the stored weights.
@@ -60,14 +64,14 @@ class Export(Result):
 
     def lines(self) -> list[str]:
         """Return the comparison, and a line on the file."""
-        outcome, runtime = self.outcome, FORMATS[self.to].runtime
+        outcome, runtime = self.outcome, FORMATS[self.to].runtime if self.to in FORMATS else _PACKAGE_RUNTIME
         lines = [
             f"compared on {self.compared_on} with the model in float32:",
             f"  {runtime}, {outcome.precision}: {_figures(outcome.comparison)}",
         ]
         if outcome.in_bfloat16 is not None:
             lines.append(f"  {runtime}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
-        return [*lines, self._written]
+        return [*lines, self._written, *_USES.get(self.to, ())]
 
     @property
     def _written(self) -> str:
@@ -80,10 +84,19 @@ class Export(Result):
         return f"<Export: {self._written}>"
 
 
+_USES = {  # a line about what to do with a package
+    "html": ["Open it in a browser, on any machine: it needs neither a network nor an installation."],
+    "zip": ["HOW-TO.md in it explains how to use it on Windows, macOS and Linux."],
+}
+
+
 @check_arguments
 def export(
     model: str | Path | Classifier,
-    to: Annotated[Runtime | None, f"The runtime; by default by the suffix of --out: {one_of(suffixes())}."] = None,
+    to: Annotated[
+        Runtime | None,
+        f"The runtime or package; by default by the suffix of --out: {one_of(tuple(_SUFFIXES.values()))}.",
+    ] = None,
     out: Path | str | None = None,
     *,
     data: str | Path | None = None,
@@ -97,10 +110,13 @@ def export(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Export:
-    """Export a model for ONNX Runtime, OpenVINO or torch.export, including everything that prediction requires.
+    """Export a model for ONNX Runtime, OpenVINO or torch.export, or as a page or archive for people without vitkit.
 
-    The runtime reads the file back, and its outputs are compared with those of the model. If they differ, no file is
-    left, and the command exits with 1.
+    The file includes everything that prediction requires. The runtime reads it back, and its outputs are compared with
+    those of the model. If they differ, no file is left, and the command exits with 1.
+
+    An .html file is a page that classifies photographs in a browser without a network. Its runtime is downloaded once
+    (33 MB). A .zip file contains the model, its card, its labels and instructions for Windows, macOS and Linux.
 
     `vitkit.export("runs/digits-1", "onnx")` writes digits-1.onnx.
 
@@ -109,7 +125,7 @@ def export(
     Args:
         model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
             is accepted, too.
-        to: the runtime; by default according to the suffix of `out`: .onnx, .xml or .pt2.
+        to: the runtime or package; by default according to the suffix of `out`: .onnx, .xml, .pt2, .html or .zip.
         out: the file to write; by default named after the model, in the current folder.
         data: the images for the comparison; by default those of the run.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
@@ -135,21 +151,49 @@ def export(
     pixels = None if image_size is None else _size_of(image_size)
     runtime, out = _destination(place, to, path_of(out))
     from vitkit.exporting.check import choose_pictures
-    from vitkit.exporting.formats import format_of
     from vitkit.exporting.writing import check_free
-    from vitkit.exporting.writing import export as write
 
-    check_free(out, format_of(out), force=force)
+    check_free([out] if package_of(out) else format_of(out).files(out), force=force)
     named, root = None if data is None else str(data), path_of(data_root)
     pictures = choose_pictures(place, named, layout, root)
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes(note)
     classifier = _load(model, pixels, preprocess, notes)
     batch = None if dynamic_batch else 1
-    outcome = write(classifier, out, pictures, force=force, batch=batch, precision=precision)
+    outcome = _write(classifier, place, out, pictures, force=force, batch=batch, precision=precision)
     return Export(
         out, runtime, pictures.what, outcome, precision, classifier.preprocess.size, batch, tuple(notes.lines)
     )
+
+
+def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pictures, **options: Any) -> Outcome:
+    if package_of(out) is None:
+        from vitkit.exporting.writing import export as write
+
+        return write(classifier, out, pictures, **options)
+    from vitkit.exporting.packages import write_package
+
+    return write_package(classifier, out, pictures, _card(classifier, place, out), runtime=_runtime, **options)
+
+
+def _runtime() -> Path:
+    """Return the archive of ONNX Runtime Web, downloading it if necessary."""
+    from vitkit.exporting.browser_page import RUNTIME_SHA256, RUNTIME_URL
+    from vitkit.weights.download import fetch_url
+
+    return fetch_url(RUNTIME_URL, RUNTIME_SHA256)
+
+
+def _card(classifier: Classifier, place: Path | None, out: Path) -> str:
+    """Return the model card; its figures are those of the run, if the model is one."""
+    import vitkit
+    from vitkit.model_folder import DESCRIPTION
+    from vitkit.reporting.model_card import model_card
+    from vitkit.system.files import read_json
+
+    if place is None or not (place / DESCRIPTION).is_file():
+        return model_card(out.stem, classifier, vitkit.__version__)
+    return model_card(out.stem, classifier, str(read_json(place / DESCRIPTION).get("vitkit_version", "")), place)
 
 
 def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
@@ -168,17 +212,17 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
         check_choice("--to", to, Runtime)
     if out is None:
         if to is None:
-            names, ends = one_of(tuple(FORMATS)), one_of(suffixes())
+            names, ends = one_of(tuple(_SUFFIXES)), one_of(tuple(_SUFFIXES.values()))
             raise VitkitError(f"name the runtime: --to {names}; or the file to write: --out FILE{ends}")
         if model is None:
-            raise VitkitError(f"a classifier in memory has no name: name a file with --out FILE{FORMATS[to].suffix}")
-        return to, Path((model.stem if model.is_file() else model.name) + FORMATS[to].suffix)
+            raise VitkitError(f"a classifier in memory has no name: name a file with --out FILE{_SUFFIXES[to]}")
+        return to, Path((model.stem if model.is_file() else model.name) + _SUFFIXES[to])
     if to is None:
-        to = next((name for name, form in FORMATS.items() if out.suffix == form.suffix), None)
+        to = next((name for name, suffix in _SUFFIXES.items() if out.suffix == suffix), None)
         if to is None:
-            raise VitkitError(f"--out {wrong_suffix(out)}")
-    if out.suffix != FORMATS[to].suffix:
-        raise VitkitError(f"--out {out} must end in {FORMATS[to].suffix} for --to {to}")
+            raise VitkitError(f"--out {wrong_suffix(out, tuple(_SUFFIXES.values()))}")
+    if out.suffix != _SUFFIXES[to]:
+        raise VitkitError(f"--out {out} must end in {_SUFFIXES[to]} for --to {to}")
     if not out.parent.is_dir():
         raise VitkitError(f"--out {out}: there is no folder {out.parent}")
     return to, out

@@ -31,7 +31,6 @@ __all__, __getattr__ = public(
         "jobs": "Job Jobs command work",
         "photographs": "Photographs",
         "results": "decide file_of summaries suspects_of",
-        "ship": "model_card",
         "workspace": "Workspace open_workspace state_of_runs",
     },
 )

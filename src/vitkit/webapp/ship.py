@@ -1,10 +1,8 @@
-"""The Ship tab: the card of a run's model, its exported files, and the command to serve it."""
+"""The Ship tab: packages and files of a run's model, its card, and the command to serve it."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,27 +10,20 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.task import Task, task_of
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import counted_figures, headline_of
-from vitkit.evaluation.registry import read_figures
-from vitkit.exporting.formats import FORMATS
+from vitkit.exporting.browser_page import RUNTIME_MEGABYTES, RUNTIME_URL
+from vitkit.exporting.formats import FORMATS, Format
+from vitkit.exporting.packages import PACKAGES, Package
 from vitkit.model_folder import DESCRIPTION
+from vitkit.reporting.model_card import model_card
 from vitkit.system.files import read_json
-from vitkit.system.run_files import EVALUATION, SPLIT
 from vitkit.webapp.likeness import Background
 from vitkit.webapp.workspace import Workspace
+from vitkit.weights.download import cache_path
 
 EXPORTS = "exports"  # below the folder of runs
 CARD = "MODEL_CARD.md"
-_FIGURES = {  # of evaluation.json, for people
-    "accuracy": "right answers",
-    "balanced_accuracy": "right answers, each class counted alike",
-    "ece": "calibration error (how far confidences are from the truth)",
-}
-_ROLES = {"train": "learned from", "val": "to choose by", "test": "held back for the test"}
-_LISTED = 30  # classes
+_KINDS: dict[str, Format | Package] = {**PACKAGES, **FORMATS}
 
 
 def shippable(workspace: Workspace) -> list[str]:
@@ -52,17 +43,16 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
     from vitkit.verbs.export import export
 
     folder = _folder(workspace, run)
-    if to not in FORMATS:
-        raise VitkitError(f"{to!r} is none of {', '.join(FORMATS)}")
+    if to not in _KINDS:
+        raise VitkitError(f"{to!r} is none of {', '.join(_KINDS)}")
     place = workspace.runs / EXPORTS
     place.mkdir(parents=True, exist_ok=True)
-    result = export(folder, to, place / f"{run}{FORMATS[to].suffix}", force=True)
+    result = export(folder, to, place / f"{run}{_KINDS[to].suffix}", force=True)
     outcome = result.outcome
     compared = outcome.comparison
     return {
         "run": run,
         "to": to,
-        "runtime": FORMATS[to].runtime,
         "compared_on": result.compared_on.partition(" of ")[0],
         "agreement": compared.agreement,
         "precision": outcome.precision,
@@ -73,14 +63,30 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
 def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
     """Return the existing files of a run's exports."""
     place, exports = workspace.runs / EXPORTS, []
-    for form in FORMATS.values():
-        files = form.files(place / f"{run}{form.suffix}")
+    for kind in _KINDS.values():
+        file = place / f"{run}{kind.suffix}"
+        files = [file] if isinstance(kind, Package) else kind.files(file)
         if all(file.is_file() for file in files):
             listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
-            exports.append(
-                {"to": form.name, "runtime": form.runtime, "files": listed, "when": files[-1].stat().st_mtime}
-            )
+            exports.append({"to": kind.name, "files": listed, "when": files[-1].stat().st_mtime})
     return exports
+
+
+def offered() -> list[dict[str, Any]]:
+    """Return the kinds of files that a model can be exported to, with the download that a kind still needs."""
+    return [
+        {
+            "name": kind.name,
+            "title": kind.title if isinstance(kind, Package) else kind.runtime,
+            "is_package": isinstance(kind, Package),
+            "megabytes": RUNTIME_MEGABYTES if _needs_download(kind) else 0,
+        }
+        for kind in _KINDS.values()
+    ]
+
+
+def _needs_download(kind: Format | Package) -> bool:
+    return isinstance(kind, Package) and kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
 
 
 def export_file(workspace: Workspace, name: str) -> Path:
@@ -100,93 +106,13 @@ def serve_command(workspace: Workspace, run: str) -> str:
     return shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
 
 
-def model_card(workspace: Workspace, run: str) -> str:
-    """Return a model card in Markdown: the model, its training data and its accuracy, without local paths."""
+def card_of(workspace: Workspace, run: str) -> str:
+    """Return the model card of a run's model, in Markdown."""
     from vitkit.weights import inspect
 
     folder = _folder(workspace, run)
     model = inspect(folder)  # which refuses what is damaged
-    made_with = read_json(folder / DESCRIPTION).get("vitkit_version", "")
-    figures = read_figures(folder / EVALUATION) if (folder / EVALUATION).is_file() else {}
-    parts = [
-        [f"# {_text(run)}", "", f"A classifier of photographs, made with vitkit {_text(made_with)}."],
-        _about_classes(model.classes, task_of(model.thresholds)),
-        _about_training(model.provenance, _counts(folder / SPLIT)),
-        _about_figures(figures),
-        _about_use(model.preprocess, run),
-    ]
-    return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
-
-
-def _about_classes(classes: Sequence[str], task: Task) -> list[str]:
-    listed = [f"- {_text(name)}" for name in classes[:_LISTED]]
-    more = [f"- and {len(classes) - _LISTED} more"] if len(classes) > _LISTED else []
-    return [
-        f"## What it tells apart: {len(classes)} classes",
-        "",
-        f"It knows nothing else. {task.description}".rstrip(),
-        "",
-        *listed,
-        *more,
-    ]
-
-
-def _counts(file: Path) -> dict[str, int]:
-    """Return the number of photographs of each split in a split.json; empty if the file is missing or invalid."""
-    with suppress(OSError, VitkitError, AttributeError, TypeError):
-        splits = read_json(file).get("splits", {})
-        return {name: sum(len(images) for images in by_class.values()) for name, by_class in splits.items()}
-    return {}
-
-
-def _about_training(provenance: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
-    recipe = provenance.get("recipe", {})
-    rows = {
-        "model": recipe.get("model"),
-        "began from": Path(str(recipe.get("weights"))).name if recipe.get("weights") else None,
-        "what learned": recipe.get("method"),
-        "photographs": ", ".join(f"{number:,} {_ROLES.get(name, name)}" for name, number in counts.items()) or None,
-        "digest of the photographs": str(provenance.get("data_hash", ""))[:16] or None,
-        "seed": recipe.get("seed"),
-    }
-    return [
-        "## How it was made",
-        "",
-        *(f"- {name}: {_text(value)}" for name, value in rows.items() if value is not None),
-    ]
-
-
-def _about_figures(figures: dict[str, Any]) -> list[str]:
-    if not figures:
-        return ["## How good it is", "", "It was not evaluated: nobody knows."]
-    quoted, counted = headline_of(figures), counted_figures(figures)
-    where = "held back for the test" if quoted.split == "test" else f"of the split {_text(quoted.split)}"
-    lines = ["## How good it is", "", f"On {quoted.images} photographs {where}:", ""]
-    if quoted.value is None:
-        lines = ["## How good it is", "", "Nobody knows: no figure can be given."]
-    lines += [f"- note: {_text(caveat.text)}" for caveat in quoted.caveats]
-    for key, name in _FIGURES.items():
-        if isinstance(counted.get(key), (int, float)):
-            bounds = counted.get("intervals_95", {}).get(key)
-            spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
-            lines.append(f"- {name}: {100 * counted[key]:.1f} %{spread}")
-    confused = [
-        f"{_text(quoted['true'])} taken for {_text(quoted['predicted'])}" for quoted in figures.get("confused", [])[:5]
-    ]
-    lines += [f"- most often wrong: {', '.join(confused)}"] if confused and quoted.value is not None else []
-    return [*lines, "", "On photographs of another kind, of another camera or place, it may be worse."]
-
-
-def _about_use(pixels: Preprocess, run: str) -> list[str]:
-    height, width = pixels.size
-    return [
-        "## How to ask it",
-        "",
-        f"    vitkit predict {shlex.quote(run)} PHOTOS",
-        f"    vitkit serve {shlex.quote(run)}",
-        "",
-        f"It reads {width} x {height} pixels ({pixels.fit}); everything it needs travels with it.",
-    ]
+    return model_card(run, model, str(read_json(folder / DESCRIPTION).get("vitkit_version", "")), folder)
 
 
 def _folder(workspace: Workspace, run: str) -> Path:
@@ -195,17 +121,11 @@ def _folder(workspace: Workspace, run: str) -> Path:
     return workspace.runs / run
 
 
-def _text(value: Any) -> str:
-    """Escape a name so that Markdown shows it literally."""
-    one_line = " ".join(str(value).split())
-    return "".join(f"\\{character}" if character in "\\`*_{}[]<>()#+!|~&" else character for character in one_line)
-
-
 class Wanted(BaseModel):
     """A request for an export."""
 
     run: str = Field(max_length=300)
-    to: Literal[tuple(FORMATS)]  # type: ignore[valid-type]
+    to: Literal[tuple(_KINDS)]  # type: ignore[valid-type]
 
 
 def router(workspace: Workspace) -> APIRouter:
@@ -216,12 +136,11 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
-        forms = [{"name": form.name, "runtime": form.runtime, "suffix": form.suffix} for form in FORMATS.values()]
-        return {"models": shippable(workspace), "formats": forms}
+        return {"models": shippable(workspace), "formats": offered()}
 
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:
-        card, command = model_card(workspace, run), serve_command(workspace, run)
+        card, command = card_of(workspace, run), serve_command(workspace, run)
         return {"run": run, "card": card, "command": command, "exports": exported(workspace, run)}
 
     @routes.post("/export")
@@ -246,7 +165,7 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/card")
     def download_card(run: str) -> Response:
         disposition = f'attachment; filename="{CARD}"'
-        text = model_card(workspace, run).encode("utf-8", "replace")
+        text = card_of(workspace, run).encode("utf-8", "replace")
         return Response(text, media_type="text/markdown", headers={"Content-Disposition": disposition})
 
     return routes

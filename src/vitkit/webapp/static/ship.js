@@ -5,6 +5,8 @@ import { el, fill } from "./dom.js";
 import { modelChoice, noModel } from "./models.js";
 
 const FOR = {
+  html: "One file that classifies photographs in a browser, by double click: no network, no installation, no studio.",
+  zip: "The model, its card, its classes, and instructions for Windows, macOS and Linux.",
   onnx: "For nearly every language and system.",
   openvino: "The fastest on Intel and AMD processors. Two files: keep both together.",
   torch: "For programs that use PyTorch.",
@@ -45,8 +47,10 @@ class ShipPage {
     const [told, state] = await Promise.all([get(`/api/ship/model?run=${encodeURIComponent(run)}`), get("/api/ship/export")]);
     if (run !== this.run || this.left) return;
     this.told = told;
-    this.exports = el("div", {});
+    [this.packages, this.exports] = [el("div", {}), el("div", {})];
     fill(this.body,
+      el("section", { class: "panel", "aria-label": "Take it along" }, el("h2", {}, "Take it along"),
+        el("p", { class: "small soft" }, "For people and machines without the studio. Photographs stay on the machine on which the file is opened."), this.packages),
       el("section", { class: "panel", "aria-label": "Files for other programs" }, el("h2", {}, "Files for other programs"),
         el("p", { class: "small soft" }, "Each file is read back and tested on the same photographs as the model. It is kept only if its predictions agree."), this.exports),
       el("section", { class: "panel", "aria-label": "Serve it" }, el("h2", {}, "Serve it"),
@@ -79,12 +83,13 @@ class ShipPage {
 
   drawExports(state) {
     const focused = document.activeElement?.dataset?.to;
-    const rows = this.formats.map((form) => {
+    const row = (form) => {
       const there = this.told.exports.find((own) => own.to === form.name);
       const busy = state.running && state.run === this.run && state.to === form.name;
       const found = state.found && state.found.run === this.run && state.found.to === form.name ? state.found : null;
       return el("li", { class: "ship-form" },
-        el("div", {}, el("strong", {}, form.runtime), " ", el("span", { class: "small soft" }, FOR[form.name] || ""),
+        el("div", {}, el("strong", {}, form.title), " ", el("span", { class: "small soft" }, FOR[form.name] || ""),
+          !there && form.megabytes > 0 && el("p", { class: "small soft" }, `The first export downloads ONNX Runtime Web, ${form.megabytes} MB.`),
           found && el("p", { class: "good small" }, `Checked: on ${found.compared_on}, its prediction is the model's for ${(100 * found.agreement).toFixed(found.agreement === 1 ? 0 : 2)} %.`),
           found && el("details", {}, el("summary", {}, "What the check found"), el("pre", {}, found.lines.join("\n"))),
           busy && el("p", { class: "small", role: "status" }, state.what ? `${state.what} …` : "Begins …"),
@@ -92,9 +97,11 @@ class ShipPage {
         el("div", { class: "row" },
           there && there.files.map((file) => el("a", { class: "button", href: `/api/ship/file/${encodeURIComponent(file.name)}`, download: file.name }, `${file.name} (${size(file.bytes)})`)),
           el("button", { type: "button", "data-to": form.name, disabled: state.running, onclick: () => this.export(form.name) }, there ? "Export again" : "Export")));
-    });
-    fill(this.exports, el("ul", { class: "ship-forms" }, rows));
-    if (focused) this.exports.querySelector(`[data-to="${CSS.escape(focused)}"]`)?.focus();
+    };
+    for (const [place, isPackage] of [[this.packages, true], [this.exports, false]]) {
+      fill(place, el("ul", { class: "ship-forms" }, this.formats.filter((form) => form.is_package === isPackage).map(row)));
+    }
+    if (focused) this.body.querySelector(`[data-to="${CSS.escape(focused)}"]`)?.focus();
   }
 
   async export(to) {

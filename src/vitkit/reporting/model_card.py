@@ -1,0 +1,139 @@
+"""The model card: what a model does, how it was trained and how good it is, for whoever receives the model."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.task import Task, task_of
+from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import counted_figures, headline_of
+from vitkit.evaluation.registry import read_figures
+from vitkit.system.files import read_json
+from vitkit.system.run_files import EVALUATION, SPLIT
+
+_FIGURES = {  # of evaluation.json, for people
+    "accuracy": "right answers",
+    "balanced_accuracy": "right answers, each class counted alike",
+    "ece": "calibration error (how far confidences are from the truth)",
+}
+_ROLES = {"train": "learned from", "val": "to choose by", "test": "held back for the test"}
+_LISTED = 30  # classes
+
+
+class Described(Protocol):
+    """What a card says of a model; a `Classifier` has it, and so does the plan of one that is not loaded."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def thresholds(self) -> tuple[float, ...] | None: ...
+    @property
+    def preprocess(self) -> Preprocess: ...
+    @property
+    def provenance(self) -> Mapping[str, Any]: ...
+
+
+def model_card(name: str, model: Described, made_with: str, run: Path | None = None) -> str:
+    """Return a model card in Markdown: the model, its training data and its accuracy, without local paths.
+
+    Args:
+        name: the name of the model.
+        model: the model, or its plan.
+        made_with: the version of vitkit that trained it.
+        run: the run folder with its evaluation and split; None if there is none.
+
+    Raises:
+        VitkitError: the evaluation of the run is damaged.
+    """
+    is_evaluated = run is not None and (run / EVALUATION).is_file()
+    figures = read_figures(run / EVALUATION) if run is not None and is_evaluated else {}
+    parts = [
+        [f"# {_text(name)}", "", f"A classifier of photographs, made with vitkit {_text(made_with)}."],
+        _about_classes(model.classes, task_of(model.thresholds)),
+        _about_training(model.provenance, {} if run is None else _counts(run / SPLIT)),
+        _about_figures(figures),
+        _about_use(model.preprocess, name),
+    ]
+    return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
+
+
+def _about_classes(classes: Sequence[str], task: Task) -> list[str]:
+    listed = [f"- {_text(name)}" for name in classes[:_LISTED]]
+    more = [f"- and {len(classes) - _LISTED} more"] if len(classes) > _LISTED else []
+    return [
+        f"## What it tells apart: {len(classes)} classes",
+        "",
+        f"It knows nothing else. {task.description}".rstrip(),
+        "",
+        *listed,
+        *more,
+    ]
+
+
+def _counts(file: Path) -> dict[str, int]:
+    """Return the number of photographs of each split in a split.json; empty if the file is missing or invalid."""
+    with suppress(OSError, VitkitError, AttributeError, TypeError):
+        splits = read_json(file).get("splits", {})
+        return {name: sum(len(images) for images in by_class.values()) for name, by_class in splits.items()}
+    return {}
+
+
+def _about_training(provenance: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
+    recipe = provenance.get("recipe", {})
+    rows = {
+        "model": recipe.get("model"),
+        "began from": Path(str(recipe.get("weights"))).name if recipe.get("weights") else None,
+        "what learned": recipe.get("method"),
+        "photographs": ", ".join(f"{number:,} {_ROLES.get(name, name)}" for name, number in counts.items()) or None,
+        "digest of the photographs": str(provenance.get("data_hash", ""))[:16] or None,
+        "seed": recipe.get("seed"),
+    }
+    return [
+        "## How it was made",
+        "",
+        *(f"- {name}: {_text(value)}" for name, value in rows.items() if value is not None),
+    ]
+
+
+def _about_figures(figures: dict[str, Any]) -> list[str]:
+    if not figures:
+        return ["## How good it is", "", "It was not evaluated: nobody knows."]
+    quoted, counted = headline_of(figures), counted_figures(figures)
+    where = "held back for the test" if quoted.split == "test" else f"of the split {_text(quoted.split)}"
+    lines = ["## How good it is", "", f"On {quoted.images} photographs {where}:", ""]
+    if quoted.value is None:
+        lines = ["## How good it is", "", "Nobody knows: no figure can be given."]
+    lines += [f"- note: {_text(caveat.text)}" for caveat in quoted.caveats]
+    for key, name in _FIGURES.items():
+        if isinstance(counted.get(key), (int, float)):
+            bounds = counted.get("intervals_95", {}).get(key)
+            spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
+            lines.append(f"- {name}: {100 * counted[key]:.1f} %{spread}")
+    confused = [
+        f"{_text(quoted['true'])} taken for {_text(quoted['predicted'])}" for quoted in figures.get("confused", [])[:5]
+    ]
+    lines += [f"- most often wrong: {', '.join(confused)}"] if confused and quoted.value is not None else []
+    return [*lines, "", "On photographs of another kind, of another camera or place, it may be worse."]
+
+
+def _about_use(pixels: Preprocess, run: str) -> list[str]:
+    height, width = pixels.size
+    return [
+        "## How to ask it",
+        "",
+        f"    vitkit predict {shlex.quote(run)} PHOTOS",
+        f"    vitkit serve {shlex.quote(run)}",
+        "",
+        f"It reads {width} x {height} pixels ({pixels.fit}); everything it needs travels with it.",
+    ]
+
+
+def _text(value: Any) -> str:
+    """Escape a name so that Markdown shows it literally."""
+    one_line = " ".join(str(value).split())
+    return "".join(f"\\{character}" if character in "\\`*_{}[]<>()#+!|~&" else character for character in one_line)

@@ -1,0 +1,438 @@
+"""Packages for people without vitkit: a page that answers in a browser, and an archive with instructions."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import photos
+from browser import browser, is_within, serious, watched, with_camera
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.exporting import browser_page, load_exported
+from vitkit.exporting.browser_page import columns_first
+from vitkit.verbs.export import export
+from vitkit.weights import download, load
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+__all__ = ["browser"]
+
+STATIC = Path(browser_page.__file__).parent / "static"
+CLASSES = ("größer", "<b>b</b>", "c,d", "=e", "f", "g", "日本")
+RUNTIME = next(  # where somebody has put or downloaded it; the tests download nothing
+    (
+        path
+        for path in (
+            Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / Path(browser_page.RUNTIME_URL).name,
+            download.cache_path(browser_page.RUNTIME_URL),
+        )
+        if path.is_file()
+    ),
+    None,
+)
+STAND_IN = """
+const e = { wasm: {} };
+class T { constructor(type, data, dims) { this.data = data; this.dims = dims; } }
+const I = { async create(model) {
+  if (!model.length || e.wasm.wasmBinary.byteLength !== 8 || !import.meta.url) throw new Error("there is no model");
+  return { run: async ({ images }) => {
+    const mean = images.data.reduce((a, b) => a + b, 0) / images.data.length;
+    return { logits: { data: Float32Array.from({ length: 7 }, (_, i) => (i === 2 ? 3 : 0) + mean * (i - 3)) } };
+  } };
+} };
+export{I as InferenceSession,T as Tensor,e as env};
+//# sourceMappingURL=nothing.map
+"""
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive laid out as the runtime's, whose model is the mean of the pixels: enough to try the page."""
+    path = tmp_path_factory.mktemp("runtime") / "runtime.tgz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in (
+            ("ort.wasm.bundle.min.mjs", STAND_IN.encode()),
+            ("ort-wasm-simd-threaded.wasm", b"\0asm\1\0\0\0"),
+        ):
+            info = tarfile.TarInfo(f"package/dist/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def classifier(**fields: Any) -> Classifier:
+    pixels = Preprocess(size=(12, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
+    return Classifier(build(), CLASSES, pixels, temperature=1.7, **fields)
+
+
+def written(own: Classifier, path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(download, "fetch_url", lambda url, sha256: runtime)
+    return export(own, out=path, force=True).file
+
+
+# --- The pixels ---------------------------------------------------------------------------------------------
+
+CALL = """
+([bytes, width, height, own, ...more]) => {
+  const data = Uint8ClampedArray.from(atob(bytes), (character) => character.charCodeAt(0));
+  const made = CALLED({ width, height, data }, own, ...more);
+  let text = "";
+  for (const value of new Uint8Array((made.data || made).buffer)) text += String.fromCharCode(value);
+  return btoa(text);
+}
+"""
+BRING = """
+async (kind) => {
+  const canvas = new OffscreenCanvas(30, 20);
+  canvas.getContext("2d").fillRect(0, 0, 9, 9);
+  const data = new DataTransfer();
+  data.items.add(new File([await canvas.convertToBlob()], `${kind}.png`, { type: "image/png" }));
+  const pasted = () => new ClipboardEvent(kind, { clipboardData: data });
+  document.dispatchEvent(kind === "drop" ? new DragEvent(kind, { dataTransfer: data }) : pasted());
+}
+"""
+CASES = [
+    {"size": size, "fit": fit, "interpolation": interpolation, "crop_pct": share, "floor_crop": floor}
+    for size, share, floor in (((12, 16), 0.875, False), ((15, 9), 0.9, True))
+    for fit in ("crop", "pad", "squash", "squash_crop")
+    for interpolation in ("nearest", "bilinear", "bicubic", "lanczos")
+]
+SIDES = ((61, 43), (30, 97), (7, 5), (16, 12), (1, 9))
+
+
+@pytest.fixture
+def pixels(browser: Browser) -> Iterator[Page]:
+    """A page in which the functions of pixels.js can be called."""
+    with watched(browser) as page:
+        page.add_script_tag(path=STATIC / "pixels.js")
+        yield page
+
+
+def of(page: Page, call: str, picture: Image.Image, pixels: Preprocess, *more: Any) -> bytes:
+    rgba = base64.b64encode(picture.convert("RGBA").tobytes()).decode()
+    arguments = [rgba, picture.width, picture.height, pixels.to_dict() | {"columns_first": columns_first()}, *more]
+    return base64.b64decode(page.evaluate(CALL.replace("CALLED", call), arguments))
+
+
+def test_pictures_are_resized_to_the_bit_as_pillow_does(pixels: Page) -> None:
+    for number, case in enumerate(CASES):
+        own = Preprocess(**case)
+        for sides in SIDES:
+            picture = photos.noise(*sides, seed=number)
+            expected = own.resize(picture).convert("RGBA").tobytes()
+            assert of(pixels, "fit", picture, own) == expected, (case, sides)
+
+
+def test_numbers_are_those_of_preprocess_to_the_bit(pixels: Page) -> None:
+    picture = photos.noise(50, 40)
+    for own in (
+        Preprocess(size=(12, 16), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        Preprocess(size=(12, 16), mean=(0.1307,), std=(0.3081,), fit="pad"),
+    ):
+        assert of(pixels, "prepare", picture, own) == own(picture).tobytes()
+
+
+def test_a_large_jpeg_is_reduced_as_its_decoder_does(pixels: Page, tmp_path: Path) -> None:
+    """In the whole pixels of the blocks: the decoder computes the same means from the file's coefficients."""
+    own = Preprocess(size=(16, 16))
+    own_read = Classifier(build(image_size=(16, 16), patch_size=4), tuple("abcdefg"), own)
+    file = photos.save(photos.smooth(800, 640), tmp_path / "large.jpg", quality=95, subsampling=0)
+    with Image.open(file) as image:
+        whole = image.convert("RGB")
+    found = np.frombuffer(of(pixels, "prepare", whole, own, True), np.float32)
+    expected = own_read.read(file).numpy().ravel()
+    without = own(whole).ravel()
+    assert np.abs(found - expected).max() <= 2.1 / 255 / 0.5
+    assert np.abs(found - expected).mean() < 0.5 * np.abs(without - expected).mean() + 1e-3
+
+
+# --- The page -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page_of(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(**fields: Any) -> str:
+        return written(classifier(**fields), tmp_path / "My model.html", stand_in, monkeypatch).as_uri()
+
+    return make
+
+
+def wait(page: Page, number: int) -> None:
+    """Until so many photographs are answered. (The page's policy forbids `wait_for_function`.)"""
+    for _ in range(400):
+        if page.evaluate("answers.length") == number:
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(page.locator("main").inner_text())
+
+
+def test_photographs_are_answered_and_what_cannot_be_read_is_named(
+    browser: Browser, page_of: Any, tmp_path: Path
+) -> None:
+    good = [photos.save(photos.noise(40, 30, seed), tmp_path / f"{seed} <i>.png") for seed in range(3)]
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"\xff\xd8 no picture")
+    text = tmp_path / "text.txt"
+    text.write_text("text")
+    with watched(browser, expected=("Failed to load resource",)) as page:
+        page.goto(page_of())
+        page.set_input_files("#files", [*map(str, good), str(bad), str(text)])
+        wait(page, 4)
+        assert page.locator(".answer").count() == 4
+        assert page.locator(".said").last.inner_text() == "Left out"
+        assert "cannot read it as a picture" in page.locator(".answer").last.inner_text()
+        assert page.locator(".said").first.inner_text().startswith("c,d, ")
+        assert page.locator(".answer").first.locator(".classes li").count() == 5
+        page.get_by_label("Withhold answers below").fill("99")
+        assert page.locator(".said").first.inner_text().startswith("Withheld: c,d, ")
+        page.get_by_label("Withhold answers below").fill("0")
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save as .csv").click()
+        rows = list(csv.DictReader(Path(saved.value.path()).read_text(encoding="utf-8").splitlines()))
+        assert [row["path"] for row in rows] == [*(path.name for path in good), "bad.jpg"]
+        assert [row["label"] for row in rows] == ["c,d"] * 3 + [""]
+        assert rows[3]["error"]
+        page.get_by_role("button", name="Remove all").click()
+        assert page.locator(".answer").count() == 0
+        assert page.title() == "My model"
+
+
+def test_probabilities_are_those_of_the_pixels(browser: Browser, page_of: Any, tmp_path: Path) -> None:
+    """Upright, on white, without colour management: with the stand-in's logits, computed here from our pixels."""
+    own, exif = classifier(), Image.Exif()
+    exif[0x0112] = 6
+    picture = photos.noise(40, 30)
+    turned = photos.save(picture, tmp_path / "turned.jpg", exif=exif, quality=95, subsampling=0)
+    clear = picture.copy()
+    clear.putalpha(Image.linear_gradient("L").resize(picture.size))
+    files = [
+        turned,
+        photos.save(clear, tmp_path / "clear.png"),
+        photos.save(picture.convert("L"), tmp_path / "grey.png"),
+    ]
+    with watched(browser) as page:
+        page.goto(page_of())
+        page.set_input_files("#files", list(map(str, files)))
+        wait(page, 3)
+        found = page.evaluate("answers.map((own) => own.probabilities)")
+    for file, probabilities in zip(files, found, strict=True):
+        logits = (
+            np.where(np.arange(7) == 2, 3, 0) + own.read(file).numpy().mean() * (np.arange(7) - 3)
+        ) / own.temperature
+        expected = np.exp(logits) / np.exp(logits).sum()
+        np.testing.assert_allclose(probabilities, expected, atol=1e-3, err_msg=file.name)
+
+
+def test_a_multi_label_page_names_every_class_that_reaches_its_threshold(
+    browser: Browser, page_of: Any, tmp_path: Path
+) -> None:
+    file = photos.save(photos.noise(40, 30), tmp_path / "picture.png")
+    with watched(browser) as page:
+        page.goto(page_of(thresholds=(0.99, 0.99, 0.8, 0.3, 0.99, 0.99, 0.99)))
+        assert "A photograph may show several of them, or none." in page.locator("main > p").inner_text()
+        page.set_input_files("#files", str(file))
+        wait(page, 1)
+        assert page.locator(".said").inner_text().startswith("c,d, =e, ")
+        assert page.locator(".chosen").count() == 2
+        assert page.locator(".bar i").count() == 5
+        page.goto(page_of(thresholds=(0.999,) * 7))
+        page.set_input_files("#files", str(file))
+        wait(page, 1)
+        assert page.locator(".said").inner_text().startswith("None of the classes, ")
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
+def test_the_page_fits_and_can_be_used_by_everybody(
+    browser: Browser, page_of: Any, tmp_path: Path, size: str, scheme: str
+) -> None:
+    files = [photos.save(photos.noise(40, 30, seed), tmp_path / f"{'long' * 30}{seed}.png") for seed in range(2)]
+    with watched(browser, size, scheme) as page:
+        page.goto(page_of())
+        page.set_input_files("#files", list(map(str, files)))
+        wait(page, 2)
+        assert is_within(page)
+        assert serious(page) == []
+
+
+def test_pictures_can_be_dropped_pasted_and_taken_with_the_camera(
+    browser: Browser, page_of: Any, tmp_path: Path
+) -> None:
+    address = page_of()
+    with with_camera(browser, photos.noise(64, 48), folder=tmp_path) as other, watched(other) as page:
+        page.goto(address)
+        for number, kind in enumerate(("drop", "paste"), 1):
+            page.evaluate(BRING, kind)
+            wait(page, number)
+        page.get_by_role("button", name="Use the camera").click()
+        page.locator("#live .said").wait_for()
+        page.locator("#rate", has_text="answers a second").wait_for()
+        page.get_by_role("button", name="Take a picture").click()
+        wait(page, 3)
+        page.get_by_role("button", name="Stop the camera").click()
+        assert page.locator("#camera").is_hidden()
+        assert page.evaluate("answers.map((own) => own.name)") == ["drop.png", "paste.png", "camera-3.png"]
+
+
+@pytest.mark.skipif(RUNTIME is None, reason="ONNX Runtime Web is neither in VITKIT_TEST_DATA nor in the cache")
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_the_answers_are_those_of_predict(
+    browser: Browser, tmp_path: Path, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert RUNTIME is not None
+    monkeypatch.setattr(download, "fetch_url", lambda url, sha256: RUNTIME)
+    own = classifier()
+    made = export(own, out=tmp_path / "model.html", precision=precision)
+    files = [photos.save(photos.noise(40 + seed, 30, seed), tmp_path / f"{seed}.png") for seed in range(8)]
+    with watched(browser) as page:
+        page.goto(made.file.as_uri())
+        page.set_input_files("#files", list(map(str, files)))
+        wait(page, 8)
+        found = np.array(page.evaluate("answers.map((own) => own.probabilities)"))
+    expected = np.stack([row for _, row in own.stream(list(map(str, files)))])
+    np.testing.assert_allclose(found, expected, atol=1e-5 if precision == "float32" else 2e-3)
+
+
+def test_the_page_has_the_colours_of_the_studio() -> None:
+    studio, page = STATIC.parents[1] / "webapp" / "static" / "studio.css", STATIC / "page.css"
+    theirs, ours = (re.findall(r"--[\w-]+: [^;]+;", file.read_text()) for file in (studio, page))
+    assert ours == theirs[: len(ours)] and len(ours) > 30
+
+
+def test_the_model_inside_a_page_is_the_one_that_was_checked(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = classifier(pictures=None)
+    page = written(own, tmp_path / "model.html", stand_in, monkeypatch)
+    (tmp_path / "inside.onnx").write_bytes(browser_page.read_model(page))
+    inside, file = load_exported(tmp_path / "inside.onnx"), str(photos.save(photos.noise(), tmp_path / "picture.png"))
+    (ours,), (theirs,) = list(own.predict(file)), list(inside.predict(file))
+    assert inside.classes == CLASSES
+    assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-5)
+    for damaged in (b"", b"<html>", page.read_bytes().replace(b'data-part="model">', b'data-part="model">AAAA')):
+        (tmp_path / "damaged.html").write_bytes(damaged)
+        with pytest.raises(VitkitError, match=r"is (not a page with a model|damaged)"):
+            browser_page.read_model(tmp_path / "damaged.html")
+
+
+@pytest.mark.parametrize("content", [b"no archive", b""])
+def test_an_archive_that_is_not_the_runtime_is_refused(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runtime.tgz").write_bytes(content)
+    with pytest.raises(VitkitError, match=r"runtime.tgz is not ONNX Runtime Web .*: delete it and try again"):
+        written(classifier(), tmp_path / "model.html", tmp_path / "runtime.tgz", monkeypatch)
+    assert [path.name for path in tmp_path.iterdir()] == ["runtime.tgz"]
+
+
+def test_a_page_that_no_browser_opens_is_not_written(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browser_page, "LARGEST", 1000)
+    with pytest.raises(VitkitError, match=r"more than browsers open .*: use --precision float16, or export a .zip"):
+        written(classifier(), tmp_path / "model.html", stand_in, monkeypatch)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_network_the_command_says_what_is_missing(
+    vitkit: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    outcome = vitkit("export", model, "-o", tmp_path / "model.html")
+    assert outcome.code == 2
+    assert outcome.err.startswith(
+        f"error: {browser_page.RUNTIME_URL} is not in the cache, and VITKIT_OFFLINE=1 forbids"
+    )
+    assert outcome.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- The archive --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archive(vitkit: Any, model: Path, tmp_path: Path) -> Path:
+    outcome = vitkit("export", model, "-o", tmp_path / "own.zip")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines()[-1] == "HOW-TO.md in it explains how to use it on Windows, macOS and Linux."
+    with zipfile.ZipFile(tmp_path / "own.zip") as packed:
+        packed.extractall(tmp_path)
+    return tmp_path / "own"
+
+
+def test_an_archive_has_everything_that_its_instructions_name(archive: Path, model: Path) -> None:
+    how_to = (archive / "HOW-TO.md").read_text()
+    for name in re.findall(r"\b(?:MODEL_CARD\.md|labels\.txt|model\.onnx|predict\.py|requirements\.txt)\b", how_to):
+        assert (archive / name).is_file()
+    assert "$" not in how_to and "# How to use own" in how_to
+    own = load(model)
+    assert (archive / "labels.txt").read_text(encoding="utf-8").splitlines() == list(own.classes)
+    assert load(archive / "model").classes == own.classes
+    assert (archive / "MODEL_CARD.md").read_text(encoding="utf-8").startswith("# own\n")
+
+
+def test_the_script_in_an_archive_answers_as_predict_does(archive: Path, model: Path, tmp_path: Path) -> None:
+    """Run as its instructions say, without vitkit."""
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    data = tmp_path / "photos"
+    photos.save(photos.noise(40, 30), data / "-a.png")
+    photos.save(photos.noise(30, 40, 1), data / "b.jpg", exif=exif)
+    photos.save(photos.noise(300, 400, 2), data / "large.jpg")
+    photos.save(photos.noise(30, 40, 3).convert("RGBA"), data / "sub" / "c.webp")
+    photos.save(Image.fromarray(np.full((9, 9), 40_000, np.uint16)), data / "deep.png")
+    (data / "damaged.jpg").write_bytes(b"nothing")
+    table = tmp_path / "answers.csv"
+    command = [sys.executable, archive / "predict.py", data, "-o", table]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    rows = {
+        Path(row["path"].lstrip("'")).name: row for row in csv.DictReader(io.StringIO(table.read_text("utf-8-sig")))
+    }
+    own = load(model)
+    for prediction in own.predict([str(data / name) for name in ("-a.png", "b.jpg", "large.jpg", "sub/c.webp")]):
+        row = rows[Path(prediction.path).name]
+        assert row["label"] == prediction.label
+        assert float(row["confidence"]) == pytest.approx(prediction.confidence, abs=2e-6)
+    assert rows["damaged.jpg"]["error"].startswith("cannot be read: ")
+    assert rows["deep.png"]["error"] == "cannot be read: it has more than 8 bits a colour"
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash", "squash_crop"])
+def test_the_scripts_pixels_are_those_of_preprocess(fit: Any) -> None:
+    names: dict[str, Any] = {"__name__": "script"}
+    exec((STATIC / "predict.py").read_text(encoding="utf-8"), names)
+    for own in (
+        Preprocess(size=(15, 9), fit=fit, crop_pct=0.9, floor_crop=True, interpolation="bilinear"),
+        Preprocess(size=(12, 16), fit=fit, mean=(0.3,), std=(0.4,)),
+    ):
+        for sides in SIDES:
+            picture = photos.noise(*sides)
+            found = names["normalise"](names["resize"](picture, own.to_dict()), own.to_dict())
+            assert found.tobytes() == own(picture).tobytes(), (own, sides)
+
+
+def test_a_package_is_not_written_over_unless_requested(vitkit: Any, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.zip").write_text("mine")
+    outcome = vitkit("export", model, "-o", tmp_path / "own.zip")
+    assert outcome.code == 2 and "exists: choose a new name, or --force" in outcome.err
+    assert (tmp_path / "own.zip").read_text() == "mine"
+    assert vitkit("export", model, "-o", tmp_path / "own.zip", "--force").code == 0
+    assert zipfile.is_zipfile(tmp_path / "own.zip")
