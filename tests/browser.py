@@ -42,7 +42,7 @@ def with_camera(browser: Browser, *pictures: Image.Image, folder: Path) -> Itera
     """Another Chromium, whose camera shows these pictures (640 x 480), each for a second, again and again."""
     frames = b"".join(_yuv(picture.convert("RGB").resize((640, 480))) for picture in pictures)
     file = folder / "camera.y4m"
-    file.write_bytes(b"YUV4MPEG2 W640 H480 F1:1 Ip A1:1 C420jpeg\n" + frames)
+    file.write_bytes(b"YUV4MPEG2 W640 H480 F1:1 Ip A1:1 C420mpeg2\n" + frames)
     shown = f"--use-file-for-fake-video-capture={file}"
     switches = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", shown]
     found = browser.browser_type.launch(executable_path=CHROMIUM, args=switches)
@@ -51,9 +51,12 @@ def with_camera(browser: Browser, *pictures: Image.Image, folder: Path) -> Itera
 
 
 def _yuv(picture: Image.Image) -> bytes:
+    """A frame in the limited range of video: 16 to 235 for brightness, 16 to 240 for colours."""
     y, *colours = picture.convert("YCbCr").split()
-    halves = [colour.resize((320, 240)).tobytes() for colour in colours]
-    return b"FRAME\n" + y.tobytes() + b"".join(halves)
+    brightness = y.point([round(16 + 219 * value / 255) for value in range(256)])
+    limited = [round(128 + 224 * (value - 128) / 255) for value in range(256)]
+    halves = [colour.resize((320, 240)).point(limited) for colour in colours]
+    return b"FRAME\n" + brightness.tobytes() + b"".join(half.tobytes() for half in halves)
 
 
 @contextlib.contextmanager

@@ -60,6 +60,7 @@ TABS: tuple[Tab, ...] = (
     Tab("train", "Train", "Teach a model the classes, and watch how it goes."),
     Tab("results", "Results", "See how good a model is, where it is wrong, and whose label may be."),
     Tab("look", "Look", "Bring any picture, and see what a model says of it and where it looks."),
+    Tab("live", "Live", "Record pictures with the camera, and see a model's answers as they happen."),
     Tab("predict", "Predict", "Let a model classify a folder, correct what is wrong, and take the table along."),
     Tab("ship", "Ship", "Take a model along: its card, files for other programs, the command that serves it."),
 )

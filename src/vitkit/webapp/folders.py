@@ -124,6 +124,25 @@ def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
     raise AssertionError("numbers have no end")
 
 
+def sent_folders(runs: Path) -> list[PhotoFolder]:
+    """Return the folders that photographs were sent to, newest first."""
+    uploads = runs.parent / UPLOADS
+    places = [place for place in uploads.iterdir() if place.is_dir()] if uploads.is_dir() else []
+    newest = sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)
+    return [
+        PhotoFolder(place, place.name, sum(_by_class(place).values())) for place in newest if not place.is_symlink()
+    ]
+
+
+def _by_class(folder: Path) -> dict[str, int]:
+    """Return the number of pictures in each folder directly below a folder; those in the folder itself under ""."""
+    counts: dict[str, int] = {}
+    for place in (folder, *sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.is_symlink())):
+        pictures = sum(path.suffix.lower() in SUFFIXES for path in place.iterdir())
+        counts["" if place == folder else place.name] = pictures
+    return counts
+
+
 def target_in(folder: Path, name: str) -> Path:
     """Return where to write a file that is sent with this name, which may have folders in front.
 
@@ -200,7 +219,6 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
         photographs: the folder of photographs of the studio, if one is open.
     """
     routes = APIRouter(prefix="/api/folders")
-    sent: dict[str, Path] = {}  # the folders that this studio made
 
     @routes.get("")
     def show_folders() -> dict[str, Any]:
@@ -209,15 +227,18 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
     @routes.post("/new")
     def make(new: NewFolder) -> dict[str, Any]:
         path = new_folder(runs, new.name, photographs)
-        folder = PhotoFolder(path, path.name, 0)
-        sent[folder.identifier] = path
-        return folder.to_dict()
+        return PhotoFolder(path, path.name, 0).to_dict()
+
+    @routes.get("/sent")
+    def show_sent() -> dict[str, Any]:
+        return {"folders": [{**own.to_dict(), "classes": _by_class(own.path)} for own in sent_folders(runs)]}
 
     @routes.post("/{identifier}/files")
     async def add(identifier: str, name: str, request: Request, offset: int = 0, last: bool = True) -> dict[str, Any]:
-        if identifier not in sent:
+        folder = next((own.path for own in sent_folders(runs) if own.identifier == identifier), None)
+        if folder is None:
             raise VitkitError("photographs can only be sent to a folder that was made for them")
-        target = target_in(sent[identifier], name)
+        target = target_in(folder, name)
         return {"name": target.name, "bytes": await receive(target, request.stream(), offset, is_last=last)}
 
     return routes

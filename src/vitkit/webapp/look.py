@@ -16,6 +16,7 @@ from vitkit.data.decode import picture_of
 from vitkit.errors import VitkitError
 from vitkit.explanation.methods import HEADS, METHODS
 from vitkit.model_folder import DESCRIPTION
+from vitkit.text.cells import JOINT
 from vitkit.webapp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _SIDE = 1200  # pixels of the longer side of a picture that is shown
 _KEPT = 2  # models
 _SHOWN = 20  # classes
+_LIVE = 5  # classes of an answer to a frame of a camera
 _WITH_METHODS = tuple(name for name in METHODS if name != HEADS)  # one map each
 _LEVELS = 255
 
@@ -62,6 +64,20 @@ class Models:
         answer["unknown"] = prediction.unknown
         more = {"classes": len(classifier.classes), "multi": classifier.task == "multi"}
         return {**answer, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
+
+    def answer(self, run: str, content: bytes) -> dict[str, Any]:
+        """Return the prediction for a picture, without anything about the picture itself."""
+        with self._lock:
+            classifier = self._open(run)
+            prediction = classifier.prediction(run, _row(classifier, content))
+        if prediction.error is not None:
+            raise VitkitError(prediction.error)
+        chosen = (prediction.label or "").split(JOINT) if classifier.task == "multi" else [prediction.label]
+        top = [
+            {"label": label, "confidence": confidence, "chosen": label in chosen}
+            for label, confidence in prediction.ranking[:_LIVE]
+        ]
+        return {"label": prediction.label, "confidence": prediction.confidence, "top": top}
 
     def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
         """Return the regions of a picture that speak for a class: a grid of values from 0 to 255, and its area."""
@@ -181,20 +197,25 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("/see")
     async def see(run: str, request: Request) -> dict[str, Any]:
-        return await run_in_threadpool(models.see, run, await _picture(request))
+        return await run_in_threadpool(models.see, run, await picture_in(request))
 
     @routes.post("/map")
     async def show_map(run: str, method: str, request: Request, target: str = "top") -> dict[str, Any]:
-        return await run_in_threadpool(models.map, run, await _picture(request), method, target)
+        return await run_in_threadpool(models.map, run, await picture_in(request), method, target)
 
     @routes.post("/patch")
     async def patch(run: str, row: int, column: int, request: Request) -> dict[str, Any]:
-        return await run_in_threadpool(models.patch, run, await _picture(request), row, column)
+        return await run_in_threadpool(models.patch, run, await picture_in(request), row, column)
 
     return routes
 
 
-async def _picture(request: Request) -> bytes:
+async def picture_in(request: Request) -> bytes:
+    """Return the picture that a request consists of.
+
+    Raises:
+        VitkitError: the request is empty.
+    """
     content = await request.body()
     if not content:
         raise VitkitError("there is no picture: choose one, drop it here, or paste it")

@@ -86,7 +86,8 @@ async function upload(files, tell) {
   return folder;
 }
 
-async function sendFile(id, name, file, tell) {
+/** Sends one file into a folder in parts; `tell(bytes)` is called after each. */
+export async function sendFile(id, name, file, tell = () => {}) {
   let offset = 0;
   do {
     const part = file.slice(offset, offset + PART);

@@ -1,0 +1,30 @@
+"""The Live tab: record pictures of classes with the camera, and see a model's answers as they happen.
+
+The pictures are sent to the routes of `folders`, as photographs that are dropped on the page. A frame to be answered is
+computed and forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+
+from vitkit.webapp.look import Models, picture_in
+from vitkit.webapp.workspace import Workspace
+
+
+def router(workspace: Workspace) -> APIRouter:
+    """Return the routes of the tab."""
+    routes, models = APIRouter(prefix="/api/live"), Models(workspace)
+
+    @routes.get("/models")
+    def show_models() -> dict[str, Any]:
+        return {"models": models.names()}
+
+    @routes.post("/answer")
+    async def answer(run: str, request: Request) -> dict[str, Any]:
+        return await run_in_threadpool(models.answer, run, await picture_in(request))
+
+    return routes

@@ -1,0 +1,83 @@
+// The Live tab: pictures of classes from the camera, and a model's answers as they happen.
+
+import { fail, get, post } from "./api.js";
+import { Camera, Recorder } from "./camera.js";
+import { el, fill } from "./dom.js";
+import { modelChoice } from "./models.js";
+
+const AVERAGED = 10; // answers over which the rate is taken
+
+export async function show(main, studio) {
+  const page = new LivePage(studio);
+  await page.build(main);
+  return () => page.leave();
+}
+
+class LivePage {
+  constructor(studio) {
+    this.studio = studio;
+  }
+
+  async build(main) {
+    const { models } = await get("/api/live/models");
+    this.camera = new Camera(() => this.cameraChanged());
+    this.recorder = new Recorder(this.camera, (folder) => this.open(folder));
+    await this.recorder.load();
+    fill(main, el("div", { class: "live" }, el("div", {}, this.camera.place, this.answers(models)), this.recorder.place));
+  }
+
+  answers(models) {
+    [this.said, this.rate] = [el("div", {}), el("p", { class: "small soft number" })];
+    const place = el("section", { class: "panel", "aria-label": "Live answers" }, el("h2", {}, "Live answers"));
+    if (!models.length) return fill(place, el("h2", {}, "Live answers"), el("p", { class: "soft" }, "Once a model is trained, it answers here what the camera sees."));
+    const choice = modelChoice(this.studio, "live-model", models, (name) => { this.run = name; });
+    this.run = choice.value;
+    place.append(el("div", { class: "row" }, el("label", { for: "live-model" }, "Ask the model of"), choice), this.said, this.rate);
+    return place;
+  }
+
+  cameraChanged() {
+    this.recorder.cameraChanged();
+    if (this.camera.isOn && this.run) this.ask().catch(fail);
+    else if (this.rate) this.rate.textContent = "";
+  }
+
+  async ask() {
+    const { stream } = this.camera;
+    const times = [];
+    while (this.camera.stream === stream) {
+      const frame = await this.camera.picture();
+      const response = await fetch(`/api/live/answer?${new URLSearchParams({ run: this.run })}`, { method: "POST", body: frame, headers: { "Content-Type": "application/octet-stream" } });
+      const told = await response.json();
+      if (this.camera.stream !== stream) return;
+      if (!response.ok) throw new Error(told.error);
+      times.push(performance.now());
+      if (times.length > AVERAGED) times.shift();
+      this.draw(told);
+      if (times.length > 1) this.rate.textContent = `${(1000 * (times.length - 1) / (times.at(-1) - times[0])).toFixed(1)} answers a second`;
+    }
+  }
+
+  draw(told) {
+    const percent = (share) => `${(100 * share).toFixed(1)} %`;
+    fill(this.said, el("p", { class: "live-said wrap" }, `${told.label || "None of the classes"}, ${percent(told.confidence)}`),
+      el("ul", { class: "live-bars" }, told.top.map((own) => {
+        const filled = el("span");
+        filled.style.width = percent(own.confidence);
+        return el("li", { class: own.chosen ? "chosen" : "" }, el("span", { class: "wrap" }, own.label), el("span", { class: "number" }, percent(own.confidence)), el("span", { class: "live-bar", "aria-hidden": "true" }, filled));
+      })));
+  }
+
+  async open(folder) {
+    try {
+      await post("/api/chooser/open", { kind: "folder", name: folder });
+      location.href = "/";
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  leave() {
+    this.camera?.stop();
+  }
+}

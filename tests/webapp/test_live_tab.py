@@ -1,0 +1,119 @@
+"""The Live tab: pictures of classes from a camera that shows known pictures, and a model's answers to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+import photos as pictures
+import runs
+from browser import SIZES, browser, is_within, serious, served, watched, with_camera
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.webapp import Workspace, open_workspace
+from vitkit.webapp.chooser import Studio
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+__all__ = ["browser"]
+RED = Image.new("RGB", (640, 480), (200, 30, 40))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    data = runs.photos(tmp_path / "photos", images=2)
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "first"
+    Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16))).save(run)
+    (run / "recipe.toml").write_text("", encoding="utf-8")
+    return open_workspace(data, runs=tmp_path / "runs")
+
+
+@pytest.fixture
+def studio(place: Workspace) -> Studio:
+    return Studio(place, place.runs, lambda chosen: open_workspace(chosen, runs=place.runs))
+
+
+def test_an_answer_is_that_of_predict(studio: Studio, place: Workspace, tmp_path: Path) -> None:
+    from vitkit.weights import load
+
+    file, client = pictures.save(pictures.smooth(60, 40), tmp_path / "frame.jpg"), TestClient(studio)
+    assert client.get("/api/live/models").json() == {"models": ["first"]}
+    told = client.post("/api/live/answer", params={"run": "first"}, content=file.read_bytes()).json()
+    (expected,) = load(place.runs / "first").predict(file)
+    assert told["label"] == expected.label
+    assert told["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
+    assert [(own["label"], own["chosen"]) for own in told["top"]] == [
+        (name, name == expected.label) for name, _ in expected.ranking[:5]
+    ]
+    for run, content in (("first", b""), ("first", b"nothing"), ("../photos", file.read_bytes())):
+        assert client.post("/api/live/answer", params={"run": run}, content=content).status_code == 400
+
+
+def test_pictures_are_added_to_folders_that_were_sent_and_to_no_other(studio: Studio, tmp_path: Path) -> None:
+    client = TestClient(studio)
+    made = client.post("/api/folders/new", json={"name": "recorded"}).json()
+    (tmp_path / "uploads" / "recorded-1" / "cup").mkdir()
+    pictures.save(pictures.smooth(), tmp_path / "uploads" / "recorded-1" / "cup" / "1.jpg")
+    (told,) = client.get("/api/folders/sent").json()["folders"]
+    assert (told["id"], told["classes"]) == (made["id"], {"": 0, "cup": 1})
+    content = (tmp_path / "uploads" / "recorded-1" / "cup" / "1.jpg").read_bytes()
+    for identifier, name, status in (
+        (made["id"], "cup/2.jpg", 200),
+        (made["id"], "cup/1.jpg", 400),
+        ("0" * 16, "a.jpg", 400),
+    ):
+        answer = client.post(f"/api/folders/{identifier}/files", params={"name": name}, content=content)
+        assert answer.status_code == status, answer.text
+
+
+def test_pictures_are_recorded_while_the_button_is_held_and_can_be_used(
+    browser: Browser, studio: Studio, tmp_path: Path
+) -> None:
+    with (
+        served(studio) as address,
+        with_camera(browser, RED, folder=tmp_path) as other,
+        watched(other) as page,
+    ):
+        page.goto(f"{address}/#live")
+        page.get_by_role("button", name="Start the camera").click()
+        page.get_by_label("Picture of the camera").wait_for()
+        page.locator(".live-said").wait_for()
+        page.get_by_text("answers a second").wait_for()
+        page.get_by_label("Name of the class").first.fill("red/thing")
+        button = page.get_by_role("button", name="Hold to record").first
+        button.hover()
+        page.mouse.down()
+        page.get_by_text("30 pictures", exact=True).wait_for()
+        page.mouse.up()
+        page.get_by_label("Name of the class").nth(1).fill("other")
+        page.get_by_role("button", name="Hold to record").nth(1).focus()
+        page.keyboard.down("Space")
+        page.wait_for_timeout(300)
+        page.keyboard.up("Space")
+        page.get_by_text("Stop the camera").click()
+        page.get_by_role("button", name="Use these photographs").click()
+        page.get_by_role("button", name="red_thing 30").wait_for()
+    files = sorted((tmp_path / "uploads" / "recorded-1").rglob("*.jpg"))
+    red = [file for file in files if file.parent.name == "red_thing"]
+    assert len(red) == 30 and 1 <= len(files) - 30 < 10
+    with Image.open(red[0]) as image:
+        assert (image.format, image.size) == ("JPEG", (640, 480))
+        assert np.abs(np.asarray(image).mean(axis=(0, 1)) - RED.getpixel((0, 0))).max() < 12
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
+def test_the_page_fits_and_can_be_used_by_everybody(browser: Browser, studio: Studio, size: str, scheme: str) -> None:
+    assert size in SIZES
+    with served(studio) as address, watched(browser, size, scheme) as page:
+        page.goto(f"{address}/#live")
+        page.get_by_role("heading", name="Record pictures").wait_for()
+        assert is_within(page)
+        assert serious(page) == []
