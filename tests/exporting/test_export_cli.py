@@ -120,8 +120,8 @@ def test_a_broken_export_exits_with_1_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ((), "name the runtime: --to onnx, openvino or torch"),
-        (("-o", "model.txt"), "--out model.txt must end in .onnx, .xml or .pt2"),
+        ((), "name the runtime: --to onnx, openvino, torch, html or zip"),
+        (("-o", "model.txt"), "--out model.txt must end in .onnx, .xml, .pt2, .html or .zip"),
         (("--to", "onnx", "-o", "model.xml"), "--out model.xml must end in .onnx for --to onnx"),
         (("-o", "nowhere/model.onnx"), "there is no folder nowhere"),
         (("-o", "there.onnx"), "there.onnx exists: choose a new name, or --force"),
