@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 QUICKLY := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 STAMP := $(VENV)/installed
 
-.PHONY: setup demo test test-gpu check style accept bench clean
+.PHONY: setup demo test test-gpu check style accept bench site clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,13 @@ accept: setup ## the figures that the project promises; long
 bench: setup ## speed on this machine; writes benchmarks/results
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/loading.py
+
+$(VENV)/site: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+site: $(VENV)/site ## the documentation, in site/; needs no network once it has been made
+	$(BIN)/python benchmarks/documentation.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

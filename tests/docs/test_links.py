@@ -1,0 +1,55 @@
+"""Every link between files of the repository leads to a file, and every anchor to a heading."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from documentation import WORDS, dead_links, divide, slug_of, sources, words  # noqa: E402
+
+
+@pytest.mark.parametrize("page", sources())
+def test_no_link_is_dead(page: str) -> None:
+    assert dead_links([page]) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "is_dead"),
+    [
+        ("[a](b.md)", False),
+        ("[a](b.md#one--two)", False),
+        ("[a](b.md#twice-1)", False),
+        ("[a](#here)", False),
+        ("[a](missing.md)", True),
+        ("[a](b.md#no-heading)", True),
+        ("[a](#nowhere)", True),
+        ("![a](missing.png)", True),
+        ("`[a](missing.md)`", False),
+        ("```\n[a](missing.md)\n```", False),
+        ("[`a`](missing.md)", True),
+        ("[a](https://example.org/missing.md)", False),
+    ],
+)
+def test_dead_links_are_found(tmp_path: Path, link: str, is_dead: bool) -> None:
+    (tmp_path / "a.md").write_text(f"# Here\n\n{link}\n", encoding="utf-8")
+    (tmp_path / "b.md").write_text(
+        "# B\n\n```\n# No heading\n```\n\n## One & two\n\n## Twice\n\n## Twice\n", encoding="utf-8"
+    )
+    assert (dead_links(["a.md"], tmp_path) != []) is is_dead
+
+
+def test_anchors_are_githubs() -> None:
+    assert slug_of("A loss, a `block`: [ViT-B/16](x.md)!") == "a-loss-a-block-vit-b16"
+    assert slug_of("snake_case & more") == "snake_case--more"
+
+
+@pytest.mark.parametrize("page", sources())
+def test_parts_of_a_page_have_all_of_it(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    parts = divide(text)
+    assert "".join(parts) == text
+    assert all(words(part) <= WORDS for part in parts)
