@@ -40,9 +40,13 @@ _HEADING = re.compile(r"^(#{1,6}) +(.+?)(?: \{#([^}]*)\})?[ \t]*$", re.MULTILINE
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
 _CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 _ADDRESS = re.compile(r"[a-z]+:")
-# The theme loads this helper from elsewhere, so that search works in files: a worker that is a hidden frame.
+# The theme loads this helper from elsewhere, so that search works in files: a worker that is a hidden frame. Ours also
+# lets the keyboard scroll wide tables.
 _SHIM = '<script src="https://unpkg.com/iframe-worker/shim" type="text/javascript"></script>'
 _LOCAL_SHIM = """<script>
+addEventListener("load", () => {
+  for (const each of document.querySelectorAll(".md-typeset__scrollwrap")) each.tabIndex = 0;
+});
 if (location.protocol === "file:") window.Worker = class extends EventTarget {
   constructor(url) {
     super();
@@ -568,7 +572,7 @@ def prepare(stage: Path = STAGE) -> Path:
         path = stage / page.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page.text + page.end, encoding="utf-8")
-    for file in files:
+    for file in {*files, "docs/site.css"}:
         path = stage / file.removeprefix("docs/")
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, path)
