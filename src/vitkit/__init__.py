@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.export import Export, export
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
+    from vitkit.verbs.pack import Pack, pack
     from vitkit.verbs.predict import Predictions, predict
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
     from vitkit.verbs.search import SearchResult, search
@@ -68,6 +69,7 @@ __all__ = [
     "LoadReport",
     "Mlp",
     "ModelList",
+    "Pack",
     "PatchEmbed",
     "Prediction",
     "Predictions",
@@ -96,6 +98,7 @@ __all__ = [
     "list_models",
     "load",
     "models",
+    "pack",
     "plan",
     "predict",
     "pretrain",
@@ -128,6 +131,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "LoadReport": "model.build",
     "Mlp": "model.parts",
     "ModelList": "verbs.models",
+    "Pack": "verbs.pack",
     "PatchEmbed": "model.parts",
     "Prediction": "inference.prediction",
     "Predictions": "verbs.predict",
@@ -156,6 +160,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "list_models": "model.names",
     "load": "weights",
     "models": "verbs.models",
+    "pack": "verbs.pack",
     "plan": "experiments.training_plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",

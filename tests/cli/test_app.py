@@ -54,6 +54,7 @@ def test_the_verbs() -> None:
         "serve",
         "studio",
         "watch",
+        "pack",
     }
     assert set(VERBS) == asked
 

@@ -9,6 +9,7 @@ Each block fenced with ```python runs after them, in the same folder, as a progr
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import re
 import shlex
@@ -27,7 +28,8 @@ from vitkit.cli import function_of
 from vitkit.cli.app import VERBS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+LESSON = ROOT / "src" / "vitkit" / "verbs" / "classroom" / "lesson.md"  # which `vitkit pack` includes
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md")), LESSON]
 _FENCE = re.compile(
     r"(?P<mark>^<!-- run(?: with (?P<extra>.*?))? -->[ \t]*\n)?^```console[ \t]*\n(?P<text>.*?)^```[ \t]*$", re.M | re.S
 )
@@ -153,9 +155,37 @@ def test_the_marked_commands_of_a_page_run(
     if path.name != "README.md":  # whose pictures are drawn
         monkeypatch.setenv("BLANK_PICTURES", "1")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
+    if path == LESSON:
+        prepare_lesson(tmp_path)
     page = path.read_text(encoding="utf-8")
     run(page, tmp_path, trained)
     run_python(page, tmp_path)
+
+
+def prepare_lesson(folder: Path) -> None:
+    """Put into a folder what `install.py` puts there: photographs in three classes, weights, and pictures of digits."""
+    import runs
+    from tiny import build
+    from vitkit.classifier import Classifier
+    from vitkit.data import Preprocess
+
+    runs.photos(folder / "data" / "flowers", images=20)
+    for name, colour in zip(("daisy", "roses", "tulips"), sorted(runs.COLOURS), strict=True):
+        (folder / "data" / "flowers" / colour).rename(folder / "data" / "flowers" / name)
+    model = build(num_classes=7)
+    pixels = Preprocess(size=model.config.image_size)
+    Classifier(model, tuple("abcdefg"), pixels).save(folder / "deit_tiny_patch16_224.pth")
+    shutil.copytree(LESSON.parent / "pictures", folder / "pictures")
+
+
+def test_the_lesson_has_its_hour() -> None:
+    """The minutes of the parts follow one another, and are those of their headings."""
+    page = LESSON.read_text(encoding="utf-8")
+    spans = [(int(first), int(last)) for first, last in re.findall(r"^\| (\d+) to (\d+) \|", page, re.MULTILINE)]
+    headings = [int(minutes) for minutes in re.findall(r"^## .*\((\d+) minutes\)$", page, re.MULTILINE)]
+    assert [last - first for first, last in spans] == headings
+    assert (spans[0][0], spans[-1][1]) == (0, 60)
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
 
 
 # --- The checks can fail ----------------------------------------------------------------------------

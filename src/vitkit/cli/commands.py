@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from vitkit.cli.flags import description_of, parameters_of, parameters_of_fields
 from vitkit.cli.say import Bar, remark, say, show, tell
 from vitkit.errors import VitkitError
 from vitkit.system.files import to_json
+
+if TYPE_CHECKING:
+    from vitkit.verbs.pack import PackPlan
 
 Function = Callable[..., Any]
 Values = dict[str, Any]
@@ -177,6 +180,15 @@ def _export(function: Function, values: Values, *, as_json: bool) -> int | None:
         return 1
 
 
+def _pack(function: Function, values: Values, *, yes: bool) -> None:
+    def confirm(plan: PackPlan) -> bool:
+        if not sys.stdin.isatty():
+            raise VitkitError(f"{plan.download} would be downloaded: add --yes to the command")
+        return typer.confirm(f"Download {plan.download}?", err=True)
+
+    answer(function, values if yes else {**values, "confirm": confirm})
+
+
 def _serve(function: Function, values: Values) -> None:
     with call(function, values) as server:
         for line in server.lines():
@@ -237,6 +249,14 @@ _ROWS = {
     "plan": Verb("experiments.training_plan", "plan", switches=_EVERYTHING),
     "export": Verb("verbs.export", "export", _export, _FIGURES, flags=("to",), metavars={"image_size": "H,W"}),
     "serve": Verb("serving.serve", "serve", _serve),
+    "pack": Verb(
+        "verbs.pack",
+        "pack",
+        _pack,
+        {"yes": "Download without asking."},
+        flags=("for_offline",),
+        metavars={"for_offline": "FOLDER"},
+    ),
     "bench": Verb("verbs.bench", "bench", _bench, _EVERYTHING, ahead="out"),
 }
 _NAMED = {row.name for row in _ROWS.values()}

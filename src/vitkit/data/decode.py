@@ -44,6 +44,7 @@ from PIL import (  # plugins register themselves; importing all 42 of Pillow's t
 from vitkit.data.storage import Place, Stored, stored_at
 from vitkit.data.storage import UnreadableImageError as UnreadableImageError
 from vitkit.errors import ShortageError, are_files_short, is_memory_short
+from vitkit.system import windows
 from vitkit.text.cells import visible
 
 MAX_PIXELS = 178_956_970  # Pillow's limit, above which a file may be a decompression bomb
@@ -717,6 +718,8 @@ if hasattr(os, "register_at_fork"):
 
 def available_memory() -> int:
     """Return the bytes of main memory that are available now; 0 if the system does not state them."""
+    if windows.IS_WINDOWS:
+        return windows.available_memory()
     free = 0
     with contextlib.suppress(OSError, ValueError, AttributeError):
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4  # a lower bound if nothing else is known

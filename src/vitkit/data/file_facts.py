@@ -482,7 +482,8 @@ def stamp_of(file: Place) -> bytes | None:
         return None
     if time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns) < _SETTLED:
         return None
-    return struct.pack("=QQQqq", seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+    inode = seen.st_ino & 0xFFFFFFFFFFFFFFFF  # of 128 bits on some file systems of Windows
+    return struct.pack("=QQQqq", seen.st_dev, inode, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
 
 
 def _name_of(digests: Sequence[bytes]) -> bytes:

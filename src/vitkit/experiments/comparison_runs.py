@@ -345,10 +345,10 @@ class PeakMemory:
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
             return self
-        with suppress(OSError, AttributeError):
+        with suppress(OSError, AttributeError, TypeError):  # the last: on Windows
             ctypes.CDLL(None).malloc_trim(0)
         try:
-            _CLEAR.write_text(_RESET_PEAK)
+            _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
         except OSError:
             self._is_set = False
         return self
@@ -366,7 +366,7 @@ class PeakMemory:
 
 def _peak_of_process() -> int | None:
     with suppress(OSError):
-        match = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
         return None if match is None else int(match[1]) * 1024
     return None
 

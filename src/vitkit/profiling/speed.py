@@ -269,7 +269,7 @@ def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tenso
 def resident() -> int | None:
     """Return the resident memory of this process in bytes; None if the system does not report it."""
     with suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
     return None
 
 

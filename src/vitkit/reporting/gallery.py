@@ -18,7 +18,7 @@ from vitkit.data.storage import Place
 from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction import Row
 from vitkit.reporting.plots import classified, save_figure
-from vitkit.system.files import fitting
+from vitkit.system.files import common_folder, fitting, path_below
 from vitkit.text.html import address, image
 
 SIDE = 224  # pixels of a thumbnail, at most
@@ -105,11 +105,11 @@ class Album:
     def __init__(self, folder: Path, sources: Iterable[str], paths: Iterable[str]) -> None:
         self._folder = folder
         roots = {os.path.abspath(source) for source in sources}  # noqa: PTH100  # links are not to be followed
-        self._root = os.path.commonpath(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
+        self._root = common_folder(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
 
     def place(self, path: str) -> Path:
         """Return the path of the picture for an image."""
-        relative = Path(os.path.relpath(path, self._root))
+        relative = Path(path_below(path, self._root))
         return self._folder / relative.with_name(fitting(relative.name, ".png"))
 
     def add(self, row: Row) -> None:

@@ -28,6 +28,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitkit.errors import VitkitError
+from vitkit.system import windows
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")  # as headers, cookies and addresses take them unchanged
 
@@ -78,6 +79,17 @@ class Rules:
     most_bytes: int = 64 * 2**20
     most_held: int = 512 * 2**20
     seconds: float = 20.0
+
+
+def keep_others_off(listener: socket.socket) -> None:
+    """Let a socket have a port of its own, also right after another server used it.
+
+    On Windows, SO_REUSEADDR would instead let two servers listen at one port.
+    """
+    if windows.IS_WINDOWS:
+        listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
+    else:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def is_loopback(host: str) -> bool:

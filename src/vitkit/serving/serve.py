@@ -19,7 +19,17 @@ import uvicorn
 
 from vitkit.errors import VitkitError
 from vitkit.serving.application import make_application
-from vitkit.serving.guard import MOST_HEAD, Connection, Guard, Rules, check_token, is_loopback, new_token, rules_of
+from vitkit.serving.guard import (
+    MOST_HEAD,
+    Connection,
+    Guard,
+    Rules,
+    check_token,
+    is_loopback,
+    keep_others_off,
+    new_token,
+    rules_of,
+)
 from vitkit.serving.models import open_models
 from vitkit.serving.service import Service
 from vitkit.system.environment import DeviceName
@@ -141,7 +151,7 @@ def _listen(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = sorted(addresses, key=lambda entry: entry[0] != socket.AF_INET)[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keep_others_off(listener)
         listener.bind(address)
     except (OSError, OverflowError) as error:
         listener.close()

@@ -16,18 +16,21 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
+from vitkit.system import windows
 
 _LONGEST = 255  # bytes of a file's name
 _LOCK = ".lock"  # in a locked folder
+_HOLDER_SUFFIX = ".holder"
 
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
 _HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock
+_REPLACED_WITHIN = 2.0  # seconds in which Windows' virus scanner, or another reader, should have closed a file
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
 
 
@@ -87,7 +90,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.replace(path)
+        _replace(temporary, path)
     except OSError as error:
         if error.filename != str(temporary):
             raise
@@ -95,6 +98,19 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Rename a file over another one; on Windows, wait until nobody reads that one."""
+    end = time.monotonic() + (_REPLACED_WITHIN if windows.IS_WINDOWS else 0.0)
+    while True:
+        try:
+            temporary.replace(path)
+            return
+        except PermissionError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.02)
 
 
 def fitting(name: str, ending: str) -> str:
@@ -149,15 +165,17 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
         ) from error
     try:
         with suppress(OSError):  # the work itself will report a full disk
-            place.write_text(f"process {os.getpid()} of {socket.gethostname()} since {time.strftime('%F %T')}")
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            _holder_file(place).write_text(f"process {os.getpid()} of {socket.gethostname()} since {since}", "utf-8")
         _tidy(path)
         yield
     finally:
         with suppress(
             OSError
         ):  # before the release: a process that has opened it meanwhile sees that it is gone, and tries again
+            _holder_file(place).unlink(missing_ok=True)
             place.unlink(missing_ok=True)
-        lock.release()
+        lock.release()  # which deletes the lock file on Windows, where an open file cannot be deleted
 
 
 @contextmanager
@@ -195,21 +213,33 @@ def is_held(path: Path, place: Path | None = None) -> bool:
     if place is None:
         place = path / _LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
     try:
-        match = _HOLDER.match(read_text(place))
+        match = _HOLDER.match(read_text(_holder_file(place)))
         if match is None or match[2] != socket.gethostname():
             return True  # it is just starting, or on another machine, whose locks are invisible here
-        os.kill(int(match[1]), 0)
-    except (FileNotFoundError, ProcessLookupError, OverflowError):  # the last: no process has such a number
+        return _exists(int(match[1])) and _is_locked(place)
+    except FileNotFoundError:
         return False
-    except OSError:  # the process belongs to another user
+    except OSError:
         return True
-    return _is_locked(place)
+
+
+def _exists(process: int) -> bool:
+    """Return whether a process runs, of whatever user."""
+    if windows.IS_WINDOWS:
+        return windows.exists(process)
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):  # the latter: no process has such a number
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def holder(folder: Path) -> int | None:
     """Return the id of the process that has locked a folder; None if it is not locked, or locked by another machine."""
     with suppress(OSError):
-        match = _HOLDER.match(read_text(folder / _LOCK))
+        match = _HOLDER.match(read_text(_holder_file(folder / _LOCK)))
         if match is not None and match[2] == socket.gethostname() and is_held(folder):
             return int(match[1])
     return None
@@ -229,7 +259,7 @@ def _is_locked(place: Path) -> bool:
 
 def is_empty(folder: Path) -> bool:
     """Return whether a folder contains nothing except a lock."""
-    return all(path.name == _LOCK for path in folder.iterdir())
+    return all(path.name in (_LOCK, _LOCK + _HOLDER_SUFFIX) for path in folder.iterdir())
 
 
 def _tidy(path: Path) -> None:
@@ -242,8 +272,13 @@ def _tidy(path: Path) -> None:
 
 def _holder(place: Path) -> str:
     with suppress(OSError, ValueError):
-        return read_text(place) or "another process"
+        return read_text(_holder_file(place)) or "another process"
     return "another process"
+
+
+def _holder_file(place: Path) -> Path:
+    """Return the file that names the holder of a lock: on Windows, nobody else can read the lock file itself."""
+    return place.with_name(place.name + _HOLDER_SUFFIX) if windows.IS_WINDOWS else place
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -358,6 +393,28 @@ def _flush_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+def common_folder(folders: Collection[str]) -> str:
+    """Return the folder that contains all of these; empty if they lie on different drives of Windows."""
+    try:
+        return os.path.commonpath(folders)
+    except ValueError:
+        return ""
+
+
+def path_below(path: str, folder: str) -> str:
+    """Return the path of a file relative to the folder that contains it, without following links.
+
+    Args:
+        path: the file.
+        folder: the folder, or an empty string (`common_folder`); then the letter of the drive is the first folder.
+    """
+    absolute = os.path.abspath(path)  # noqa: PTH100
+    if folder:
+        return os.path.relpath(absolute, folder)
+    drive, rest = os.path.splitdrive(absolute)
+    return os.path.join(drive.strip("\\/:").replace("\\", "-"), rest.lstrip("\\/"))  # noqa: PTH118
+
+
 def without_place(name: str | Path) -> str:
     """Return how to call a file or folder in public: an absolute path by its last part, else unchanged.
 
@@ -367,9 +424,9 @@ def without_place(name: str | Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file completely or not at all. File names that are not UTF-8 keep their bytes."""
+    """Write a text file completely or not at all. File names that are not UTF-8 keep their bytes, as line ends do."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+        temporary.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
 
 
 def write_json(path: Path, value: Any) -> None:

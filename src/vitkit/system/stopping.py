@@ -22,8 +22,9 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from vitkit.errors import Interrupted
+from vitkit.system import windows
 
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 _TERMINALS = tuple(
     stream for stream in (0, 1, 2) if os.isatty(stream)
 )  # checked now, as it is no longer a terminal after a hang-up
@@ -41,6 +42,7 @@ def stoppable() -> Iterator[None]:
     """
     handlers = _SignalHandlers()
     handlers.listen()
+    heed_stop_file()
     try:
         yield
     except BaseException as error:
@@ -150,9 +152,51 @@ def _is_in_compiled_import(frame: FrameType | None) -> bool:
 
 
 def _send_again(number: int) -> None:
-    timer = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
+    timer = threading.Timer(_AGAIN, send_here, (number,))
     timer.daemon = True
     timer.start()
+
+
+def send_here(number: int) -> None:
+    """Send a signal to this process, whose main thread answers it; this may be called from any thread."""
+    if windows.IS_WINDOWS:  # there, `os.kill` ends a process without asking it
+        signal.raise_signal(number)
+    else:
+        os.kill(os.getpid(), number)
+
+
+STOP_FILE = "VITKIT_STOP_FILE"  # an environment variable
+_LOOKING = 0.5  # seconds
+
+
+def request_stop(process: int, file: Path) -> None:
+    """Ask a process to save its work and end: by SIGTERM, or on Windows by a file (`heed_stop_file`)."""
+    if windows.IS_WINDOWS:
+        file.touch()
+    else:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM)
+
+
+def heed_stop_file() -> None:
+    """Answer as to SIGTERM once the file appears that the environment variable VITKIT_STOP_FILE names."""
+    name = os.environ.pop(STOP_FILE, "")  # which is not meant for processes that this one starts
+    if not name:
+        return
+
+    def look() -> None:
+        while not Path(name).exists():
+            time.sleep(_LOOKING)
+        send_here(signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def detached() -> dict[str, Any]:
+    """Return arguments of `subprocess.Popen` for a process that outlives this one and its terminal."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
+    return {"start_new_session": True}
 
 
 def _let_go(number: int) -> None:
@@ -229,10 +273,14 @@ def birth_of(process: int) -> str:
     """
     if (_PROC / "self" / "stat").is_file():
         with suppress(OSError, IndexError):
-            fields = (_PROC / str(process) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+            fields = (
+                (_PROC / str(process) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            )
+            boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
             return "" if fields[0] in ("Z", "X") else f"{fields[19]} of {boot}"  # proc(5): state, starttime
         return ""
+    if windows.IS_WINDOWS:
+        return windows.birth(process)
     with suppress(OSError, subprocess.SubprocessError):
         command = ["ps", "-o", "lstart=", "-p", str(process)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603

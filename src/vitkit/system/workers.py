@@ -18,7 +18,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from vitkit.system.stopping import python
+from vitkit.system.stopping import detached, python, send_here
 
 _END = object()
 
@@ -47,7 +47,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if is_quiet else None,
             env={**os.environ, **(environment or {})},
-            start_new_session=is_detached,
+            **(detached() if is_detached else {}),
         )
 
     def ask(self, question: Any) -> Any:
@@ -86,7 +86,7 @@ def answer_questions(answer: Callable[[Any], Any], *, stops_at_end: bool = False
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output that a library prints is not an answer
     pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
     # A process that is forked from this one closes its sys.stdin, and would wait forever for the thread that reads it.
-    sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123
     questions: SimpleQueue[Any] = SimpleQueue()
     is_busy = threading.Event()
 
@@ -96,7 +96,7 @@ def answer_questions(answer: Callable[[Any], Any], *, stops_at_end: bool = False
                 questions.put(pickle.load(pipe))  # noqa: S301  # from the process that started this one
         questions.put(_END)
         if stops_at_end and is_busy.is_set():
-            os.kill(os.getpid(), signal.SIGTERM)
+            send_here(signal.SIGTERM)
 
     threading.Thread(target=read, daemon=True).start()
     while (question := questions.get()) is not _END:

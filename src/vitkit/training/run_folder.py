@@ -256,7 +256,7 @@ def append_metrics(path: Path, row: dict[str, Any]) -> None:
     if not path.exists():
         writer.writeheader()
     writer.writerow(row)
-    with open(path, "a", encoding="utf-8", opener=regular) as file:
+    with open(path, "a", encoding="utf-8", newline="", opener=regular) as file:
         file.write(text.getvalue())
 
 

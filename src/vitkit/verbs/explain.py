@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import by_layer, method_names
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import without_place
+from vitkit.system.files import common_folder, path_below, without_place
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import plural
@@ -250,7 +250,7 @@ def _explain_images(
         except (UnreadableImageError, UnansweredError) as error:
             result.unreadable[path] = str(error)
             continue
-        place = Path(_IMAGES) / os.path.relpath(os.path.abspath(path), root)  # noqa: PTH100  # not through links
+        place = Path(_IMAGES) / path_below(path, root)
         (out / place).mkdir(parents=True, exist_ok=True)
         explanation.save(out / place)
         result.explained[path] = out / place
@@ -311,7 +311,7 @@ def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tupl
 def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
     """Return the folder that contains all images and folders, so that equal names in two folders do not collide."""
     roots = {os.path.abspath(folder) for folder in folders}  # noqa: PTH100
-    return os.path.commonpath(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
+    return common_folder(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
 
 
 def _row(explanation: Explanation, path: str, place: Path) -> str:

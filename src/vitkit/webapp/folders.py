@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _SEARCHED = 5_000  # folders that are looked into, at most
 _OFFERED = 200
 _MOST = 2**31  # bytes of a file that is sent
 _LONGEST = 100  # characters of a name that is sent
+_RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # devices of Windows, with any suffix
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,8 @@ def _part(name: str) -> str:
     """Return one part of a path without characters that mean something to systems; empty if nothing remains."""
     kept = "".join("_" if character in '/\\:*?"<>|' or not character.isprintable() else character for character in name)
     kept = bare(kept).strip(" .")
+    if _RESERVED.fullmatch(kept.partition(".")[0].strip()):
+        kept = f"_{kept}"
     stem, suffix = os.path.splitext(kept)  # noqa: PTH122  # a part is no path
     return f"{stem[: _LONGEST - len(suffix)]}{suffix}" if len(suffix) < 10 else kept[:_LONGEST]
 

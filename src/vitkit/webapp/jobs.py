@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +28,7 @@ from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import exclusive, from_json, is_held, read_text, regular, write_json
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE
-from vitkit.system.stopping import birth_of, is_same, python
+from vitkit.system.stopping import STOP_FILE, birth_of, detached, is_same, python, request_stop
 from vitkit.text.cells import plural
 from vitkit.text.fields import settle_types
 from vitkit.webapp.workspace import state_of_runs
@@ -138,6 +137,10 @@ class Jobs:
         """Return the file with the output of the job's process."""
         return self.folder / f"{job.number:06}.log"
 
+    def stop_file(self, job: Job) -> Path:
+        """Return the file that asks the job's process to stop on systems without signals."""
+        return self.folder / f"{job.number:06}.stop"
+
     def reserve(self, name: str) -> str:
         """Create an empty run folder with a new name, which no run and no job has, and return the name.
 
@@ -215,7 +218,7 @@ class Jobs:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                **detached(),
             )
         threading.Thread(target=runner.wait, daemon=True).start()  # so that no zombie process remains
 
@@ -237,8 +240,7 @@ class Jobs:
             (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
             self.give_back(run)
             return
-        with suppress(ProcessLookupError):
-            os.kill(job.process, signal.SIGTERM)
+        request_stop(job.process, self.stop_file(job))
 
     def forget(self, run: str) -> None:
         """Remove a failed run without any results from the list.
@@ -347,11 +349,13 @@ def _run(jobs: Jobs, job: Job) -> None:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=job.folder if Path(job.folder).is_dir() else None,
-            start_new_session=True,
+            env={**os.environ, STOP_FILE: str(jobs.stop_file(job))},
+            **detached(),
         )
         job = replace(job, started=time.time(), process=process.pid, birth=birth_of(process.pid))
         jobs.write(job)
         code = process.wait()
+        jobs.stop_file(job).unlink(missing_ok=True)
     jobs.write(replace(job, ended=time.time(), code=code))
 
 

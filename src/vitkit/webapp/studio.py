@@ -103,13 +103,15 @@ def _listen(host: str, port: int | None) -> socket.socket:
     Raises:
         VitkitError: this machine does not have the address, or the port is taken.
     """
+    from vitkit.serving.guard import keep_others_off
+
     try:
         family = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:
         raise VitkitError(f"--host {host} is not an address of this machine ({error.strerror})") from error
     for number in (port,) if port is not None else (*range(PORT, PORT + _TRIED), 0):
         listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keep_others_off(listener)
         try:
             listener.bind((host, number))
             listener.listen()

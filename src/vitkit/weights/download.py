@@ -121,6 +121,26 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
     return final
 
 
+def fetch_to(url: str, final: Path, sha256: str | None = None) -> None:
+    """Download a file to a path outside of the cache, completely or not at all; an existing file is replaced.
+
+    An interrupted download continues next time, from `NAME.part` next to the path.
+
+    Args:
+        url: an https address, or http for this machine.
+        final: the path, whose folder exists.
+        sha256: hexadecimal digits, all or the first ones; without it, nothing is checked but the length.
+
+    Raises:
+        VitkitError: downloads are forbidden, the server cannot be reached or does not have the file, or the checksum is
+            wrong.
+    """
+    if not _may_ask(url):
+        raise VitkitError(f"cannot download {url!r}: expected an address that begins with https://")
+    refuse_offline(url, "unset it for this command")
+    _download(url, final, sha256)
+
+
 def cache_path(url: str) -> Path:
     """Return the path at which the cache keeps the file of an address, whether or not it exists.
 

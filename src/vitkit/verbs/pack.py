@@ -1,0 +1,412 @@
+"""`vitkit.pack`: gather everything that computers without a network need, for a lesson or a workshop."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import vitkit
+from vitkit.data.storage import STORAGES
+from vitkit.data.walk import walk, why_ignored
+from vitkit.errors import VitkitError
+from vitkit.system.files import exclusive_in, replacing, write_bytes, write_json, write_text
+from vitkit.system.progress import Progress, Say, ignore, reporting_within, silent
+from vitkit.system.progress import progress as report
+from vitkit.text.arguments import check_arguments
+from vitkit.text.cells import one_of, plural
+from vitkit.verbs.result import Result
+from vitkit.verbs.wheels import (
+    CPU_INDEX,
+    PYTHONS,
+    SYSTEMS,
+    Target,
+    Wheel,
+    is_reachable,
+    own_wheel,
+    parts_of_vitkit,
+    resolve,
+    this_python,
+    with_sizes,
+)
+
+_STATIC = Path(__file__).parent / "classroom"
+_MARK, _SUMS = "packing.json", "SHA256SUMS"  # the first and the last file that is written
+_PICTURES = ("three", "seven", "nine")
+_WEIGHTS = "deit_tiny_patch16_224.pth"  # in the lesson
+_RESERVE = 100_000_000  # bytes that must stay free
+_UNPACKED = 2.5  # times the size of the wheels that an installation takes, roughly
+_SAME_TIME = 2.0  # seconds; file systems of USB sticks round times
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """What `pack` is going to gather.
+
+    Attributes:
+        lines: a line for each kind of computer, and a note for each surprise.
+        missing: the number of bytes to download, as far as the servers state them.
+        unknown: the number of files whose size is not known.
+    """
+
+    lines: tuple[str, ...]
+    missing: int
+    unknown: int
+
+    @property
+    def download(self) -> str:
+        """The size of what is to be downloaded, in words."""
+        more = f" and {plural(self.unknown, 'file', 'files')} of unknown size" if self.unknown else ""
+        return f"{in_megabytes(self.missing)}{more}"
+
+
+@dataclass(frozen=True, repr=False)
+class Pack(Result):
+    """A folder with which vitkit can be installed without a network.
+
+    Attributes:
+        folder: the folder.
+        targets: the kinds of computers, such as `windows-3.12`.
+        wheels: the number of packages.
+        size: the size of all files in bytes.
+        downloaded: the number of bytes that were downloaded this time.
+    """
+
+    folder: Path
+    targets: tuple[str, ...]
+    wheels: int
+    size: int
+    downloaded: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in plain JSON types."""
+        return {**vars(self), "folder": str(self.folder), "targets": list(self.targets)}
+
+    def lines(self) -> list[str]:
+        """Return what is in the folder, and how to go on."""
+        contents = f"{plural(self.wheels, 'wheel', 'wheels')} for {', '.join(self.targets)}"
+        return [
+            f"{self.folder}: {contents}; {in_megabytes(self.size)}, {in_megabytes(self.downloaded)} downloaded now",
+            "copy the folder to each computer or a USB stick, and start install.bat (Windows) or sh install.sh",
+        ]
+
+
+@check_arguments
+def pack(
+    for_offline: Path | str,
+    *,
+    data: Sequence[str] = (),
+    weights: Sequence[str] = (),
+    system: Sequence[str] = (),
+    python: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    cpu_index: str = CPU_INDEX,
+    confirm: Callable[[PackPlan], bool] | None = None,
+    note: Say = ignore,
+    progress: Progress = silent,
+) -> Pack:
+    """Gather what computers without a network need: packages, vitkit itself, weights, photographs and a lesson.
+
+    The folder also gets programs that install from it, a README and the checksums of all files. A call that was
+    interrupted continues when it is repeated, and files that are there already are not downloaded again.
+
+    `vitkit.pack("stick", system=["windows"], python=["3.12"])` packs for Windows.
+
+    On the command line: `vitkit pack --for-offline STICK --system windows --python 3.12 --data PHOTOS`.
+
+    Args:
+        for_offline: the folder to write, which must be new, empty, or an earlier one of this command.
+        data: a folder of photographs, or an archive, to include. There may be several.
+        weights: a file of weights, or the name of published weights, to include. There may be several; make sure that
+            you may pass them on.
+        system: the system of the computers: windows, macos, linux, or this, which is like this machine and the default.
+            There may be several.
+        python: the version of Python on the computers: 3.11, 3.12 or 3.13; by default that of this program. There may
+            be several.
+        extra: a further part of vitkit to include, such as export; the studio always is. There may be several.
+        cpu_index: the package index with PyTorch for Linux without CUDA, or none to use only the indexes that pip is
+            configured for.
+        confirm: called with the plan before anything is downloaded; if it returns False, nothing is.
+        note: called with a line about anything unexpected.
+        progress: called with the current task, the number of finished items and their total.
+
+    Raises:
+        VitkitError: a value is not allowed, the folder contains something else, the packages cannot be found or
+            downloaded, the disk is too small, or `confirm` returned False.
+    """
+    folder, targets = Path(for_offline), _targets(system, python)
+    for part in extra:
+        if part not in parts_of_vitkit():
+            raise VitkitError(f"--extra {part}: expected {one_of(parts_of_vitkit())}")
+    sources = _sources(data, folder)
+    with exclusive_in(folder):
+        _check_folder(folder)
+        name, content = own_wheel()
+        locks = _resolve_all(name, content, targets, ("studio", *extra), _indexes(cpu_index, targets, note))
+        wheels = {wheel.name: wheel for lock in locks.values() for wheel in lock}
+        missing = [wheel for wheel in wheels.values() if not _is_there(folder / "wheels" / wheel.name, wheel)]
+        plan = _plan(locks, missing, folder)
+        for line in plan.lines:
+            note(line)
+        if confirm is not None and missing and not confirm(plan):
+            raise VitkitError("nothing was downloaded")
+        _check_space(folder, plan.missing)
+        _begin(folder, targets)
+        downloaded = _download_all(missing, folder / "wheels")
+        write_bytes(folder / "wheels" / name, content)
+        _write_locks(folder, name, targets, locks)
+        _remove_others(folder / "wheels", {name, *wheels})
+        copied = _copy_weights(weights, folder / "weights")
+        for source in sources:
+            _copy_data(source, folder / "data" / source.name)
+        _remove_others(folder / "data", {source.name for source in sources})
+        if not copied:
+            note("no weights are included: the second half of the lesson needs some, such as --weights FILE")
+        largest = max(sum((folder / "wheels" / wheel.name).stat().st_size for wheel in lock) for lock in locks.values())
+        _write_static(folder, _readme(targets, largest), _lesson(sources, copied))
+        size = _finish(folder)
+    return Pack(folder, tuple(target.name for target in targets), len(wheels) + 1, size, downloaded)
+
+
+def in_megabytes(size: float) -> str:
+    """Return a number of bytes for people."""
+    return f"{size / 1e6:,.0f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"
+
+
+# --- What is requested --------------------------------------------------------------------------------------
+
+
+def _targets(system: Sequence[str], python: Sequence[str]) -> list[Target]:
+    for name in system:
+        if name not in ("this", *SYSTEMS):
+            raise VitkitError(f"--system {name}: expected {one_of(('this', *SYSTEMS))}")
+    for version in python:
+        if version not in (*PYTHONS, this_python()):
+            raise VitkitError(f"--python {version}: expected {one_of(PYTHONS)}")
+    targets = [Target(name, version) for name in system or ("this",) for version in python or (this_python(),)]
+    return list({target.name: target for target in targets}.values())
+
+
+def _sources(data: Sequence[str], folder: Path) -> list[Path]:
+    sources = [Path(name) for name in data]
+    for source in sources:
+        if not source.is_dir() and not (source.is_file() and source.suffix.lower() in STORAGES):
+            raise VitkitError(f"{source} is neither a folder of photographs nor an archive ({one_of(tuple(STORAGES))})")
+        if folder.resolve().is_relative_to(source.resolve()):
+            raise VitkitError(f"{folder} would lie among the photographs of {source}: choose another folder")
+    names = [source.name for source in sources]
+    if len(set(names)) < len(names) or "" in names:
+        raise VitkitError(f"each --data must have a name of its own, not {', '.join(names)}")
+    return sources
+
+
+def _check_folder(folder: Path) -> None:
+    others = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    if others and not (folder / _MARK).is_file():
+        raise VitkitError(f"{folder} contains something else ({others[0].name}): choose a new folder")
+
+
+def _indexes(cpu_index: str, targets: Sequence[Target], note: Say) -> list[str]:
+    """Return the index with PyTorch without CUDA if a target needs it and it answers."""
+    if cpu_index == "none" or not any(target.name.startswith("linux-") for target in targets):
+        return []  # for Windows and macOS, PyTorch's usual packages are those for the CPU
+    if is_reachable(cpu_index):
+        return [cpu_index]
+    note(
+        f"{cpu_index} does not answer: PyTorch for Linux is taken from the indexes that pip is configured for, usually "
+        "with CUDA, which is several GB"
+    )
+    return []
+
+
+def _resolve_all(
+    name: str, content: bytes, targets: Sequence[Target], extras: Sequence[str], indexes: Sequence[str]
+) -> dict[str, list[Wheel]]:
+    """Return the wheels of each target by its name, without vitkit's own."""
+    locks: dict[str, list[Wheel]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / name).write_bytes(content)
+        requirement = f"vitkit[{','.join(dict.fromkeys(extras))}] @ {(Path(place) / name).as_uri()}"
+        for number, target in enumerate(targets):
+            report("finding packages", number, len(targets))
+            found = resolve(requirement, target, indexes if target.name.startswith("linux-") else ())
+            locks[target.name] = [wheel for wheel in found if wheel.name != name]
+    known: dict[str, Wheel] = {wheel.name: wheel for lock in locks.values() for wheel in lock}
+    sized = {wheel.name: wheel for wheel in with_sizes(list(known.values()))}
+    return {target: [sized[wheel.name] for wheel in lock] for target, lock in locks.items()}
+
+
+def _plan(locks: Mapping[str, Sequence[Wheel]], missing: Sequence[Wheel], folder: Path) -> PackPlan:
+    lines = [
+        f"{target}: {plural(len(lock), 'wheel', 'wheels')}, {in_megabytes(sum(wheel.size or 0 for wheel in lock))}"
+        for target, lock in locks.items()
+    ]
+    size = sum(wheel.size or 0 for wheel in missing)
+    lines.append(f"to download into {folder}: {plural(len(missing), 'file', 'files')}, {in_megabytes(size)}")
+    return PackPlan(tuple(lines), size, sum(wheel.size is None for wheel in missing))
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed + _RESERVE:
+        raise VitkitError(f"{folder} has {in_megabytes(free)} free, and {in_megabytes(needed)} are to be downloaded")
+
+
+# --- Writing ------------------------------------------------------------------------------------------------
+
+
+def _begin(folder: Path, targets: Sequence[Target]) -> None:
+    """Mark the folder as this command's, and as incomplete until `_finish`."""
+    (folder / _SUMS).unlink(missing_ok=True)
+    (folder / "wheels").mkdir(exist_ok=True)
+    write_json(folder / _MARK, {"vitkit": vitkit.__version__, "targets": [target.name for target in targets]})
+
+
+def _is_there(path: Path, wheel: Wheel) -> bool:
+    return path.is_file() and (not wheel.sha256 or _digest(path) == wheel.sha256)
+
+
+def _download_all(wheels: Sequence[Wheel], folder: Path) -> int:
+    from vitkit.weights.download import fetch_to
+
+    size = 0
+    for number, wheel in enumerate(wheels, start=1):
+        with reporting_within(f"file {number} of {len(wheels)}"):
+            if wheel.url.startswith("file:"):
+                _copy_file(Path(url2pathname(urlsplit(wheel.url).path)), folder / wheel.name)
+                if wheel.sha256 and _digest(folder / wheel.name) != wheel.sha256:
+                    (folder / wheel.name).unlink()
+                    raise VitkitError(f"{wheel.url} is damaged: its SHA-256 is not the one that the index states")
+            else:
+                fetch_to(wheel.url, folder / wheel.name, wheel.sha256 or None)
+        size += (folder / wheel.name).stat().st_size
+    return size
+
+
+def _write_locks(folder: Path, own: str, targets: Sequence[Target], locks: Mapping[str, Sequence[Wheel]]) -> None:
+    shutil.rmtree(folder / "requirements", ignore_errors=True)
+    (folder / "requirements").mkdir()
+    for target in targets:
+        wheels = [Wheel(own, f"vitkit=={vitkit.__version__}", "", ""), *locks[target.name]]
+        lines = [f"{wheel.requirement} --hash=sha256:{_digest(folder / 'wheels' / wheel.name)}" for wheel in wheels]
+        write_text(folder / "requirements" / f"{target.name}.txt", "\n".join([*sorted(lines), ""]))
+
+
+def _remove_others(folder: Path, kept: set[str]) -> None:
+    """Remove what an earlier call copied here and this one does not need, and rests of downloads."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _copy_weights(weights: Sequence[str], folder: Path) -> list[str]:
+    """Copy weights, each with a text about its licence if the catalog knows it, and return the names of the copies."""
+    from vitkit.weights.loading import locate
+
+    copied: dict[str, str] = {}
+    for name in weights:
+        path, entry = locate(name)
+        folder.mkdir(exist_ok=True)
+        copied[path.name] = ""
+        if path.is_dir():
+            _copy_tree(path, folder / path.name, walk(path))
+        else:
+            _copy_file(path, folder / path.name)
+        if entry is not None:
+            copied[path.name] = f"{path.name}.txt"
+            about = f"{entry.name}: licence {entry.licence or 'not stated'}; paper arXiv {entry.paper or 'not stated'}"
+            write_text(folder / f"{path.name}.txt", about + "\n")
+    _remove_others(folder, {*copied, *copied.values()})
+    return list(copied)
+
+
+def _copy_data(source: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    if source.is_dir():
+        images = [path for path in walk(source) if why_ignored(path.name) is None]
+        if not images:
+            raise VitkitError(f"{source} contains no photographs")
+        _copy_tree(source, target, iter(images))
+    else:
+        _copy_file(source, target)
+
+
+def _copy_tree(source: Path, target: Path, files: Iterator[Path]) -> None:
+    for number, path in enumerate(files):
+        report(f"copying {source.name}", number, None)
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _copy_file(path, place)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file completely or not at all, unless a copy of the same size and time is there."""
+    about = source.stat()
+    if target.is_file():
+        there = target.stat()
+        if there.st_size == about.st_size and abs(there.st_mtime - about.st_mtime) <= _SAME_TIME:
+            return
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
+        os.utime(temporary, (about.st_atime, about.st_mtime))
+
+
+def _write_static(folder: Path, readme: str, lesson: str) -> None:
+    """Write the programs that install, the README and the lesson."""
+    from markdown_it import MarkdownIt
+
+    from vitkit.text.html import write_page
+
+    (folder / "pictures").mkdir(exist_ok=True)
+    for name in ("install.py", "install.sh", *(f"pictures/{name}.png" for name in _PICTURES)):
+        write_bytes(folder / name, (_STATIC / name).read_bytes())
+    write_text(folder / "install.bat", _for_windows((_STATIC / "install.bat").read_text(encoding="utf-8")))
+    write_text(folder / "README.txt", _for_windows(readme))
+    title, _, body = lesson.partition("\n")
+    title = title.removeprefix("# ")
+    write_page(
+        folder / "lesson.html", title, [f"<h1>{title}</h1>", MarkdownIt("commonmark").enable("table").render(body)]
+    )
+
+
+def _for_windows(text: str) -> str:
+    """Return text with the line ends that Windows' command interpreter and older editors expect."""
+    return text.replace("\n", "\r\n")
+
+
+def _readme(targets: Sequence[Target], size: int) -> str:
+    named = "".join(f"  {target.title}\n" for target in targets)
+    text = (_STATIC / "README.txt").read_text(encoding="utf-8")
+    return text.format(version=vitkit.__version__, targets=named, installed=in_megabytes(_UNPACKED * size))
+
+
+def _lesson(sources: Sequence[Path], weights: Sequence[str]) -> str:
+    """Return the lesson, with the names of the photographs and weights that are included."""
+    text = (_STATIC / "lesson.md").read_text(encoding="utf-8")
+    if sources:
+        name = Path(sources[0].name).stem if sources[0].is_file() else sources[0].name
+        text = text.replace("data/flowers", f"data/{sources[0].name}").replace("runs/flowers", f"runs/{name}")
+    return text.replace(_WEIGHTS, weights[0]) if weights else text
+
+
+def _finish(folder: Path) -> int:
+    """Write the checksums of all files, which make the folder complete, and return their total size."""
+    files = sorted(path for path in walk(folder) if not path.name.startswith(".") and path.name != _SUMS)
+    lines = []
+    for number, path in enumerate(files):
+        report("computing checksums", number, len(files))
+        lines.append(f"{_digest(path)}  {path.relative_to(folder).as_posix()}")
+    write_text(folder / _SUMS, "\n".join([*lines, ""]))
+    return sum(path.stat().st_size for path in files)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

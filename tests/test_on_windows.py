@@ -1,0 +1,211 @@
+"""What differs on Windows, as far as it can be tried on another system: Windows itself runs the tests in CI."""
+
+from __future__ import annotations
+
+import ast
+import ntpath
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vitkit.serving.guard import keep_others_off
+from vitkit.system import exclusive, files, is_held, python, stopping, windows
+from vitkit.system.files import common_folder, holder, path_below, replacing
+from vitkit.webapp.folders import target_in
+
+SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
+
+
+@pytest.fixture
+def on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows' ways of locks, signals and sockets, with processes as this system knows them."""
+    monkeypatch.setattr(windows, "IS_WINDOWS", True)
+    monkeypatch.setattr(windows, "exists", lambda process: Path(f"/proc/{process}").is_dir())
+
+
+# --- Locks and files ----------------------------------------------------------------------------------------
+
+
+def test_who_holds_a_lock_is_readable_though_the_lock_file_is_not(
+    on_windows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, killed = tmp_path / "run", []
+    folder.mkdir()
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+    with exclusive(folder, folder / ".lock"):
+        assert (folder / ".lock").read_text() == ""  # its only byte is locked
+        assert is_held(folder)
+        assert holder(folder) == os.getpid()
+    assert not is_held(folder)
+    assert list(folder.iterdir()) == []
+    assert killed == []  # os.kill(process, 0) would be Ctrl-C
+
+
+def test_a_lock_that_a_killed_process_left_is_free(on_windows: None, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".lock.holder").write_text(f"process {ended.pid} of {socket.gethostname()} since yesterday")
+    assert not is_held(tmp_path)
+    with exclusive(tmp_path, tmp_path / ".lock"):
+        assert is_held(tmp_path)
+
+
+def test_a_file_that_somebody_reads_is_replaced_when_they_have_closed_it(
+    on_windows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, refused = Path.replace, []
+
+    def busy(path: Path, target: Path) -> Path:
+        if len(refused) < 3:
+            refused.append(path)
+            raise PermissionError(13, "Access is denied")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", busy)
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "file").read_text() == "new"
+    monkeypatch.setattr(files, "_REPLACED_WITHIN", 0.1)
+    refused[:] = []
+    monkeypatch.setattr(Path, "replace", lambda path, target: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    with pytest.raises(PermissionError), replacing(tmp_path / "file") as temporary:
+        temporary.write_text("newer")
+    assert (tmp_path / "file").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_paths_on_two_drives_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "path", ntpath)
+    assert common_folder({r"C:\photos", r"D:\photos"}) == ""
+    assert path_below(r"D:\photos\1.jpg", "") == r"D\photos\1.jpg"
+    assert path_below(r"\\server\share\1.jpg", "") == r"server-share\1.jpg"
+    assert common_folder({r"C:\photos\a", r"C:\photos\b"}) == r"C:\photos"
+    assert path_below(r"C:\photos\a\1.jpg", r"C:\photos") == r"a\1.jpg"
+
+
+@pytest.mark.parametrize(
+    "name", ["con.jpg", "NUL.png", "com1.tar.jpg", "aux .jpg", "a<b>.jpg", 'quote".jpg', "dot..jpg"]
+)
+def test_photographs_are_sent_under_names_that_windows_allows(name: str, tmp_path: Path) -> None:
+    kept = target_in(tmp_path, name).name
+    assert not re.search(r'[<>:"/\\|?*]', kept)
+    assert not re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)", kept.partition(".")[0].strip(), re.IGNORECASE)
+    assert kept.endswith(Path(name).suffix)
+
+
+def test_every_file_is_opened_with_an_encoding_or_as_bytes() -> None:
+    """The default of Windows is the code page of the country."""
+    wrong = [
+        f"{path.relative_to(SOURCE)}:{call.lineno}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and lacks_encoding(call)
+    ]
+    assert wrong == []
+
+
+def lacks_encoding(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    given = {keyword.arg for keyword in call.keywords}
+    if name in ("read_text", "write_text"):
+        is_path = isinstance(call.func, ast.Attribute) and not isinstance(call.func.value, ast.Name)
+        return is_path and "encoding" not in given and len(call.args) < (1 if name == "read_text" else 2)
+    if name != "open" or not isinstance(call.func, ast.Name):
+        return False
+    mode = next((own.value for own in call.keywords if own.arg == "mode"), call.args[1] if len(call.args) > 1 else None)
+    is_binary = isinstance(mode, ast.Constant) and "b" in str(mode.value)
+    return not is_binary and "encoding" not in given
+
+
+def test_a_file_without_an_encoding_is_seen() -> None:
+    calls = ["open(p)", "open(p, 'w')", "(a / b).read_text()", "Path(p).write_text(t)"]
+    assert all(lacks_encoding(ast.parse(text).body[0].value) for text in calls)  # type: ignore[attr-defined]
+    calls = ["open(p, 'rb')", "open(p, encoding='utf-8')", "(a / b).read_text(encoding='ascii')", "read_text(p)"]
+    assert not any(lacks_encoding(ast.parse(text).body[0].value) for text in calls)  # type: ignore[attr-defined]
+
+
+# --- Processes ----------------------------------------------------------------------------------------------
+
+
+def test_a_process_stops_cleanly_when_its_stop_file_appears(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from vitkit.system.stopping import stoppable\n"
+        "with stoppable():\n"
+        "    print(os.environ.get('VITKIT_STOP_FILE'), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    environment = os.environ | {stopping.STOP_FILE: str(tmp_path / "1.stop")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "None\n"  # processes that it starts have no business with the file
+    (tmp_path / "1.stop").touch()
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")
+
+
+def test_on_windows_a_process_is_asked_by_the_file_and_elsewhere_by_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
+    stopping.request_stop(123, tmp_path / "1.stop")
+    assert (sent, (tmp_path / "1.stop").exists()) == ([(123, signal.SIGTERM)], False)
+    monkeypatch.setattr(windows, "IS_WINDOWS", True)
+    stopping.request_stop(123, tmp_path / "1.stop")
+    assert (len(sent), (tmp_path / "1.stop").exists()) == (1, True)
+
+
+def test_a_signal_to_this_process_is_raised_not_sent(on_windows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: pytest.fail("on Windows, this ends the process"))
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    stopping.send_here(signal.SIGTERM)
+    assert raised == [signal.SIGTERM]
+
+
+def test_a_detached_process_is_started_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(python("this"), stdout=subprocess.DEVNULL, **stopping.detached())
+    assert process.wait() == 0
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
+    monkeypatch.setattr(subprocess, "CREATE_NO_WINDOW", 0x8000000, raising=False)
+    assert stopping.detached() == {"creationflags": 0x8000200}
+
+
+def test_two_servers_never_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: list[int] = []
+
+    class Listener:
+        def setsockopt(self, level: int, option: int, value: int) -> None:
+            options.append(option)
+
+    keep_others_off(Listener())  # type: ignore[arg-type]
+    monkeypatch.setattr(windows, "IS_WINDOWS", True)
+    monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", -5, raising=False)
+    keep_others_off(Listener())  # type: ignore[arg-type]
+    assert options == [socket.SO_REUSEADDR, -5]
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="asks Windows")
+def test_windows_knows_its_processes() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert windows.exists(child.pid)
+    birth = windows.birth(child.pid)
+    assert birth == windows.birth(child.pid) != ""
+    child.communicate(b"\n")
+    end = time.monotonic() + 10
+    while windows.exists(child.pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not windows.exists(child.pid)
+    assert windows.available_memory() > 2**20
