@@ -20,7 +20,7 @@ from test_workbook import read as read_workbook
 from tiny import build
 from vitkit import load
 from vitkit.classifier import Classifier
-from vitkit.data import Preprocess, labels_so_far
+from vitkit.data import Edit, Preprocess, add_edits, labels_so_far
 from vitkit.webapp import Workspace, create_app, open_workspace
 from vitkit.webapp import folders as offers
 
@@ -115,6 +115,62 @@ def test_what_is_added_to_the_data_is_marked_and_no_label_is_written_over(client
     assert not answer["inside"] and answer["file"] == str(place.labels.with_name("new.csv"))
     (edit,) = labels_so_far(Path(answer["file"])).edits
     assert (edit.path, edit.proposed_by) == (other["rows"][0][0], "first")
+
+
+def test_photographs_of_another_folder_are_joined_with_the_data(client: TestClient, place: Workspace) -> None:
+    add_edits(place.labels, [Edit("unlabelled/unlabelled_0.png", "a"), Edit(str(place.photographs / "b/b_1.png"), "a")])
+    told = predicted(client, "new")
+    order = [path for path, *_ in told["rows"]]
+    client.post(f"/api/predict/{told['number']}/correct", json={"numbers": [order.index("x/x_1.png")], "label": "b"})
+    before = pictures.fingerprint(place.photographs) | pictures.fingerprint(place.photographs.parent / "new")
+    address = f"/api/predict/{told['number']}/join"
+    answer = client.post(
+        address, json={"numbers": [order.index(name) for name in ("x/x_0.png", "x/x_1.png", "broken.png")]}
+    )
+    made = place.runs.parent / "uploads" / "photos-1"
+    assert answer.json()["title"] == "photos-1"
+    assert pictures.fingerprint(place.photographs) | pictures.fingerprint(place.photographs.parent / "new") == before
+    shown = TestClient(create_app(open_workspace(made, runs=place.runs))).get("/api/data/all").json()
+    names = shown["names"]
+    labels = {path: names[i] if i >= 0 else "" for path, i in zip(shown["paths"], shown["labels"], strict=True)}
+    first = told["rows"][order.index("x/x_0.png")][1][0][0]
+    assert labels == {
+        "a/a_0.png": "a",
+        "a/a_1.png": "a",
+        "b/b_0.png": "b",
+        "b/b_1.png": "a",
+        "unlabelled/unlabelled_0.png": "a",
+        "unlabelled/unlabelled_1.png": "",
+        "new/x/x_0.png": first,
+        "new/x/x_1.png": "b",
+    }
+    edits = {edit.path: edit.proposed_by for edit in labels_so_far(place.labels.with_name("photos-1.csv")).edits}
+    assert (edits["new/x/x_0.png"], edits["new/x/x_1.png"]) == ("first", "")
+    assert client.post(address, json={"numbers": [99]}).status_code == 400
+    assert (made / "a" / "a_0.png").stat().st_ino == (place.photographs / "a" / "a_0.png").stat().st_ino
+
+
+def test_joining_that_fails_leaves_nothing(
+    client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = predicted(client, "new")
+    address = f"/api/predict/{told['number']}/join"
+
+    def full(source: Path, target: Path) -> None:
+        if len(list(target.parent.iterdir())) > 1:
+            raise OSError(28, "No space left on device")
+        target.write_bytes(b"")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.link", lambda *arguments: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
+        patch.setattr("shutil.copy2", full)
+        answer = client.post(address, json={"numbers": [0]})
+    assert "No space left" in answer.json()["error"]
+    assert list((place.runs.parent / "uploads").iterdir()) == []
+    place.labels.parent.mkdir(exist_ok=True)
+    place.labels.with_name("photos-1.csv").write_text("path,label\n")
+    assert "may belong to other photographs" in client.post(address, json={"numbers": [0]}).json()["error"]
+    assert list((place.runs.parent / "uploads").iterdir()) == []
 
 
 def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClient, place: Workspace) -> None:

@@ -29,7 +29,8 @@ from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json, read_text, write_json
 from vitkit.text.cells import harmless, restored
 from vitkit.text.workbook import check_rows, write_workbook
-from vitkit.webapp.folders import chosen
+from vitkit.webapp.folders import PhotoFolder, chosen
+from vitkit.webapp.joining import join
 from vitkit.webapp.likeness import Background, run_vitkit
 from vitkit.webapp.photographs import Thumbnails, checked_name, read_photographs
 from vitkit.webapp.workspace import Workspace
@@ -231,6 +232,10 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
+def _is_inside(workspace: Workspace, item: Answers) -> bool:
+    return Path(item.folder).resolve().is_relative_to(workspace.photographs.resolve())
+
+
 def _below(path: str, folder: str) -> str:
     return os.path.relpath(path, folder) if Path(path).is_relative_to(folder) else path
 
@@ -250,8 +255,7 @@ def add_to_data(
     rows = stored.rows(item)
     if not all(0 <= number < len(rows) for number in numbers):
         raise VitkitError("there is no such photograph")
-    root = Path(item.folder)
-    is_inside = root.resolve().is_relative_to(workspace.photographs.resolve())
+    root, is_inside = Path(item.folder), _is_inside(workspace, item)
     base = workspace.photographs if is_inside else root
     edits = []
     for number in dict.fromkeys(numbers):
@@ -269,6 +273,27 @@ def add_to_data(
         file = workspace.labels.with_name(f"{root.name}.csv")
         add_edits(file, edits)
     return {"added": len(edits), "file": str(file), "inside": is_inside, "folder": str(root)}
+
+
+def join_data(workspace: Workspace, stored: StoredPredictions, item: Answers, numbers: Sequence[int]) -> dict[str, Any]:
+    """Make a folder of the studio's photographs and of predicted ones from another folder, to open and to train on.
+
+    Raises:
+        VitkitError: a row does not exist, or the folder cannot be made (`joining.join`).
+    """
+    rows = stored.rows(item)
+    if not all(0 <= number < len(rows) for number in numbers):
+        raise VitkitError("there is no such photograph")
+    labels = {
+        Path(_below(rows[number].path, item.folder)).as_posix(): (
+            label,
+            "" if str(number) in item.corrections else item.run,
+        )
+        for number in dict.fromkeys(numbers)
+        if (label := stored.label(item, number))
+    }
+    folder = join(workspace, Path(item.folder), labels)
+    return PhotoFolder(folder, folder.name, None).to_dict()
 
 
 # --- Routes ----------------------------------------------------------------------------------------------------
@@ -327,7 +352,7 @@ def router(workspace: Workspace) -> APIRouter:
         item = stored.get(number)
         rows = [[_below(row.path, item.folder), row.ranking, row.error, row.unknown] for row in stored.rows(item)]
         classes = sorted({label for row in stored.rows(item) for label, _ in row.ranking})
-        return {**asdict(item), "rows": rows, "classes": classes}
+        return {**asdict(item), "rows": rows, "classes": classes, "inside": _is_inside(workspace, item)}
 
     @routes.get("/{number}/thumbnail/{row}")
     async def show_thumbnail(number: int, row: int, request: Request, large: bool = False) -> Response:
@@ -361,6 +386,10 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.post("/{number}/add")
     def add(number: int, addition: Addition) -> dict[str, Any]:
         return add_to_data(workspace, stored, stored.get(number), addition.numbers)
+
+    @routes.post("/{number}/join")
+    def make_folder_of_both(number: int, addition: Addition) -> dict[str, Any]:
+        return join_data(workspace, stored, stored.get(number), addition.numbers)
 
     @routes.get("/{number}/table.csv")
     def send_csv(number: int, withhold: float = 0.0, unknown: float = 0.0) -> Response:

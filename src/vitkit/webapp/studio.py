@@ -68,7 +68,8 @@ def studio(
     from vitkit.webapp.workspace import open_workspace
 
     def opened(chosen: str | Path) -> Workspace:
-        return open_workspace(chosen, runs, labels, tuple(weights or ()))
+        is_named = source is None or Path(chosen).absolute() == Path(source).absolute()
+        return open_workspace(chosen, runs, labels if is_named else None, tuple(weights or ()))
 
     workspace = None if source is None else opened(source)
     place = workspace.runs if workspace is not None else Path("runs" if runs is None else runs).absolute()

@@ -5,6 +5,7 @@ import { el, fill } from "./dom.js";
 import { PatchView } from "./look_patch.js";
 import { overlay, scale } from "./look_map.js";
 import { modelChoice, noModel } from "./models.js";
+import { clock } from "./progress.js";
 
 const TITLES = {
   gradient: "Evidence for this class", rollout: "Attention through all layers", raw: "Attention in the last layer",
@@ -23,6 +24,7 @@ class LookPage {
   constructor(studio) {
     this.studio = studio;
     this.turn = 0;
+    this.clocks = [];
     this.pasted = (event) => {
       const file = [...(event.clipboardData?.files || [])].find((own) => own.type.startsWith("image/"));
       if (file) this.bring(file);
@@ -45,6 +47,7 @@ class LookPage {
 
   leave() {
     this.turn += 1;
+    for (const stop of this.clocks) stop?.(false);
     document.removeEventListener("paste", this.pasted);
   }
 
@@ -97,10 +100,14 @@ class LookPage {
     if (!this.file) return;
     this.turn += 1;
     this.target = "top";
-    fill(this.found, el("p", { class: "soft" }, "Looking …"));
+    const left = el("span", { "aria-hidden": "true" });
+    const waits = el("p", { class: "soft" }, "Looking … ", left);
+    fill(this.found, waits);
+    const stop = clock(left, `${this.run}: see`);
     const seen = await this.ask("see");
+    stop(seen !== null);
     if (!seen) {
-      if (this.found.textContent === "Looking …") fill(this.found);
+      if (waits.isConnected) fill(this.found);
       return;
     }
     this.seen = seen;
@@ -111,6 +118,8 @@ class LookPage {
 
   draw() {
     const { seen } = this;
+    for (const stop of this.clocks) stop?.(false);
+    this.clocks = [];
     this.maps = [0, 1].map((place) => this.mapFigure(place));
     const said = seen.multi && !seen.label ? "None of the classes" : seen.label;
     fill(this.found,
@@ -144,6 +153,7 @@ class LookPage {
     if (place >= methods.length) return null;
     const canvas = el("canvas", { role: "img" });
     const tells = el("span", { class: "small soft look-tells" });
+    const left = el("span", { class: "small look-left", "aria-hidden": "true" });
     const choice = el("select", { "aria-label": `Map ${place + 1}: method`, onchange: () => load() }, methods.map((own) => el("option", { value: own.name }, TITLES[own.name] || own.name)));
     choice.value = methods[place].name;
     const load = async () => {
@@ -151,13 +161,16 @@ class LookPage {
       tells.textContent = methods.find((own) => own.name === method).tells;
       canvas.classList.add("waits");
       canvas.setAttribute("aria-label", `${TITLES[method] || method}: being drawn`);
+      this.clocks[place]?.(false);
+      const stop = this.clocks[place] = clock(left, `${this.run}: ${method}`);
       const found = await this.ask("map", { method, target: this.target });
+      stop(found !== null);
       if (!found || method !== choice.value) return;
       canvas.setAttribute("aria-label", `${TITLES[method] || method}, ${found.target}`);
       await overlay(canvas, this.seen.picture, found.map, found.box);
       canvas.classList.remove("waits");
     };
-    return { figure: el("figure", {}, el("figcaption", {}, choice), canvas, scale(), tells), load };
+    return { figure: el("figure", {}, el("figcaption", {}, choice, left), canvas, scale(), tells), load };
   }
 }
 

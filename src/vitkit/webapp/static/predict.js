@@ -223,7 +223,7 @@ class PredictPage {
     const link = (file, title) => el("a", { class: "button", href: address(file), download: "" }, title);
     const numbers = found.filter((i) => this.label(i) && !this.isWithheld(i));
     fill(this.files, link("table.xlsx", "Excel (.xlsx)"), link("table.csv", "CSV"), link("sheet.html", "Contact sheet"),
-      el("button", { type: "button", disabled: !numbers.length, title: "Classes that you did not correct are recorded as proposed by the model", onclick: () => this.add(numbers) }, `Add the ${numbers.length.toLocaleString("en")} shown to the data`));
+      el("button", { type: "button", disabled: !numbers.length, title: "Classes that you did not correct are recorded as proposed by the model", onclick: () => (this.shown.inside ? this.add(numbers) : this.choose(numbers)) }, `Add the ${numbers.length.toLocaleString("en")} shown to the data`));
   }
 
   async add(numbers) {
@@ -231,8 +231,28 @@ class PredictPage {
       const told = await post(`/api/predict/${this.shown.number}/add`, { numbers });
       const rest = numbers.length - told.added;
       say(`${count(told.added, "label", "labels")} written into ${told.file}${told.inside && rest ? `; ${rest} have a class already, which stays` : ""}.`);
-      if (!told.inside) dialog("Written into a label file", el("p", {}, "These photographs are in another folder. To look at them and to train on them, open it in the studio:"), el("pre", { tabindex: 0 }, `vitkit studio ${told.folder} --labels ${told.file}`));
     } catch (error) {
+      fail(error);
+    }
+  }
+
+  /** Photographs of another folder can be joined with the data in a new folder, or only get a label file. */
+  choose(numbers) {
+    const only = el("button", { type: "button", onclick: () => { made.close(); this.add(numbers); } }, "Only write their label file");
+    const both = el("button", { type: "button", class: "primary", onclick: () => this.join(numbers, [both, only]) }, "Make a folder of both and open it");
+    const made = dialog("These photographs are in another folder",
+      el("p", {}, `To train on them together with ${this.studio.name}, the studio makes a new folder of both, in uploads beside the runs. No photograph is moved, and the new folder takes no further space on most disks.`),
+      el("div", { class: "row" }, both, only));
+  }
+
+  async join(numbers, buttons) {
+    for (const button of buttons) button.disabled = true;
+    try {
+      const { id } = await post(`/api/predict/${this.shown.number}/join`, { numbers });
+      await post("/api/chooser/open", { kind: "folder", name: id });
+      location.href = "/";
+    } catch (error) {
+      for (const button of buttons) button.disabled = false;
       fail(error);
     }
   }

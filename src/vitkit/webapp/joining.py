@@ -1,0 +1,80 @@
+"""Join the photographs of the studio with others into a new folder that can be opened and trained on.
+
+The new folder lies in `uploads`, beside the runs. Photographs are linked into it where the file system allows that, so
+that they take no further space, and copied elsewhere. Those of the studio keep their places, so that a training can
+keep the split of an earlier run. The label file of the new folder begins with the labels that the photographs have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from vitkit.data.labels import Edit, add_edits
+from vitkit.data.walk import Overlooked, images_below
+from vitkit.errors import VitkitError
+from vitkit.webapp.folders import new_folder
+from vitkit.webapp.workspace import Workspace
+
+
+def join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, str]]) -> Path:
+    """Make a folder of the studio's photographs and of others, with a label file, and return it.
+
+    Args:
+        workspace: the workspace whose photographs are joined.
+        others: the folder of the other photographs.
+        labels: the class of each other photograph, and the run that proposed it or an empty text, by its path relative
+            to `others`. Only these photographs are added.
+
+    Raises:
+        VitkitError: the photographs lie in an archive, the new folder would lie among them, or the disk is full.
+    """
+    photographs = workspace.photographs
+    for folder in (photographs, others):
+        if not folder.is_dir():
+            raise VitkitError(f"{folder.name} is an archive: unpack it to add photographs to its data")
+    target = new_folder(workspace.runs, photographs.name, photographs)
+    file = workspace.labels.with_name(f"{target.name}.csv")
+    try:
+        if file.exists():
+            raise VitkitError(f"{file} exists, and may belong to other photographs: rename it first")
+        added = _new_name(photographs, others.name)
+        for path in images_below(photographs, Overlooked()):
+            _link(photographs / path, target / path)
+        for path in labels:
+            _link(others / path, target / added / path)
+        last = {edit.path: edit for edit in (_relative(edit, photographs) for edit in workspace.said.read().edits)}
+        edits = [Edit(edit.path, edit.label, edit.previous, proposed_by=edit.proposed_by) for edit in last.values()]
+        edits += [Edit(f"{added}/{path}", label, proposed_by=by) for path, (label, by) in labels.items()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        add_edits(file, edits)
+    except BaseException as error:
+        shutil.rmtree(target, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise VitkitError(f"cannot write {target}: {error.strerror or error}") from error
+        raise
+    return target
+
+
+def _new_name(folder: Path, name: str) -> str:
+    """Return a name for a folder that is not taken in `folder`."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in names if not (folder / candidate).exists())
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # another file system, or one without links
+        os.link(source, target)
+        return
+    shutil.copy2(source, target)
+
+
+def _relative(edit: Edit, folder: Path) -> Edit:
+    """Return a row whose path is relative to a folder, if it names a photograph below it."""
+    path = Path(edit.path)
+    return edit._replace(path=path.relative_to(folder).as_posix()) if path.is_relative_to(folder) else edit
