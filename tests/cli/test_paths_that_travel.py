@@ -12,7 +12,7 @@ import pytest
 
 import runs
 
-STAY = {"recipe.toml", "split.json", "log.txt"}  # what a run needs to go on where it was made
+STAY = {"request.json", "recipe.toml", "split.json", "log.txt"}  # what a run needs to go on where it was made
 
 
 @pytest.fixture(scope="module")
