@@ -186,6 +186,7 @@ def half_done(trained: Path, here: Path) -> Path:
 def test_a_resume_from_a_damaged_file_is_refused_by_its_name(vitkit: Any, half_done: Path, name: str) -> None:
     path = half_done / name
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    (half_done / "checkpoints" / "before.ckpt").unlink()  # from which the run would continue
     outcome = vitkit("train", "--resume", half_done)
     assert outcome.code == 2
     assert_told(outcome.err, name.rpartition("/")[2])
