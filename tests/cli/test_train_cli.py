@@ -116,6 +116,7 @@ def test_a_run_says_what_it_does_and_nothing_else(data: Path, trained: Path, tmp
         "3 epochs of 4 steps in float32",
     ]
     starts += [f"epoch   {epoch}/3  train_loss " for epoch in (1, 2, 3)]
+    starts += ["unknown images are recognised by "]
     starts += ["trained in float32, evaluated in bfloat16"] if best_precision("cpu") == "bfloat16" else []
     starts += ["temperature ", "accuracy "]
     lines = done.stdout.splitlines()

@@ -320,9 +320,12 @@ def test_files_that_are_not_what_their_name_says(vitkit: Command, trained: Path,
     assert "1 image is of another format than the name says, and read anyway: red/really_png.jpg" in texts
     answers = {Path(row["path"]).name: row for row in rows(vitkit("predict", trained, data).out)}
     assert answers["really_png.jpg"]["label"]
-    assert answers["page.jpg"] == {"path": str(data / "red" / "page.jpg"), "label": "", "confidence": ""} | {
-        "error": "not an image"
-    }
+    assert answers["page.jpg"] == {
+        "path": str(data / "red" / "page.jpg"),
+        "label": "",
+        "confidence": "",
+        "unknown": "",
+    } | {"error": "not an image"}
     assert "limit" in answers["bomb.png"]["error"]
 
 
@@ -415,6 +418,7 @@ def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
     monkeypatch.setattr(ImageData, "val_batches", lambda self: [seen.append(b[0]) or b for b in batches(self)])  # type: ignore[func-returns-value]
     spied(Classifier, "probabilities", lambda images: images)
     spied(Classifier, "features", lambda images, *_: images)
+    spied(Classifier, "logits_and_features", lambda images, *_: images)
 
     table = read_source(data)
     images = torch.stack([EvaluationImages(table, classifier.preprocess)[i][0] for i in range(len(table))])

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+_AMONG = sys.path.copy()
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from documentation import WORDS, dead_links, divide, slug_of, sources, words  # noqa: E402
+
+sys.path[:] = _AMONG  # a benchmark has the name of a folder of tests
 
 
 @pytest.mark.parametrize("page", sources())

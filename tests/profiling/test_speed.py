@@ -107,7 +107,7 @@ def test_memory_is_known_or_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) 
     held = speed.resident()
     assert held is None or held > 10_000_000
 
-    def gone(*_: Any) -> str:
+    def gone(*_: Any, **__: Any) -> str:
         raise FileNotFoundError
 
     monkeypatch.setattr("pathlib.Path.read_text", gone)

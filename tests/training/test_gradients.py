@@ -33,7 +33,8 @@ from vitkit.training import (
     gradients,
 )
 
-TOGETHER = multiprocessing.get_context("fork")
+TOGETHER = multiprocessing.get_context("forkserver")  # a fork of this process could not differentiate after it has
+TOGETHER.set_forkserver_preload(["torch.distributed", "vitkit.training.loop", "vitkit.training.gradients"])
 
 
 class Network(nn.Module):

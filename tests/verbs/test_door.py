@@ -16,9 +16,9 @@ from vitkit.cli.app import VERBS
 OWN_NAMES = {"eval": "evaluate"}
 # What a caller is told, and where to; and objects, which no command line can name.
 OF_PYTHON = {"note", "progress", "say", "writer", "train_dataset", "val_dataset", "class_names", "callbacks", "loggers"}
-OF_PYTHON |= {"loss", "augment", "make_optimizer"}
+OF_PYTHON |= {"loss", "augment", "make_optimizer", "confirm"}
 OF_DATASETS = {"train": {"preprocess"}}  # what goes with those objects
-OF_THE_SHELL = {"as_json", "strict"}  # how it is printed, and with which code it ends
+OF_THE_SHELL = {"as_json", "strict", "yes"}  # how it is printed, and with which code it ends
 
 
 def test_every_listed_name_is_a_class_or_a_function() -> None:

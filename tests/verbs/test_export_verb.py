@@ -57,9 +57,9 @@ def test_a_classifier_in_memory_is_written(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({}, "name the runtime: --to onnx, openvino or torch"),
-        ({"to": "tflite"}, "--to 'tflite' is none of onnx, openvino, torch"),
-        ({"out": "a.h5"}, r"--out a\.h5 must end in \.onnx, \.xml or \.pt2"),
+        ({}, "name the runtime: --to onnx, openvino, torch, html or zip"),
+        ({"to": "tflite"}, "--to 'tflite' is none of onnx, openvino, torch, html, zip"),
+        ({"out": "a.h5"}, r"--out a\.h5 must end in \.onnx, \.xml, \.pt2, \.html or \.zip"),
         ({"to": "onnx", "precision": "int8"}, "--precision 'int8' is none of float32, bfloat16, float16"),
         ({"to": "onnx", "image_size": (0, 3)}, "--image-size 0,3 must be one number of pixels"),
         ({"to": "onnx", "layout": "mine"}, "--layout 'mine' is none of auto, classes, splits"),

@@ -17,7 +17,8 @@ from vitkit.data import Edit, add_edits, labels_so_far
 from vitkit.evaluation import LabelError, write_label_errors
 from vitkit.system import LABEL_ERRORS, PREDICTIONS
 from vitkit.training import train
-from vitkit.webapp import Workspace, create_app, model_card, open_workspace
+from vitkit.webapp import Workspace, create_app, open_workspace
+from vitkit.webapp.ship import card_of
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
@@ -91,7 +92,7 @@ def test_no_list_shows_a_figure_of_photographs_that_the_weights_had_seen(
                 (own,) = (own for own in client.get(address).json()["runs"] if own["name"] == "spoilt")
                 assert (own["figures"]["accuracy"], own["figures"]["balanced_accuracy"]) == (0.25, 0.3)
                 assert own["caveats"] == ["without 12 that the weights had seen; with them 0.9500"]
-            card = model_card(place, "spoilt")
+            card = card_of(place, "spoilt")
             assert "On 4 photographs" in card and "right answers: 25.0 %" in card and "95.0 %" not in card
             assert "without 12 that the weights had seen" in card
         paths = client.get("/api/results/runs/spoilt").json()["images"]["path"]
@@ -101,7 +102,7 @@ def test_no_list_shows_a_figure_of_photographs_that_the_weights_had_seen(
         file.write_text(json.dumps({**SPOILT, "without_seen": None}))
         (own,) = (own for own in client.get("/api/results/runs").json()["runs"] if own["name"] == "spoilt")
         assert own["figures"]["accuracy"] is None and "had seen all 12 test images" in own["caveats"][0]
-        card = model_card(place, "spoilt")
+        card = card_of(place, "spoilt")
         assert "Nobody knows" in card and "right answers:" not in card
     finally:
         shutil.rmtree(trained / "runs" / "spoilt")
@@ -266,7 +267,7 @@ def test_the_figure_of_the_labels_of_before_stands_in_front(
     assert caveat in client.get("/api/train/runs/fixed").json()["caveats"]
     both = client.get("/api/results/runs/first/beside/fixed").json()
     assert both["shared"] == both["listed"][0] == both["listed"][1], "those that are left out are in both tests"
-    card = model_card(place, "fixed")
+    card = card_of(place, "fixed")
     assert "for which models proposed others" in card and f"{100 * kept['accuracy']:.1f} %" in card
     with served(create_app(place)) as address, watched(browser, size, scheme) as page:
         page.goto(f"{address}/#results/fixed")

@@ -166,7 +166,7 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -
             check_run(job, out)
         if left:
             refuse_changed(out / done[0].folder / SPLIT, "start again in another folder")
-    watch = _Watch(len(jobs), left, out, say)
+    watch = _RunMonitor(len(jobs), left, out, say)
     if devices > 1 and len(left) > 1:
         make_side_by_side(left, out, devices, watch.finished, watch.failed)
         return watch.past_help
@@ -184,7 +184,7 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -
     return watch.past_help
 
 
-class _Watch:
+class _RunMonitor:
     """Count the runs and estimate the remaining time from the images of the finished ones."""
 
     def __init__(

@@ -100,8 +100,8 @@ def _runtime(archive: Path) -> tuple[bytes, bytes]:
     """
     try:
         with tarfile.open(archive) as files:
-            found = [files.extractfile(name) for name in (_SCRIPT, _WASM)]
-            script, wasm = ((file or io.BytesIO()).read() for file in found)
+            members = [files.extractfile(name) for name in (_SCRIPT, _WASM)]
+            script, wasm = ((file or io.BytesIO()).read() for file in members)
     except (KeyError, OSError, tarfile.TarError) as error:
         raise VitkitError(f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again") from error
     body, begin, exports = script.decode().rpartition("export{")

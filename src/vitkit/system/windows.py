@@ -29,7 +29,7 @@ if sys.platform == "win32":
     _KERNEL.GetExitCodeProcess.argtypes = (wintypes.HANDLE, ctypes.POINTER(wintypes.DWORD))
     _KERNEL.GetProcessTimes.argtypes = (wintypes.HANDLE, *[ctypes.POINTER(wintypes.FILETIME)] * 4)
 
-    class _Memory(ctypes.Structure):
+    class _MemoryStatus(ctypes.Structure):
         """MEMORYSTATUSEX."""
 
         _fields_ = (
@@ -70,7 +70,7 @@ if sys.platform == "win32":
 
     def available_memory() -> int:
         """Return the bytes of main memory that are available; 0 if Windows does not state them."""
-        memory = _Memory(length=ctypes.sizeof(_Memory))
+        memory = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
         return int(memory.available) if _KERNEL.GlobalMemoryStatusEx(ctypes.byref(memory)) else 0
 
 else:

@@ -184,8 +184,8 @@ class ProcessGroup:
         """Return the rows of all processes, by rank: tensors in main memory that differ in length alone."""
         if self.size == 1:
             return [rows]
-        own = torch.eye(self.size, dtype=torch.float64)[self.rank] * len(rows)
-        lengths = [int(length) for length in self.sum_tensors([own])[0]]
+        counts = torch.eye(self.size, dtype=torch.float64)[self.rank] * len(rows)
+        lengths = [int(length) for length in self.sum_tensors([counts])[0]]
         padded = rows.new_zeros(max(lengths), *rows.shape[1:])
         padded[: len(rows)] = rows
         shares = [torch.empty_like(padded) for _ in lengths]

@@ -352,14 +352,14 @@ class DeferredFiniteCheck:
     ) -> None:
         self._guard, self._describe_again, self._team, self._scaler = guard, describe_again, team, scaler
         self._losses: Tensor | None = None  # whether the losses of this step are finite so far, ()
-        self._own: Tensor | None = None  # the same of this process alone
+        self._local: Tensor | None = None  # the same of this process alone
         self._last: StepIndex
         self._open: list[tuple[Tensor, StepIndex]] = []
 
     def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:  # the other check's
         """Take the loss, (), of a batch of this step into account."""
         self._last, finite = index, loss.isfinite()
-        self._losses = self._own = finite if self._losses is None else self._losses & finite
+        self._losses = self._local = finite if self._losses is None else self._losses & finite
 
     def note_team(self, bad_losses: Tensor) -> None:
         """Take the losses of all processes into account: `bad_losses`, (), is 0 if all are finite."""
@@ -376,10 +376,10 @@ class DeferredFiniteCheck:
             DivergedError: three steps in a row were skipped.
         """
         finite = self.is_finite(norm)
-        losses, own = (finite if part is None else part for part in (self._losses, self._own))
-        self._losses = self._own = None
+        losses, local = (finite if part is None else part for part in (self._losses, self._local))
+        self._losses = self._local = None
         optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
-        self._open.append((torch.stack([finite, losses, own]), self._last))
+        self._open.append((torch.stack([finite, losses, local]), self._last))
         if len(self._open) >= _DEFERRED:
             self.settle()
         return True

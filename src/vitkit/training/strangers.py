@@ -150,7 +150,7 @@ def _try(images: LabelledImages, i: int) -> Pixels | str:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _Detection:
     """Which images of one kind or class pass as known: those that choose, and the others."""
 
     kind: str
@@ -158,7 +158,7 @@ class _Trial:
     measuring: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, kind: str, unknown: Unknown, images: Seen, seed: int) -> _Trial:
+    def of(cls, kind: str, unknown: Unknown, images: Seen, seed: int) -> _Detection:
         passes = unknown.passes(images)
         order = np.random.default_rng(seed).permutation(len(passes))
         half = (len(passes) + 1) // 2
@@ -189,12 +189,12 @@ def fit_unknown(
     if not len(held_out):
         raise VitkitError("no held-out images: how unfamiliar an image is cannot be determined without them")
     left_out = list(_without_each_class(*(before or (train, held_out)), seed=seed, has_logits=before is None))
-    trials: dict[Method, list[_Trial]] = {}
+    trials: dict[Method, list[_Detection]] = {}
     for method in METHODS:
         unknown = Unknown.fit(method, train, held_out, seed)
-        of_made = [_Trial.of(kind, unknown, images, seed) for kind, images in made.items() if len(images)]
+        of_made = [_Detection.of(kind, unknown, images, seed) for kind, images in made.items() if len(images)]
         of_classes = [
-            _Trial.of(LEFT_OUT, Unknown.fit(method, rest, known, seed), stranger, seed)
+            _Detection.of(LEFT_OUT, Unknown.fit(method, rest, known, seed), stranger, seed)
             for rest, known, stranger in left_out
         ]
         trials[method] = [*of_made, *of_classes]
@@ -241,7 +241,7 @@ def _head_of(train: Seen) -> Callable[[Floats], Floats]:
     return read
 
 
-def _best(trials: Mapping[Method, list[_Trial]]) -> Method:
+def _best(trials: Mapping[Method, list[_Detection]]) -> Method:
     """Return the method that lets clearly fewer images pass than `joint`; `joint` itself if there is none.
 
     Clearly means by more than two standard errors of the paired difference over kinds of pictures and classes.
@@ -259,13 +259,13 @@ def _best(trials: Mapping[Method, list[_Trial]]) -> Method:
     return min(clear, key=lambda method: clear[method], default="joint")
 
 
-def _passing(trials: list[_Trial]) -> float:
+def _passing(trials: list[_Detection]) -> float:
     """Return the fraction of choosing images that pass: the mean of made pictures and left-out classes."""
     means = [float(values.mean()) for values in _shares(trials) if len(values)]
     return float(np.mean(means)) if means else 1.0
 
 
-def _shares(trials: list[_Trial]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _shares(trials: list[_Detection]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the fraction that passes of the choosing images of each kind of made pictures, and of each class."""
     there = [trial for trial in trials if len(trial.choosing)]
     made, classes = (
@@ -275,7 +275,7 @@ def _shares(trials: list[_Trial]) -> tuple[npt.NDArray[np.float64], npt.NDArray[
     return made, classes
 
 
-def _limits(trials: list[_Trial], *, has_classes: bool) -> Iterator[Limit]:
+def _limits(trials: list[_Detection], *, has_classes: bool) -> Iterator[Limit]:
     for kind in dict.fromkeys(trial.kind for trial in trials):
         parts = [trial.measuring for trial in trials if trial.kind == kind and len(trial.measuring)]
         images = sum(map(len, parts))

@@ -30,7 +30,9 @@ if TYPE_CHECKING:  # the choices are only known at run time
 else:
     Runtime, Dtype = Literal[(*FORMATS, *PACKAGES)], Literal[DTYPES]
 
-_SUFFIXES = {name: form.suffix for name, form in FORMATS.items()} | {name: own.suffix for name, own in PACKAGES.items()}
+_SUFFIXES = {name: form.suffix for name, form in FORMATS.items()} | {
+    name: package.suffix for name, package in PACKAGES.items()
+}
 _PACKAGE_RUNTIME = FORMATS["onnx"].runtime  # which computes the model inside
 
 

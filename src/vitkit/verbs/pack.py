@@ -236,8 +236,8 @@ def _resolve_all(
         requirement = f"vitkit[{','.join(dict.fromkeys(extras))}] @ {(Path(place) / name).as_uri()}"
         for number, target in enumerate(targets):
             report("finding packages", number, len(targets))
-            found = resolve(requirement, target, indexes if target.name.startswith("linux-") else ())
-            locks[target.name] = [wheel for wheel in found if wheel.name != name]
+            wheels = resolve(requirement, target, indexes if target.name.startswith("linux-") else ())
+            locks[target.name] = [wheel for wheel in wheels if wheel.name != name]
     known: dict[str, Wheel] = {wheel.name: wheel for lock in locks.values() for wheel in lock}
     sized = {wheel.name: wheel for wheel in with_sizes(list(known.values()))}
     return {target: [sized[wheel.name] for wheel in lock] for target, lock in locks.items()}
@@ -290,11 +290,13 @@ def _download_all(wheels: Sequence[Wheel], folder: Path) -> int:
     return size
 
 
-def _write_locks(folder: Path, own: str, targets: Sequence[Target], locks: Mapping[str, Sequence[Wheel]]) -> None:
+def _write_locks(
+    folder: Path, wheel_of_vitkit: str, targets: Sequence[Target], locks: Mapping[str, Sequence[Wheel]]
+) -> None:
     shutil.rmtree(folder / "requirements", ignore_errors=True)
     (folder / "requirements").mkdir()
     for target in targets:
-        wheels = [Wheel(own, f"vitkit=={vitkit.__version__}", "", ""), *locks[target.name]]
+        wheels = [Wheel(wheel_of_vitkit, f"vitkit=={vitkit.__version__}", "", ""), *locks[target.name]]
         lines = [f"{wheel.requirement} --hash=sha256:{_digest(folder / 'wheels' / wheel.name)}" for wheel in wheels]
         write_text(folder / "requirements" / f"{target.name}.txt", "\n".join([*sorted(lines), ""]))
 

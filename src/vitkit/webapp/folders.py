@@ -235,11 +235,11 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
 
     @routes.get("/sent")
     def show_sent() -> dict[str, Any]:
-        return {"folders": [{**own.to_dict(), "classes": _by_class(own.path)} for own in sent_folders(runs)]}
+        return {"folders": [{**sent.to_dict(), "classes": _by_class(sent.path)} for sent in sent_folders(runs)]}
 
     @routes.post("/{identifier}/files")
     async def add(identifier: str, name: str, request: Request, offset: int = 0, last: bool = True) -> dict[str, Any]:
-        folder = next((own.path for own in sent_folders(runs) if own.identifier == identifier), None)
+        folder = next((sent.path for sent in sent_folders(runs) if sent.identifier == identifier), None)
         if folder is None:
             raise VitkitError("photographs can only be sent to a folder that was made for them")
         target = target_in(folder, name)
