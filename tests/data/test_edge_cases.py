@@ -418,7 +418,13 @@ def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
     monkeypatch.setattr(ImageData, "val_batches", lambda self: [seen.append(b[0]) or b for b in batches(self)])  # type: ignore[func-returns-value]
     spied(Classifier, "probabilities", lambda images: images)
     spied(Classifier, "features", lambda images, *_: images)
-    spied(Classifier, "logits_and_features", lambda images, *_: images)
+    seeing = Classifier.seeing
+
+    def spied_seeing(self: Classifier) -> Callable[[Any], Any]:
+        see = seeing(self)
+        return lambda pixels: (seen.append(torch.from_numpy(pixels.copy())), see(pixels))[1]
+
+    monkeypatch.setattr(Classifier, "seeing", spied_seeing)
 
     table = read_source(data)
     images = torch.stack([EvaluationImages(table, classifier.preprocess)[i][0] for i in range(len(table))])

@@ -10,7 +10,7 @@ from scipy.stats import binomtest, t
 from vitkit.errors import VitkitError
 from vitkit.inference import METHODS, Seen
 from vitkit.training import LEFT_OUT, fit_unknown, make_strangers
-from vitkit.training.strangers import _best, _for_another, _Trial
+from vitkit.training.strangers import _best, _for_another, _Detection
 
 Array = npt.NDArray[np.float64]
 CENTRES = 4 * np.eye(3, 6)
@@ -83,10 +83,10 @@ def test_the_interval_for_another_class_covers_it() -> None:
 
 @pytest.mark.parametrize(("best", "expected"), [("energy", "energy"), ("none", "joint")])
 def test_another_method_must_be_clearly_better_than_the_combination(best: str, expected: str) -> None:
-    def trials(share: float, seed: int) -> list[_Trial]:
+    def trials(share: float, seed: int) -> list[_Detection]:
         rng, none = np.random.default_rng(seed), np.empty(0, bool)
         kinds = [*"abcd", *[LEFT_OUT] * 4]
-        return [_Trial(kind, rng.random(50) < share, none) for kind in kinds]
+        return [_Detection(kind, rng.random(50) < share, none) for kind in kinds]
 
     every = {method: trials(0.2 if method == best else 0.5, i) for i, method in enumerate(METHODS)}
     assert _best(every) == expected
