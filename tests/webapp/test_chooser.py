@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ from fastapi.testclient import TestClient
 
 import runs
 from browser import browser, is_within, serious, served, watched
+from vitkit.serving import Guard, rules_of
 from vitkit.webapp import open_workspace
 from vitkit.webapp.chooser import Studio
+from vitkit.webapp.phone import OPEN_TO_PHONES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -72,3 +75,35 @@ def test_photographs_are_brought_and_another_folder_is_opened(
         page.get_by_role("region", name="Folders and archives here").get_by_role("button", name="photos 6").click()
         page.get_by_text("6 photographs of 6").wait_for()
         assert serious(page) == [] and is_within(page)
+
+
+def test_a_phone_sends_photographs_that_the_page_shows(browser: Browser, tmp_path: Path, studio: Studio) -> None:
+    sending = Studio(None, tmp_path / "runs", open_workspace, "http://192.0.2.7:8420/send?token=abc")
+    guard = Guard(sending, rules_of("127.0.0.1", None))
+    with served(guard) as address, watched(browser, "desk") as page, watched(browser, "phone", "dark") as phone:
+        page.goto(address)
+        page.get_by_text("From a phone").click()
+        code = page.get_by_role("img", name="QR code of the page for phones")
+        code.wait_for()
+        assert code.evaluate("async (image) => { await image.decode(); return image.naturalWidth; }") > 100
+        assert page.get_by_text("http://192.0.2.7:8420/send?token=abc").is_visible() and serious(page) == []
+        phone.goto(f"{address}/send")
+        assert serious(phone) == [] and is_within(phone)
+        phone.locator("#upload-files").set_input_files(sorted((tmp_path / "photos" / "red").iterdir()))
+        phone.get_by_text("Sent to the folder photographs-1.").wait_for()
+        page.get_by_text("2 photographs in photographs-1").wait_for()
+        page.get_by_role("button", name="Use them").click()
+        page.get_by_text("2 photographs of 2 · 2 without a class").wait_for()
+
+
+def test_a_phone_may_request_what_it_sends_and_nothing_else() -> None:
+    open_to_it = [
+        "/send",
+        "/static/send.js",
+        "/static/views/dom.js",
+        "/api/folders/new",
+        f"/api/folders/{'0f' * 8}/files",
+    ]
+    closed = ["/", "/api/folders", "/api/folders/sent", "/api/phone", "/api/data/all", "/api/chooser/open", "/static/"]
+    assert all(re.fullmatch(OPEN_TO_PHONES, path) for path in open_to_it)
+    assert not any(re.fullmatch(OPEN_TO_PHONES, path) for path in closed)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import ipaddress
 import socket
 import webbrowser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 import vitkit
 from vitkit.errors import VitkitError
@@ -27,7 +29,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What would be served: workspace, socket's address, host, token, link to open."""
+    """What would be served: application, socket's address, rules of the guard, link to open."""
     seen: list[Any] = []
     monkeypatch.setattr(
         module, "_serve", lambda own, listener, *rest: seen.append((own, listener.getsockname()[:2], *rest))
@@ -38,9 +40,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_it_says_where_it_is_and_where_it_keeps_what(photos: Path, started: list[Any]) -> None:
     lines: list[str] = []
     vitkit.studio(photos, say=lines.append)
-    ((_, (host, port), _, token, link),) = started
+    ((_, (host, port), rules, link),) = started
     workspace = open_workspace(photos)
-    assert (host, token, link) == ("127.0.0.1", None, f"http://127.0.0.1:{port}/")
+    assert (host, rules.token, link) == ("127.0.0.1", None, f"http://127.0.0.1:{port}/")
     assert link in lines[0]
     assert all(str(own) in "\n".join(lines) for own in (photos, workspace.labels, workspace.runs))
     assert list(photos.iterdir()) == list(Path.cwd().iterdir()) == []
@@ -55,7 +57,7 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_is_asked_for(photos: Path
             patch.setattr(module, "PORT", taken)
             vitkit.studio(photos, show=False, say=str)
         assert started[0][1][1] != taken
-        assert started[0][4] is None  # nothing is opened
+        assert started[0][3] is None  # nothing is opened
         with pytest.raises(VitkitError, match=f"port {taken}"):
             vitkit.studio(photos, port=taken, say=str)
 
@@ -64,11 +66,25 @@ def test_other_machines_need_the_token_of_the_link(photos: Path, started: list[A
     lines: list[str] = []
     for _ in range(2):
         vitkit.studio(photos, host="0.0.0.0", port=0, say=lines.append)
-    first, second = (own[3] for own in started)
+    first, second = (own[2].token for own in started)
     assert len(first) >= 32
     assert first != second
     assert f"/?token={first}" in lines[0]
-    assert started[0][4].endswith(f"/?token={first}")
+    assert started[0][3].endswith(f"/?token={first}")
+
+
+def test_a_phone_has_a_token_of_its_own_in_an_address_that_it_can_reach(photos: Path, started: list[Any]) -> None:
+    lines: list[str] = []
+    vitkit.studio(photos, phone=True, port=0, say=lines.append)
+    ((application, (host, port), rules, _),) = started
+    assert host == "0.0.0.0" and rules.any_address
+    link = TestClient(application).get("/api/phone").json()["link"]
+    address, _, token = link.partition("/send?token=")
+    assert token == rules.guest_token != rules.token
+    assert ipaddress.ip_address(address.removeprefix("http://").removesuffix(f":{port}"))
+    assert link in "".join(lines)
+    vitkit.studio(photos, port=0, say=str)
+    assert TestClient(started[1][0]).get("/api/phone").json() == {} and started[1][2].guest_token is None
 
 
 def test_an_address_of_another_machine_is_refused(photos: Path) -> None:

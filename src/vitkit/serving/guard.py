@@ -67,6 +67,8 @@ class Rules:
         token: the secret that each request needs, in the header `Authorization: Bearer` or in a cookie, which a page
             opened with `?token=` receives; None if no request needs one.
         open_paths: paths that are answered without the token and under any name, since they reveal nothing.
+        guest_token: a second secret, which opens only `guest_paths`; None if there is none.
+        guest_paths: a pattern of the whole paths that the guest's token opens.
         most_bytes: the maximum size of a body.
         most_held: the maximum total size of all bodies that are being read or answered at a time.
         seconds: the time limit for a body; a large one that arrives steadily has more time.
@@ -76,6 +78,8 @@ class Rules:
     any_address: bool = False
     token: str | None = field(default=None, repr=False)
     open_paths: frozenset[str] = frozenset()
+    guest_token: str | None = field(default=None, repr=False)
+    guest_paths: str = ""
     most_bytes: int = 64 * 2**20
     most_held: int = 512 * 2**20
     seconds: float = 20.0
@@ -145,9 +149,9 @@ class Guard:
     def __init__(self, application: _Application, rules: Rules, count: Callable[[int], None] = lambda _: None) -> None:
         self._application, self.rules, self._count = application, rules, count
         self._held = 0  # bytes
-        secret = (rules.token or "").encode()
-        self._secret = secret
-        self.cookie = f"vitkit-{hashlib.sha256(secret).hexdigest()[:8]}"  # cookies are shared by all ports of a host
+        self._keys = [_Key(rules.token)] if rules.token is not None else []
+        if rules.guest_token is not None:
+            self._keys.append(_Key(rules.guest_token, rules.guest_paths))
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -167,6 +171,11 @@ class Guard:
             return
         await self._let_through(scope, headers, receive, send)
 
+    @property
+    def cookie(self) -> str:
+        """Return the name of the cookie that keeps the token."""
+        return self._keys[0].cookie
+
     # --- Who asks ---------------------------------------------------------------------------------------
 
     def _refuse(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
@@ -180,7 +189,7 @@ class Guard:
             return _Refusal(421, f"this server is not called {headers.get('host') or 'nothing'!r:.100}")
         if _is_foreign(scope["method"], headers):
             return _Refusal(403, "requests from pages of other sites are refused")
-        if not self._has_token(headers):
+        if not self._has_token(scope["path"], headers):
             return _Refusal(401, "a token is needed: in the header Authorization: Bearer TOKEN")
         return None
 
@@ -192,16 +201,15 @@ class Guard:
             return self.rules.any_address and ipaddress.ip_address(name) is not None
         return False
 
-    def _has_token(self, headers: dict[str, str]) -> bool:
+    def _has_token(self, path: str, headers: dict[str, str]) -> bool:
         if self.rules.token is None:
             return True
         kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._is_token(token.strip()):
-            return True
-        return self._is_token(_cookie(headers.get("cookie", ""), self.cookie))
-
-    def _is_token(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._secret)
+        bearer = token.strip() if kind.lower() == "bearer" else ""
+        cookies = headers.get("cookie", "")
+        return any(
+            key.opens(path) and (key.matches(bearer) or key.matches(_cookie(cookies, key.cookie))) for key in self._keys
+        )
 
     def _admitted_to(
         self, scope: MutableMapping[str, Any], headers: dict[str, str]
@@ -213,12 +221,13 @@ class Guard:
         if self.rules.token is None or scope["method"] not in _SAFE or b"token=" not in scope["query_string"]:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        is_right = any(name == "token" and self._is_token(value) for name, value in query)
-        if not is_right or not self._is_ours(headers.get("host")):
+        tokens = [value for name, value in query if name == "token"]
+        key = next((key for key in self._keys if key.opens(scope["path"]) and any(map(key.matches, tokens))), None)
+        if key is None or not self._is_ours(headers.get("host")):
             return None
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         path = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/\\")  # //x is a host
-        kept = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
+        kept = f"{key.cookie}={key.token}; Path=/; HttpOnly; SameSite=Lax"
         return [(b"location", f"{path}{'?' if rest else ''}{rest}".encode("latin-1")), (b"set-cookie", kept.encode())]
 
     # --- How much ---------------------------------------------------------------------------------------
@@ -259,6 +268,20 @@ class Guard:
         if self._held > self.rules.most_held:
             return _Refusal(503, "too much data is being received: try again later")
         return None
+
+
+class _Key:
+    """A token, the cookie that keeps it, and the paths that it opens (all, unless there is a pattern)."""
+
+    def __init__(self, token: str, paths: str | None = None) -> None:
+        self.token, self._secret, self._paths = token, token.encode(), paths
+        self.cookie = f"vitkit-{hashlib.sha256(self._secret).hexdigest()[:8]}"  # all ports of a host share cookies
+
+    def opens(self, path: str) -> bool:
+        return self._paths is None or re.fullmatch(self._paths, path) is not None
+
+    def matches(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._secret)
 
 
 class _RefusedError(Exception):

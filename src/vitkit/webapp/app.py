@@ -67,10 +67,13 @@ TABS: tuple[Tab, ...] = (
 
 
 STATIC = Path(__file__).parent / "static"
-_CONTENT = (  # Content-Security-Policy: only files of the studio, and no script in the text of a page
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-)
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": (  # only files of the studio, and no script in the text of a page
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
+}
 
 
 class Json(JSONResponse):
@@ -122,9 +125,10 @@ def create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: bo
 
     @app.get("/")
     def page() -> Response:
-        headers = {"Cache-Control": "no-cache", "Content-Security-Policy": _CONTENT}
         text = (STATIC / "index.html").read_text(encoding="utf-8")
-        return HTMLResponse(text.replace("<html", "<html data-chooser", 1) if is_chooser else text, headers=headers)
+        return HTMLResponse(
+            text.replace("<html", "<html data-chooser", 1) if is_chooser else text, headers=PAGE_HEADERS
+        )
 
     @app.get("/api/studio")
     def studio() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.system.environment import cache_folder, offline
-from vitkit.webapp import folders
+from vitkit.webapp import folders, phone
 from vitkit.webapp.app import Tab, create_app, create_page
 from vitkit.webapp.workspace import Workspace
 
@@ -38,19 +38,27 @@ class Studio:
         workspace: the workspace to begin with; None to let the user choose.
         runs: the folder of runs.
         opened: opens the workspace of a folder, a run or a named data set.
+        phone_link: the address with which phones send photographs; None if they cannot reach the studio.
     """
 
-    def __init__(self, workspace: Workspace | None, runs: Path, opened: Callable[[str | Path], Workspace]) -> None:
+    def __init__(
+        self,
+        workspace: Workspace | None,
+        runs: Path,
+        opened: Callable[[str | Path], Workspace],
+        phone_link: str | None = None,
+    ) -> None:
         self._runs, self._opened = runs, opened
         self._chooser = create_page(_TABS, {"name": "", "choosing": True}, is_chooser=True)
         self._chooser.include_router(folders.router(runs))
+        self._chooser.include_router(phone.router(phone_link))
         self._chooser.include_router(self._router())
         self._studio: FastAPI | None = None if workspace is None else create_app(workspace, can_choose=True)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
-        is_choice = str(scope.get("path", "")).startswith(_ROUTES)
-        app = self._chooser if self._studio is None or is_choice else self._studio
+        is_of_chooser = str(scope.get("path", "")).startswith((_ROUTES, "/api/phone", phone.SENDING_PAGE))
+        app = self._chooser if self._studio is None or is_of_chooser else self._studio
         await app(scope, receive, send)
 
     def _router(self) -> APIRouter:

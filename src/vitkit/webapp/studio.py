@@ -18,12 +18,14 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
 
 if TYPE_CHECKING:
+    from vitkit.serving.guard import Rules
     from vitkit.webapp.chooser import Studio
     from vitkit.webapp.workspace import Workspace
 
 PORT = 8420  # the default; if it is taken, the next free one is used
 _TRIED = 20  # number of ports to try
-_NEEDED = ("fastapi", "uvicorn", "multipart")
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # only if the user requests it
+_NEEDED = ("fastapi", "uvicorn", "multipart", "segno")
 
 
 @check_arguments
@@ -35,6 +37,7 @@ def studio(
     weights: Sequence[str] | None = None,
     host: str = "127.0.0.1",
     port: Annotated[int | None, Between(0, 65535)] = None,
+    phone: bool = False,
     show: bool = True,
     say: Say = print,
 ) -> None:
@@ -54,6 +57,8 @@ def studio(
         weights: a further model or file of weights to start trainings from; there may be several.
         host: the address to listen on. With any other address than 127.0.0.1, requests need the token in the link.
         port: the port; by default 8420, or the next free one.
+        phone: listen on the network, and show a QR code with which phones in the same network can send photographs to
+            the studio. The code contains a random token, which allows nothing else.
         show: open the page in the browser.
         say: called with each line about the studio.
 
@@ -63,8 +68,9 @@ def studio(
     """
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise VitkitError("the studio needs a web server: pip install 'vitkit[studio]'")
-    from vitkit.serving.guard import is_loopback, new_token
+    from vitkit.serving.guard import is_loopback, new_token, rules_of
     from vitkit.webapp.chooser import Studio
+    from vitkit.webapp.phone import OPEN_TO_PHONES, SENDING_PAGE
     from vitkit.webapp.workspace import open_workspace
 
     def opened(chosen: str | Path) -> Workspace:
@@ -73,16 +79,24 @@ def studio(
 
     workspace = None if source is None else opened(source)
     place = workspace.runs if workspace is not None else Path("runs" if runs is None else runs).absolute()
+    if phone and is_loopback(host):
+        host = EVERY_ADDRESS
     token = None if is_loopback(host) else new_token()
+    guest = new_token() if phone else None
     with _listen(host, port) as listener:
-        link = f"http://{_called(host)}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}"
+        number = listener.getsockname()[1]
+        link = f"http://{_called(host)}:{number}/{f'?token={token}' if token else ''}"
+        phone_link = None if guest is None else f"http://{_reached(host)}:{number}{SENDING_PAGE}?token={guest}"
         if workspace is None:
             say(f"studio: {link}")
             say(f"choose a folder in the page; runs: {place}; Ctrl-C ends the studio, but not trainings")
         else:
             say(f"studio of {workspace.photographs}: {link}")
             say(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
-        _serve(Studio(workspace, place, opened), listener, host, token, link if show else None)
+        if phone_link is not None:
+            say(f"phones in this network send photographs at {phone_link} (a QR code in the page leads there)")
+        rules = rules_of(host, token, guest_token=guest, guest_paths=OPEN_TO_PHONES)
+        _serve(Studio(workspace, place, opened, phone_link), listener, rules, link if show else None)
 
 
 def _has_screen() -> bool:
@@ -93,9 +107,21 @@ def _has_screen() -> bool:
 
 def _called(host: str) -> str:
     """Return the host to use in a link; the machine's name if the host stands for all addresses."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104  # the user has requested it
+    if host in (EVERY_ADDRESS, "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
+
+
+def _reached(host: str) -> str:
+    """Return the host by which other machines reach this one: its address, as phones do not resolve machine names."""
+    if host not in (EVERY_ADDRESS, "::"):
+        return _called(host)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address of nobody (RFC 5737); nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
@@ -124,10 +150,10 @@ def _listen(host: str, port: int | None) -> socket.socket:
     raise VitkitError(f"cannot listen at {host}, port {port}: {(last.strerror or str(last)).lower()}") from last
 
 
-def _serve(application: Studio, listener: socket.socket, host: str, token: str | None, link: str | None) -> None:
+def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str | None) -> None:
     import uvicorn
 
-    from vitkit.serving.guard import MOST_HEAD, Connection, Guard, rules_of
+    from vitkit.serving.guard import MOST_HEAD, Connection, Guard
 
     class StudioServer(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -135,7 +161,7 @@ def _serve(application: Studio, listener: socket.socket, host: str, token: str |
             if link is not None and _has_screen():
                 threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
 
-    guarded = Guard(application, rules_of(host, token))
+    guarded = Guard(application, rules)
     config = uvicorn.Config(
         guarded,
         http=Connection,

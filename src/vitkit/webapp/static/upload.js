@@ -1,14 +1,14 @@
 // Sends photographs, or a folder or archive of them, to the studio, which writes them into a new folder.
 
-import { fail, post, say } from "./api.js";
+import { fail, get, post, say } from "./api.js";
 import { count, el, fill } from "./dom.js";
 import { timeLeft } from "./progress.js";
 
 const PART = 16 * 2 ** 20; // bytes that are sent at a time
 const KINDS = "image/*,.heic,.heif,.avif,.zip,.tar,.tgz";
 
-/** A place to drop photographs, folders and archives; `done(folder)` is called with the new folder. */
-export function uploadPlace(done) {
+/** A place to drop photographs, folders and archives, or to send them from a phone; `done(folder)` gets the new folder. */
+export function uploadPlace(done, isPhone = false) {
   const told = el("div", { role: "status" });
   const send = async (files) => {
     if (!files.length) return;
@@ -31,7 +31,7 @@ export function uploadPlace(done) {
   const place = el("div", { class: "drop" }, el("p", {}, "Drop photographs, a folder or a zip file here, or"),
     el("div", { class: "row" }, input("upload-files", { accept: KINDS }), el("label", { for: "upload-files", class: "button" }, "Choose files"),
       input("upload-folder", { webkitdirectory: true }), el("label", { for: "upload-folder", class: "button" }, "Choose a folder")),
-    el("p", { class: "small soft" }, "They are copied into a new folder on the studio's machine, beside the runs. The originals stay as they are."), told);
+    el("p", { class: "small soft" }, "They are copied into a new folder on the studio's machine, beside the runs. The originals stay as they are."), told, !isPhone && fromPhone(done));
   for (const kind of ["dragover", "dragenter"]) place.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
   for (const kind of ["dragleave", "drop"]) place.addEventListener(kind, () => place.classList.remove("over"));
   place.addEventListener("drop", async (event) => {
@@ -41,6 +41,43 @@ export function uploadPlace(done) {
     await send(files);
   });
   return place;
+}
+
+/** The QR code with which a phone sends photographs, and the folders that arrive while it is shown. */
+function fromPhone(done) {
+  const place = el("div");
+  const arrived = el("ul", { class: "plain", "aria-live": "polite", "aria-label": "Sent from a phone" });
+  let [known, timer] = [null, null];
+  const look = async () => {
+    clearTimeout(timer);
+    if (!details.open || !details.isConnected) return;
+    try {
+      const { folders } = await get("/api/folders/sent");
+      known ??= new Map(folders.map((folder) => [folder.id, folder.images]));
+      const fresh = folders.filter((folder) => folder.images && folder.images !== known.get(folder.id));
+      fill(arrived, fresh.map((folder) => el("li", {}, `${count(folder.images, "photograph", "photographs")} in ${folder.title} `,
+        el("button", { type: "button", onclick: () => done(folder) }, "Use them"))));
+    } catch (error) {
+      fail(error);
+      return;
+    }
+    timer = setTimeout(look, 2000);
+  };
+  const show = async () => {
+    if (!details.open) return;
+    try {
+      const { link, svg } = await get("/api/phone");
+      fill(place, link ? [el("p", {}, "Point the camera of a phone in the same network at the code, and send photographs:"),
+        el("img", { class: "qr", alt: "QR code of the page for phones", src: `data:image/svg+xml,${encodeURIComponent(svg)}` }),
+        el("p", { class: "small soft wrap" }, link), arrived]
+        : el("p", {}, "Phones cannot reach this studio. Start it with ", el("code", {}, "vitkit studio --phone"), "."));
+      if (link) await look();
+    } catch (error) {
+      fail(error);
+    }
+  };
+  const details = el("details", { ontoggle: show }, el("summary", {}, "From a phone"), place);
+  return details;
 }
 
 /** All files in a dropped entry, as [path, file]. */
