@@ -25,6 +25,7 @@ from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.inference.trust import PredictionRules, Trust, parsed, rules_for
 from vitkit.inference.unknown import Seen, Unknown
+from vitkit.inference.views import Views
 from vitkit.system.environment import choose_device
 from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, type_of
@@ -34,6 +35,7 @@ from vitkit.text.names import check_names
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
     from torch import Tensor
 
     from vitkit.data.in_memory import InMemory
@@ -69,6 +71,7 @@ class Classifier:
         trust: the serialised predictions of held-out images (`inference.trust`), by which predictions come with
             promises; None if the model was not calibrated.
         runner_has_features: whether the runner computes features after the logits.
+        views: the views of each picture whose probabilities are averaged, see `with_views`; None for the usual input.
     """
 
     model: Model
@@ -82,6 +85,7 @@ class Classifier:
     runner: Runner | None = field(default=None, compare=False, repr=False)
     trust: bytes | None = field(default=None, repr=False)
     runner_has_features: bool = field(default=False, compare=False, repr=False)
+    views: Views | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
         """Return one line with the model, its classes, its training data and its validation accuracy."""
@@ -140,12 +144,13 @@ class Classifier:
     def unknown(self) -> Unknown | None:
         """The score that says how unfamiliar an image looks; None if there is none, or if it cannot be computed here.
 
-        It is a part of `trust`. Patches that are merged change the features, so that the score does not apply.
+        It is a part of `trust`. Patches that are merged change the features, so that the score does not apply. It does
+        not apply to several views either.
 
         Raises:
             VitkitError: the record is damaged.
         """
-        if self.trust is None or not (self.runner is None or self.runner_has_features):
+        if self.trust is None or self.views is not None or not (self.runner is None or self.runner_has_features):
             return None
         return parsed(self.trust, len(self.classes)).unknown
 
@@ -226,6 +231,25 @@ class Classifier:
         runner = open_runner(model, backend, precision, images, merge, plan, say, device)
         return self._by(runner, has_features=features)
 
+    def with_views(self, names: str) -> Classifier:
+        """Return a copy of this classifier that averages the probabilities of several views of each picture.
+
+        This is test-time augmentation. Temperature and thresholds stay those of single views. Sets, sure predictions
+        and the score for unknown images, which were fitted to single views, are not available.
+
+        Args:
+            names: `flip` for the picture and its mirror image, `crops` for the centre and the four corners, or
+                `flip,crops` for all ten.
+
+        Raises:
+            VitkitError: a name is unknown, or the views make no sense for this model.
+        """
+        views = Views.of(names)
+        views.check(self.preprocess, self.provenance.get("recipe"))
+        other = copy.copy(self)
+        other.views = views
+        return other
+
     def _by(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
         """Return a copy of this classifier with another runner.
 
@@ -256,7 +280,8 @@ class Classifier:
         """A short description of the backend, precision, plan and merging that logits are computed with."""
         merged, plan = self.computation["merge"], self.computation["plan"]
         words = [self.backend, self.precision, *([f"plan {plan}"] if plan not in ("", "plain") else [])]
-        return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])
+        words += [f"merging {merged} patches a layer"] if merged else []
+        return ", ".join([*words, *([] if self.views is None else [self.views.in_words])])
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Compute calibrated probabilities (B, K) from preprocessed images (B, C, height, width).
@@ -343,13 +368,24 @@ class Classifier:
         Raises:
             UnreadableImageError: the file does not contain a picture.
         """
+        return self._prepared(source, self.preprocess)
+
+    def _pixels_of_views(self, source: Source) -> npt.NDArray[np.float32]:
+        """Read a picture and convert it to the model's inputs: (C, height, width), or (V, C, height, width)."""
+        return self._prepared(
+            source, self.preprocess if self.views is None else partial(self.views.pixels, preprocess=self.preprocess)
+        )
+
+    def _prepared(
+        self, source: Source | Path, prepare: Callable[[Image.Image], npt.NDArray[np.float32]]
+    ) -> npt.NDArray[np.float32]:
         short_side = self.preprocess.short_side
         path = source.name if isinstance(source, Held) else source
         with (
             picture_held(source, short_side) if isinstance(source, Held) else picture_of(source, short_side) as picture
         ):
             warn_of_doubt(path, picture)
-            return self.preprocess(picture.image)
+            return prepare(picture.image)
 
     def features(self, images: Tensor, what: Features = "head", precision: str = "float32") -> Tensor:
         """Compute features in float32 from preprocessed images (B, C, height, width), on the images' device.
@@ -384,13 +420,16 @@ class Classifier:
                 valid.
         """
         self._check_classes()
-        return self._map(self.pixels, self.answer, images, batch_size)
+        compute = self.answer if self.views is None else self.views.mean(self.answer)
+        return self._map(self._pixels_of_views, compute, images, batch_size)
 
     @check_arguments
     def assessments(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         """Yield each image's path with the result of `assess`, or with the reason why there is none; see `stream`."""
+        if self.views is not None:
+            return self.stream(images, batch_size)  # which has no score for unknown images
         self._check_classes()
         return self._map(self.pixels, self.assessing(), images, batch_size)
 
@@ -443,6 +482,7 @@ class Classifier:
             raise VitkitError(f"batch_size must be at least 1 and at most {_LARGEST_BATCH:,}, not {batch_size}")
         is_concurrent = self.device.type == "cpu" if self.runner is None else self.runner.is_concurrent
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
+        batch_size = max(1, batch_size // (1 if self.views is None else self.views.count))
         sources = sources_of(images)
         rows = flow(sources, partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent)
         named = ((source if isinstance(source, str) else source.name, row) for source, row in rows)
@@ -489,6 +529,11 @@ class Classifier:
             VitkitError: the model was not calibrated on enough held-out images, or a value is not allowed.
         """
         requested = coverage is not None or accuracy is not None or unknown is not None
+        if requested and self.views is not None:
+            raise VitkitError(
+                "--coverage, --accuracy and --unknown were fitted to single views of validation images, which --tta "
+                "changes: leave out one of them"
+            )
         return rules_for(
             self.held_out if requested else None,
             self.classes,

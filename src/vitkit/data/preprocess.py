@@ -92,6 +92,20 @@ class Preprocess:
             return self._resample(image, (h, w), self.box(image.width, image.height))
         return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
 
+    def crops(self, image: Image.Image) -> list[Image.Image]:
+        """Return the centre and the four corners of the resized picture, each at the model's size.
+
+        The first is that of `resize`. `fit` must be one that crops.
+        """
+        (h, w), (full_h, full_w, top, left) = self.size, self._placement(image.width, image.height)
+        corners = [(y, x) for y in (0, full_h - h) for x in (0, full_w - w)]
+        if full_h * full_w > MAX_PIXELS:
+            rows, columns = image.height / full_h, image.width / full_w
+            boxes = [(x * columns, y * rows, (x + w) * columns, (y + h) * rows) for y, x in corners]
+            return [self.resize(image), *(self._resample(image, (h, w), box) for box in boxes)]
+        resized = self._resample(image, (full_h, full_w))
+        return [resized.crop((x, y, x + w, y + h)) for y, x in [(top, left), *corners]]
+
     def reduce(self, image: Image.Image, short_side: int | None) -> Image.Image:
         """Reduce a decoded picture to the size that random crops need, or to the model's size if there are none.
 

@@ -30,6 +30,7 @@ __all__, __getattr__ = public(
         "linear_models": "PENALTIES choose_least_squares least_squares one_or_minus_one regress",
         "metrics": "Evaluation class_rankings grouped pooled",
         "multilabel": "MultiEvaluation average_precisions best_thresholds cross_fitted mean_average_precision",
+        "paired": "Gain gain is_right tta_figures tta_lines",
         "drift": "DriftTest Looks compare_looks shares_of",
         "promises": "promise_figures promise_lines",
         "unknown": "unknown_figures unknown_lines",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text, listed, plural
 
-Kind = Literal["seen", "trained_on", "proposed", "changed", "chosen_on", "zero_shot", "precision"]
+Kind = Literal["seen", "trained_on", "proposed", "changed", "chosen_on", "zero_shot", "tta", "precision"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Caveat:
             - `changed`: some of the run's images have changed since;
             - `chosen_on`: something was chosen on these images;
             - `zero_shot`: the predictions are based on class names alone;
+            - `tta`: the probabilities are means over several views of each image;
             - `precision`: the predictions were not computed in float32.
         text: the caveat in words, for use in parentheses after the figure.
     """
@@ -183,6 +184,9 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         yield Caveat("chosen_on", f"validation: chosen on these images: {', '.join(chosen)}")
     if "zero_shot" in numbers:
         yield Caveat("zero_shot", "zero-shot: by the class names alone")
+    if (tta := numbers.get("tta")) is not None:
+        plain = "" if tta["plain"] is None else f"; with one view {tta['plain']['accuracy']:.4f}"
+        yield Caveat("tta", f"mean of {tta['per_image']} views of each image{plain}")
     if (precision := numbers.get("precision", "float32")) != "float32":
         yield Caveat("precision", f"computed in {precision}")
 

@@ -178,17 +178,19 @@ def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
     return mean_interval(losses, max(float(losses.max()), float(np.quantile(mistaken, _CONFIDENT))), units)
 
 
-def mean_interval(values: Floats, most: float, units: Units) -> Interval:
+def mean_interval(values: Floats, most: float, units: Units, tests: int = 1) -> Interval:
     """Return the interval of the mean of `values` (n,), which lie between 0 and `most`.
 
-    For values of 0 and 1 this is the interval of Clopper and Pearson.
+    For values of 0 and 1 this is the interval of Clopper and Pearson. If it is one of several `tests`, it is wider, so
+    that all of their intervals hold together with a probability of 95 %.
     """
     ends = []
     for extreme in (0.0, most):
         weight = len(values) + units.imagined
         mean = (float(values.sum()) + units.imagined * extreme) / weight
         imagined = units.imagined * (extreme - mean) / weight
-        ends.append(_quantile(mean, units.variance((values - mean) / weight, imagined), most, is_upper=extreme > 0))
+        variance = units.variance((values - mean) / weight, imagined)
+        ends.append(_quantile(mean, variance, most, is_upper=extreme > 0, tail=TAIL / tests))
     return ends[0], ends[1]
 
 
@@ -272,11 +274,10 @@ def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], un
     return max(error - margin, 0.0), min(error + margin, 1.0)
 
 
-def _quantile(mean: float, variance: float, most: float, *, is_upper: bool) -> float:
+def _quantile(mean: float, variance: float, most: float, *, is_upper: bool, tail: float = TAIL) -> float:
     """Return one end of the interval: a quantile of the beta distribution on [0, most] with this mean and variance."""
     share = mean / most if most else 0.0
     if share <= 0 or share >= 1 or variance <= 0:
         return mean
     size = max(share * (1 - share) / (variance / most**2) - 1, 1e-6)
-    tail = 1 - TAIL if is_upper else TAIL
-    return float(betaincinv(share * size, (1 - share) * size, tail)) * most
+    return float(betaincinv(share * size, (1 - share) * size, 1 - tail if is_upper else tail)) * most

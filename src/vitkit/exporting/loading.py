@@ -133,7 +133,7 @@ class Exported(Classifier):
         if precision in ("auto", self.runner.precision):
             return self
         other = Exported(self.path, precision)
-        other.preprocess = self.preprocess
+        other.preprocess, other.views = self.preprocess, self.views
         return other
 
     def __repr__(self) -> str:

@@ -25,6 +25,7 @@ __all__, __getattr__ = public(
         ),
         "selective": "RISK SureThreshold answers_needed binomial_tail sure_threshold",
         "features": "classes_and_features read_features with_features",
+        "views": "Views",
         "trust": "PredictionRules Trust rules_for",
         "unknown": (
             "ACCEPTED METHODS Limit Method Part Seen Strangeness Unknown check_level fit_score from_arrays p_values "

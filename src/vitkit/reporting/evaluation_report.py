@@ -28,6 +28,7 @@ from vitkit.evaluation.figures import by_name_in_words, counted_part
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.paired import tta_lines
 from vitkit.reporting import plots, report_data, sections
 from vitkit.reporting.report_data import Explained, ReportPhotographs
 from vitkit.reporting.sections import operating_table
@@ -256,6 +257,7 @@ def write_evaluation(
             "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
             "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",
             "computed": classifier.computed,
+            **({"views": "; ".join(lines)} if (lines := tta_lines(numbers)) else {}),
         },
         findings=[*findings, *(f"left out {path}: {reason}" for path, reason in evaluation.unreadable.items())],
         pictures={caption: to_png(picture) for caption, picture in pictures.items()},

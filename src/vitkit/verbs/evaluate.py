@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -99,12 +100,14 @@ class EvaluationResult(Result):
 
     def lines(self) -> list[str]:
         """Return the figures with their intervals, the figures of each class, and the images that were left out."""
+        from vitkit.evaluation.paired import tta_lines
         from vitkit.evaluation.promises import promise_lines
         from vitkit.evaluation.unknown import unknown_lines
 
         lines = [f"{self.evaluated} of {self.root} ({self.computed})"]
         lines += [
             *self._summary_lines(),
+            *tta_lines(self.figures),
             *_operating_lines(self.figures),
             *promise_lines(self.figures),
             *unknown_lines(self.figures),
@@ -186,6 +189,7 @@ def evaluate(
     set_score: SetScore = "lac",
     set_by_class: bool = False,
     accuracy: float | None = None,
+    tta: str | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
@@ -227,6 +231,10 @@ def evaluate(
         set_by_class: make sets contain the true class as often for each class as for all images.
         accuracy: measure how often the predictions of `vitkit predict --accuracy` are right; by default for 0.95 and
             0.99.
+        tta: average the probabilities of several views of each image: `flip`, the image and its mirror image, `crops`,
+            its centre and four corners, or `flip,crops`, all ten. The images are also evaluated as usual, and the
+            difference is reported with its interval and its cost. Promises are not measured then, as single views of
+            validation images made them.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
@@ -245,6 +253,8 @@ def evaluate(
             lacks, a name in `classes` belongs to no image, or `out` is not empty.
         OSError: `out` cannot be written.
     """
+    from vitkit.data.splits import held_out_split
+    from vitkit.evaluation.paired import tta_figures
     from vitkit.evaluation.promises import promise_figures
     from vitkit.evaluation.unknown import unknown_figures
 
@@ -260,6 +270,8 @@ def evaluate(
         table = _table(run_table, data, labels, layout, notes)
         classifier = opened(table)
         classifier.preprocess.check_known()
+        if tta is not None:
+            classifier.with_views(tta).rules(coverage=coverage, accuracy=accuracy)  # which may refuse
         if run_table is not None and classes is None:
             _check_order(classifier, run_table)
         hold.enter_context(_exclusive_out(out, table, force=force))  # before anything is computed
@@ -270,21 +282,30 @@ def evaluate(
             table, changes = _look_over(folder, table, split, data_root, notes)
         proposals = _proposals(folder, run_table, table, split)
         settings = (backend, precision, plan, merge, device)
-        judged, classifier = _compute(classifier, table, proposals, split, settings, notes)
-        if run_table is not None and folder is not None:
-            judged = _with_run_facts(judged, classifier, folder, run_table)
+        name = split or held_out_split(table)
+        classifier = _prepared(classifier, table, name, settings, notes, is_timed=tta is not None)
+        evaluate_by = partial(_evaluated, table=table, split=name, proposals=proposals, run=folder, run_table=run_table)
+        judged, seconds = evaluate_by(classifier)
+        seen, caveat = _seen(classifier, folder or "the model", table, name, is_of_run=data is None)
+        about: dict[str, Any]
+        if tta is None:
+            about = unknown_figures(classifier, judged.before, seen, is_of_run=data is None)
+            about |= promise_figures(
+                *(classifier, judged.before, seen),
+                is_of_run=data is None,
+                coverage=coverage,
+                set_score=set_score,
+                by_class=set_by_class,
+                accuracy=accuracy,
+            )
+        else:
+            classifier = classifier.with_views(tta)
+            assert classifier.views is not None
+            views, plain = (str(classifier.views), classifier.views.count), judged.before
+            judged, seconds_of_views = evaluate_by(classifier)
+            about = tta_figures(plain, judged.before, seen, views, (seconds, seconds_of_views))
         outcome = judged.before
-        seen, caveat = _seen(classifier, folder or "the model", table, outcome.split, is_of_run=data is None)
-        promises = unknown_figures(classifier, outcome, seen, is_of_run=data is None)
-        promises |= promise_figures(
-            *(classifier, outcome, seen),
-            is_of_run=data is None,
-            coverage=coverage,
-            set_score=set_score,
-            by_class=set_by_class,
-            accuracy=accuracy,
-        )
-        numbers = _figures(classifier, judged, seen, caveat, changes, promises)
+        numbers = _figures(classifier, judged, seen, caveat, changes, about)
         findings = _findings(outcome, numbers)
         for finding in findings:
             notes(finding)
@@ -307,23 +328,45 @@ def _write(
     return out / REPORT
 
 
-def _compute(
+def _prepared(
     classifier: Classifier,
     table: ImageTable,
-    proposals: Sequence[Proposal],
-    split: str | None,
+    split: str,
     settings: tuple[str, str, str, int, str],
     note: Say,
-) -> tuple[ProposalEvaluation, Classifier]:
-    """Return the evaluation, and the classifier with the backend, precision, plan, merging and device that it used."""
-    from vitkit.data.splits import held_out_split
+    *,
+    is_timed: bool,
+) -> Classifier:
+    """Return the classifier with its backend, precision, plan, merging and device.
+
+    If evaluations are timed, it predicts an image, since the first one takes longer.
+    """
+    backend, precision, plan, merge, device = settings
+    rows = table if split == "all" else table.of_split(split)
+    classifier = classifier.use(backend, precision, len(rows), merge, plan, note, device)
+    if is_timed and len(rows):
+        next(classifier.stream([rows.file(0)]))
+    return classifier
+
+
+def _evaluated(
+    classifier: Classifier,
+    *,
+    table: ImageTable,
+    split: str,
+    proposals: Sequence[Proposal],
+    run: Path | None,
+    run_table: ImageTable | None,
+) -> tuple[ProposalEvaluation, float]:
+    """Return the evaluation, with what the run has recorded about its images, and the seconds that it took."""
     from vitkit.evaluation.evaluator import evaluate_before
 
-    backend, precision, plan, merge, device = settings
-    name = split or held_out_split(table)
-    images = len(table) if name == "all" else len(table.of_split(name))
-    classifier = classifier.use(backend, precision, images, merge, plan, note, device)
-    return evaluate_before(classifier, table, name, proposals, partial(progress, "evaluating")), classifier
+    began = time.monotonic()
+    judged = evaluate_before(classifier, table, split, proposals, partial(progress, "evaluating"))
+    seconds = time.monotonic() - began
+    if run_table is None or run is None:
+        return judged, seconds
+    return _with_run_facts(judged, classifier, run, run_table), seconds
 
 
 def _proposals(
@@ -377,13 +420,13 @@ def _figures(
     seen: dict[str, str] | None,
     caveat: str,
     changes: Changes | None,
-    promises: dict[str, Any],
+    further: dict[str, Any],
 ) -> dict[str, Any]:
     from vitkit.evaluation.evaluator import proposal_figures
     from vitkit.evaluation.figures import all_figures
 
     about = classifier.computation | ({} if changes is None else changes.to_dict())
-    about |= proposal_figures(judged, seen) | promises
+    about |= proposal_figures(judged, seen) | further
     return all_figures(judged.before, seen, classifier.provenance, about, caveat)
 
 

@@ -170,6 +170,7 @@ def predict(
     set_by_class: bool = False,
     accuracy: float | None = None,
     unknown: float | None = None,
+    tta: str | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
@@ -223,6 +224,9 @@ def predict(
             0.99. The threshold is chosen by the run's validation images, so that this holds with a probability of 95 %.
         unknown: label images `?` that look less familiar than nearly all validation images of the run: those whose
             column `unknown` is at most this value, such as 0.01. As many images of known classes are labelled so.
+        tta: average the probabilities of several views of each image: `flip`, the image and its mirror image, `crops`,
+            its centre and four corners, or `flip,crops`, all ten. It takes that many times longer. `vitkit eval --tta`
+            measures what it gains. There is no column `unknown` then.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
@@ -267,6 +271,7 @@ def predict(
         _check_free(out, may_exist=may_exist)
         classifier = open_named(model, classes, templates, notes, one=one, preprocess=preprocess)
         classifier.preprocess.check_known()
+        classifier = classifier if tta is None else classifier.with_views(tta)
         if unknown is not None and merge:
             raise VitkitError("--unknown is fitted to features of all patches, and --merge changes them: leave out one")
         rules = classifier.rules(

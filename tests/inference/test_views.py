@@ -1,0 +1,163 @@
+"""Views of a picture: what they show, and what becomes of probabilities that are averaged over them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms.v2.functional import five_crop
+
+import vitkit as package
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.exporting import Pictures, export, load_exported
+from vitkit.inference import Views
+
+EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32", "plan": "plain"}
+VIEWS = ("flip", "crops", "flip,crops")
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def model() -> Classifier:
+    return Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16), crop_pct=0.75), temperature=0.5)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven classes of three pictures each."""
+    root = tmp_path_factory.mktemp("photographs")
+    for i, name in enumerate("abcdefg"):
+        (root / name).mkdir()
+        for j in range(3):
+            picture(30, 20, 10 * i + j).save(root / name / f"{j}.png")
+    return root
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(12, 60), st.integers(12, 60), st.sampled_from(["crop", "squash_crop"]), st.floats(0.4, 1.0))
+def test_crops_are_the_centre_and_torchvisions_corners(width: int, height: int, fit: Any, crop_pct: float) -> None:
+    preprocess, image = Preprocess(size=(12, 16), fit=fit, crop_pct=crop_pct), picture(width, height)
+    centre, *corners = preprocess.crops(image)
+    full_h, full_w, *_ = preprocess._placement(width, height)
+    resized = image.resize((full_w, full_h), Image.Resampling.BICUBIC)
+    assert centre.tobytes() == preprocess.resize(image).tobytes()
+    expected = five_crop(resized, [12, 16])[:4]
+    assert [crop.tobytes() for crop in corners] == [crop.tobytes() for crop in expected]
+
+
+def test_a_very_long_picture_is_cropped_without_resampling_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    preprocess, image = Preprocess(size=(12, 16), crop_pct=0.75), picture(160, 30)
+    whole = preprocess.crops(image)
+    monkeypatch.setattr("vitkit.data.preprocess.MAX_PIXELS", 100)
+    for crop, part in zip(whole, preprocess.crops(image), strict=True):
+        assert crop.size == part.size
+        assert np.abs(np.asarray(crop, float) - np.asarray(part, float)).mean() < 12  # other pixels only at the edges
+
+
+@pytest.mark.parametrize("names", VIEWS)
+def test_the_mean_is_that_of_each_view_alone(model: Classifier, names: str) -> None:
+    image, views = picture(30, 20), Views.of(names)
+    shown = views.pixels(image, model.preprocess)
+    assert shown.shape == (views.count, 3, 12, 16)
+    np.testing.assert_array_equal(shown[0], model.preprocess(image))
+    each = np.stack([model.answer(view[None])[0] for view in shown])
+    ((_, row),) = model.with_views(names).stream(image)
+    np.testing.assert_allclose(row, each.mean(axis=0), atol=1e-6)
+    assert np.abs(each - each[0]).max() > 1e-4  # the views differ, so that the test can fail
+
+
+def test_a_symmetric_picture_is_predicted_as_without_its_mirror_image(model: Classifier) -> None:
+    half = np.asarray(picture(18, 24))
+    image = Image.fromarray(np.concatenate([half, half[:, ::-1]], axis=1))
+    ((_, plain),) = model.stream(image)
+    ((_, mean),) = model.with_views("flip").stream(image)
+    np.testing.assert_allclose(mean, plain, rtol=1e-5, atol=1e-7)
+    plain_picture = Image.new("RGB", (40, 30), (90, 140, 30))  # all of its views are the same
+    ((_, plain),) = model.stream(plain_picture)
+    ((_, mean),) = model.with_views("flip,crops").stream(plain_picture)
+    np.testing.assert_allclose(mean, plain, rtol=1e-5, atol=1e-7)
+
+
+def test_a_picture_and_its_mirror_image_are_predicted_alike(model: Classifier) -> None:
+    image = picture(36, 24)  # whose margins are even, so that the crop is symmetric, too
+    rows = [
+        row for _, row in model.with_views("flip").stream([image, image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)])
+    ]
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5, atol=1e-7)
+
+
+def test_many_pictures_come_in_order_whatever_the_backend(model: Classifier, photographs: Path, tmp_path: Path) -> None:
+    files = sorted(map(str, photographs.glob("*/*.png")))
+    averaging = model.with_views("flip,crops")
+    alone = [next(averaging.stream(file)) for file in files]
+    for classifier in (averaging, averaging.use(**EXACT)):
+        for (path, row), (other, expected) in zip(classifier.stream(files, batch_size=8), alone, strict=True):
+            assert path == other
+            np.testing.assert_allclose(row, expected, atol=1e-5)
+    export(model, tmp_path / "model.onnx", Pictures("some", tuple(files[:4])))
+    exported = load_exported(tmp_path / "model.onnx").with_views("flip,crops").use(precision="float32")
+    for (_, row), (_, expected) in zip(exported.stream(files), alone, strict=True):
+        np.testing.assert_allclose(row, expected, atol=1e-4)
+
+
+def test_names_and_models_without_such_views_are_refused(model: Classifier) -> None:
+    for names in ("", "flop", "flip,flip", "flip crops"):
+        with pytest.raises(VitkitError, match="must be flip, crops, or flip,crops"):
+            model.with_views(names)
+    padded = Classifier(model.model, model.classes, Preprocess(size=(12, 16), fit="pad"))
+    assert padded.with_views("flip").views == Views(flip=True, crops=False)
+    with pytest.raises(VitkitError, match=r"fit pad\) shows the whole picture"):
+        padded.with_views("crops")
+    one_way = Classifier(model.model, model.classes, model.preprocess, provenance={"recipe": {"hflip": False}})
+    assert one_way.with_views("crops").views is not None
+    with pytest.raises(VitkitError, match="left and right differ"):
+        one_way.with_views("flip")
+
+
+def test_an_unreadable_picture_has_its_reason(model: Classifier, photographs: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    rows = list(model.with_views("flip").predict([str(broken), str(photographs / "a" / "0.png")]))
+    assert rows[0].error is not None and rows[1].error is None
+
+
+def test_predict_averages_and_says_so(model: Classifier, photographs: Path) -> None:
+    result = package.predict(model, photographs, tta="flip", **EXACT)
+    assert "mean of 2 views (flip)" in result.computed
+    expected = [max(row) for _, row in model.with_views("flip").stream(sorted(map(str, photographs.glob("*/*.png"))))]
+    assert [row.confidence for row in result] == pytest.approx(expected, abs=1e-5)
+    for promise in ({"coverage": 0.9}, {"accuracy": 0.9}, {"unknown": 0.1}):
+        with pytest.raises(VitkitError, match="were fitted to single views"):
+            package.predict(model, photographs, tta="flip", **promise, **EXACT)
+
+
+def test_an_evaluation_reports_gain_and_cost(model: Classifier, photographs: Path, tmp_path: Path) -> None:
+    plain = package.evaluate(model, photographs, **EXACT)
+    result = package.evaluate(model, photographs, tta="flip,crops", out=tmp_path / "out", **EXACT)
+    entry = result.figures["tta"]
+    assert (entry["views"], entry["per_image"]) == ("flip,crops", 10)
+    assert entry["plain"]["accuracy"] == plain.accuracy
+    assert entry["gain"]["accuracy"] == pytest.approx(result.accuracy - plain.accuracy)
+    assert entry["gain"]["gained"] - entry["gain"]["lost"] == round(21 * (result.accuracy - plain.accuracy))
+    low, high = entry["gain"]["interval_95"]
+    assert low <= entry["gain"]["accuracy"] <= high and low < high
+    assert entry["times_slower"] > 1
+    assert "tta" in [caveat.kind for caveat in result.headline.caveats]
+    assert "mean of 10 views of each image; with one view" in result.headline.words
+    assert any("10 views of each image" in line for line in result.lines())
+    assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["tta"] == entry
+    assert "10 views of each image (flip,crops)" in (tmp_path / "out" / "report.html").read_text()
+    with pytest.raises(VitkitError, match="were fitted to single views"):
+        package.evaluate(model, photographs, tta="flip", coverage=0.9)
