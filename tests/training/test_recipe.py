@@ -222,6 +222,7 @@ OPEN |= {
 }
 OPEN |= {
     "data",
+    "wise_ft",
     "select_time",
     "cache",
     "workers",

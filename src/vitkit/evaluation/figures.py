@@ -159,8 +159,33 @@ def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) 
             chosen.append("learning rate by log loss")
         if recipe.get("keep", "best") != "last":
             chosen.append(f"epoch by {recipe.get('monitor', 'val_acc')}")
+        if recipe.get("wise_ft"):
+            chosen.append(f"mix with the start by {task.accuracy}")
     chosen.append(task.chosen)
     return tuple(chosen)
+
+
+WISE_FT = "wise_ft"  # key of the provenance with the weights between start and end that were tried
+
+
+def wise_ft_in_words(record: Mapping[str, Any]) -> str:
+    """Describe in a line which weights between the start and the end of a fine-tuning were tried, and the choice.
+
+    Args:
+        record: the entry `wise_ft` of the provenance and of evaluation.json.
+    """
+    gains = {row["alpha"]: row["gain"] for row in record["tried"]}
+    tried = ", ".join(f"{alpha:g}: {record['accuracy'] + gain['accuracy']:.4f}" for alpha, gain in gains.items())
+    best = gains[record["best"]]
+    interval = f"95 %, adjusted for {len(gains)} mixes: {interval_text(best['interval_95'])}"
+    choice = (
+        "which becomes the model" if record["alpha"] != 1 else "which is not certain, so the fine-tuned model stays"
+    )
+    return (
+        f"accuracy on {record['images']} validation images by the fraction of fine-tuned weights, the rest being those "
+        f"of the start ({record['start']}): {tried}, 1: {record['accuracy']:.4f}; {record['best']:g} gains "
+        f"{best['accuracy']:+.4f} ({interval}), {choice}"
+    )
 
 
 BALANCE = "balance"  # key of the provenance with the result of balanced training
@@ -259,7 +284,7 @@ def all_figures(
     Args:
         evaluation: evaluation of all images.
         seen: role by path of images that the weights had seen; None if there is no record.
-        provenance: provenance of the model, which records balancing and zero-shot templates.
+        provenance: provenance of the model, which records balancing, zero-shot templates and mixed weights.
         about: further entries of the file: how the predictions were computed (`Classifier.computation`), and which of a
             run's images have changed (`Changes.to_dict`).
         doubt: why the weights may have seen more of the images than `seen` lists; empty if they have not.
@@ -274,6 +299,7 @@ def all_figures(
         **_seen_figures(evaluation, seen, doubt),
         **({} if points is None else {"operating_points": points}),
         **by_name(provenance),
+        **({WISE_FT: provenance[WISE_FT]} if WISE_FT in provenance else {}),
     }
     return {**numbers, "headline": headline_of(numbers).to_dict()}
 

@@ -19,6 +19,7 @@ EXTENSIONS = "extensions.json"  # the names of the caller's loss, change of pict
 CLASS_INDICES = "class_indices.json"  # many training scripts write it next to their weights
 
 # The course of the training.
+START = "start.safetensors"  # with `wise_ft`: the weights before the first step
 LOG = "log.txt"
 METRICS = "metrics.csv"
 LAST = Path("checkpoints", "last.ckpt")  # from which the run resumes
@@ -60,7 +61,7 @@ FILES = (  # that a run writes into its folder; a new run in the same folder rem
         EXTENSIONS,
         CLASS_INDICES,
     ),
-    *(LOG, METRICS, LOGGER_RUNS),
+    *(START, LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )
 

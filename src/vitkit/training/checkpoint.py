@@ -312,7 +312,7 @@ COMPUTING = (
     "cache",
     "workers",
 )
-_BEFORE_AND_AFTER = ("find_lr", "prior")
+_BEFORE_AND_AFTER = ("find_lr", "prior", "wise_ft")
 MAY_CHANGE = {*_PLACES, *_SPLITTING, *LENGTH_OF_IT, *COMPUTING, *_BEFORE_AND_AFTER}
 
 

@@ -59,6 +59,7 @@ from vitkit.training.start import (
     choose_workers,
 )
 from vitkit.training.teacher import Teacher
+from vitkit.training.wise_ft import check_kept, check_start, keep_start
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -185,6 +186,8 @@ def learn(
     if why is not None:
         run.say(why)
     model, has_teacher = classifier.model, teacher is not None
+    if recipe.wise_ft:
+        check_start(recipe, model)
     standing = prior_correction(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
     record_correction(classifier, standing)
     if recipe.head_from == "names":  # epoch 0 uses the names alone, without the balancing of classes
@@ -197,6 +200,11 @@ def learn(
         drop_patches(model, recipe.patch_dropout)
     learned = log_weights(in_train, balance, table.task)
     spent = _start_head(run, recipe, table, classifier, learned, of_head)
+    if recipe.wise_ft and run.team.is_main:
+        if has_state(run.folder):
+            check_kept(run.folder)
+        else:
+            keep_start(run.folder, model, standing)
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":

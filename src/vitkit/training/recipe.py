@@ -328,6 +328,11 @@ class Recipe:
     lp_ft: Annotated[
         bool, "Fit the new head to frozen features before training the rest; the default of full and lora.", BY_METHOD
     ] = False
+    wise_ft: Annotated[
+        bool,
+        "After full or lora, try the weights between the start and the fine-tuned ones on validation images, and keep "
+        "a mix if it is better beyond chance (WiSE-FT).",
+    ] = False
     head_from: Annotated[
         Literal["auto", "names", "zero"],
         "Initial head: the class names as encoded by CLIP or SigLIP, or zeros; auto: names, if they are words.",
@@ -676,7 +681,20 @@ ON_PICTURES = (  # fields that change the pictures in training; `data.augment.Au
     *("color_jitter", "rand_augment", "random_erasing"),
 )
 OF_LABELS = (  # fields about labels, or for classifiers alone, which pre-training does not have
-    *("labels", "method", "lora_rank", "lp_ft", "head_from", "views", "find_lr", "layer_decay", "ema", "swa", "swa_lr"),
+    *(
+        "labels",
+        "method",
+        "lora_rank",
+        "lp_ft",
+        "wise_ft",
+        "head_from",
+        "views",
+        "find_lr",
+        "layer_decay",
+        "ema",
+        "swa",
+        "swa_lr",
+    ),
     *("label_smoothing", "teacher", "distillation", "distill_alpha", "distill_temperature", "patch_dropout"),
     *("mixup", "cutmix", "balance", "prior", "folds", "monitor", "strategy", "select_time"),
 )
@@ -746,6 +764,7 @@ class ComparedFields(SharedFields, total=False):
     method: Literal["auto", "probe", "probe-sgd", "lora", "full", "scratch"]
     lora_rank: int
     lp_ft: bool
+    wise_ft: bool
     head_from: Literal["auto", "names", "zero"]
     views: int
     find_lr: bool

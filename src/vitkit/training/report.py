@@ -30,8 +30,18 @@ from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.embedding import embed
-from vitkit.evaluation.evaluator import align, evaluate_before, proposal_figures
-from vitkit.evaluation.figures import SHARES, all_figures, calibration_rise, chosen_on, describe, seen_of, unseen_part
+from vitkit.evaluation.evaluator import align, evaluate, evaluate_before, proposal_figures
+from vitkit.evaluation.figures import (
+    SHARES,
+    WISE_FT,
+    all_figures,
+    calibration_rise,
+    chosen_on,
+    describe,
+    seen_of,
+    unseen_part,
+    wise_ft_in_words,
+)
 from vitkit.evaluation.headline import describe_proposals
 from vitkit.evaluation.label_errors import LabelError, from_features, in_words
 from vitkit.evaluation.metrics import Evaluation, grouped
@@ -70,6 +80,7 @@ from vitkit.training.select_weights import Selection
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
 from vitkit.training.strangers import LabelledImages, fit_to_images
 from vitkit.training.strangers import in_words as in_words_of
+from vitkit.training.wise_ft import mix_with_start
 from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource, look
 
@@ -254,6 +265,8 @@ def report(
     facts = ValidationFacts(
         chosen_on("val", recipe.__dict__, table.task), groups, {} if roles is None else seen_of(roles, "val")
     )
+    if recipe.wise_ft:
+        mix_with_start(folder, classifier, partial(_judge, table=table, recipe=recipe, facts=facts), say)
     classifier, seen = settle(folder, classifier, recipe, table, say, facts, frozen)
     chosen = chosen_on(split, recipe.__dict__, table.task)
     judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
@@ -310,6 +323,18 @@ def report(
         tried=_tried(folder / SELECTION),
     )
     return Reported(numbers, counted)
+
+
+def _judge(classifier: Classifier, *, table: ImageTable, recipe: Recipe, facts: ValidationFacts) -> Evaluation | None:
+    """Evaluate a classifier on the validation images that count; None if there are none."""
+    if "val" not in table.splits:
+        return None
+    classifier = classifier.use(images=len(table.of_split("val")), device=choose_device(recipe), features=False)
+    try:
+        outcome = evaluate(classifier, table, "val", partial(progress, "mixing weights"))
+    except VitkitError:  # no image can be read, or a prediction is not finite
+        return None
+    return unseen_part(grouped(outcome, facts.groups), facts.seen)
 
 
 def _tried(path: Path) -> Tried | None:
@@ -413,6 +438,7 @@ def _facts(
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
         "training": f"{_spent(rows)}kept: epoch {kept + 1}, {_kept(recipe, table, kept)}",
         **_zero_shot(rows),
+        **({"wise-ft": wise_ft_in_words(classifier.provenance[WISE_FT])} if WISE_FT in classifier.provenance else {}),
         **_unseen(record),
         "computed": classifier.computed,
         "seed": str(recipe.seed),

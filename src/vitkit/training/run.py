@@ -135,6 +135,7 @@ from vitkit.training.start import (
     resolve_model,
 )
 from vitkit.training.teacher import Teacher, teacher_of_run
+from vitkit.training.wise_ft import mix_with_start
 from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource
 from vitkit.weights.preprocessing import preprocess_of
@@ -869,7 +870,11 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
     if not len(val):
         run.say("no validation images: the confidences are not calibrated, and there are no figures")
         return
-    classifier = load(run.folder).use(images=len(val), device=choose_device(recipe))
+    classifier = load(run.folder)
+    if recipe.wise_ft:
+        judge = partial(_judge_user_datasets, recipe=recipe, val=val, seen=seen)
+        mix_with_start(run.folder, classifier, judge, run.say)
+    classifier = classifier.use(images=len(val), device=choose_device(recipe))
     before = correction_of(classifier)
     facts = ValidationFacts(chosen_on("val", recipe.__dict__), seen=seen.roles)
     calibrate_by(run.folder, classifier, lambda: _ask(classifier, val), facts)
@@ -884,6 +889,12 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
     _write_report_user_datasets(run, recipe, classifier, counted_part(evaluation, numbers), numbers)
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
     run.say(f"{headline_of(numbers).words}{loss}")
+
+
+def _judge_user_datasets(
+    classifier: Classifier, *, recipe: Recipe, val: EvaluationOf, seen: _Seen
+) -> Evaluation | None:
+    return unseen_part(_ask(classifier.use(images=len(val), device=choose_device(recipe)), val), seen.roles)
 
 
 def _ask(classifier: Classifier, val: EvaluationOf) -> Evaluation:

@@ -1,0 +1,165 @@
+"""`--wise-ft`: weights between the start and the end of a fine-tuning (Wortsman et al. 2022, arXiv 2109.01903).
+
+Fine-tuned weights and those that they started from lie in one valley of the loss, so the straight line between them
+crosses no barrier. A point on it is often more accurate than either end, and loses less on photographs of another kind
+(sec. 3). The start must be a classifier: the pre-trained backbone with the head that was fitted to its features, or
+with that of the class names.
+
+Validation images choose the point. There are few of them, and the best of several points looks better than it is, so a
+mix replaces the fine-tuned weights only if the interval of its gain, adjusted for the number of points, is above zero.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vitkit.classifier import Classifier
+from vitkit.errors import VitkitError
+from vitkit.evaluation.figures import WISE_FT, wise_ft_in_words
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.paired import gain
+from vitkit.model.build import Model, stored_weights
+from vitkit.system.files import replacing
+from vitkit.system.progress import Say
+from vitkit.system.run_files import START
+from vitkit.training.finalize import PriorCorrection, with_correction
+from vitkit.training.recipe import Recipe
+from vitkit.training.run_folder import ZERO_SHOT
+
+ALPHAS = (0.0, 0.25, 0.5, 0.75)  # the fraction of the fine-tuned weights
+
+
+def check_start(recipe: Recipe, model: Model) -> None:
+    """Refuse a training whose start is not a classifier, or whose weights cannot be mixed.
+
+    Raises:
+        VitkitError: the head is not fitted first and does not come from class names, there are two heads, or the model
+            has running statistics, which belong to its own weights.
+    """
+    if model.head is None or getattr(model, "head_dist", None) is not None:
+        raise VitkitError("--wise-ft: the model has two heads, which are not fitted before the training: leave it out")
+    if not recipe.lp_ft and recipe.head_from != "names":
+        raise VitkitError(
+            "--wise-ft mixes the fine-tuned weights with those at the start, whose head must classify: use --lp-ft, or "
+            "--head-from names"
+        )
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        raise VitkitError(
+            "--wise-ft: the running statistics of this model's batch norms belong to its own weights and cannot be "
+            "mixed: leave it out"
+        )
+
+
+def keep_start(folder: Path, model: Model, correction: PriorCorrection) -> None:
+    """Store the weights that a training starts from in its folder, as its model would be saved.
+
+    Args:
+        folder: the run folder.
+        model: the model before its first step.
+        correction: the prior correction that saved models include.
+    """
+    with with_correction(model, correction), replacing(folder / START) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in stored_weights(model).items()}, temporary)
+
+
+def check_kept(folder: Path) -> None:
+    """Check that a resumed run has the weights that it started from.
+
+    Raises:
+        VitkitError: they are missing.
+    """
+    if not (folder / START).is_file():
+        raise VitkitError(f"{folder / START} is missing, which --wise-ft mixes with the model: set wise_ft = false")
+
+
+def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+    """Return (1 - alpha) start + alpha end, tensor by tensor; alpha 0 and 1 give the ends to the bit.
+
+    Tensors of whole numbers are those of `end`.
+    """
+    return {
+        name: torch.lerp(start[name].to(tensor), tensor, alpha) if tensor.is_floating_point() else tensor
+        for name, tensor in end.items()
+    }
+
+
+def mix_with_start(
+    folder: Path, classifier: Classifier, judge: Callable[[Classifier], Evaluation | None], say: Say
+) -> None:
+    """Try the weights between the start and the classifier's, keep the best if it wins, and record what was tried.
+
+    A model that has a record already is left alone, so that a resumed run does not mix twice.
+
+    Args:
+        folder: the run folder, whose model folder is changed.
+        classifier: the classifier of that folder. It is changed in place.
+        judge: evaluates a classifier on the validation images that count; None if there are none.
+        say: called with a line about the result.
+
+    Raises:
+        VitkitError: the weights of the start are missing or damaged.
+    """
+    if WISE_FT in classifier.provenance:
+        return
+    if classifier.provenance["metrics"]["epoch"] == ZERO_SHOT:
+        say("wise-ft: the model is the zero-shot one that the training started from, so there is nothing to mix")
+        return
+    start, end = (
+        _read(folder / START),
+        {name: value.clone() for name, value in stored_weights(classifier.model).items()},
+    )
+    if start.keys() != end.keys():
+        raise VitkitError(f"{folder / START} belongs to another model: delete the run, and train again")
+    plain = judge(classifier)
+    if plain is None:
+        say("wise-ft: there are no validation images to choose the mix by: the fine-tuned weights stay")
+        return
+    tried = {alpha: judge(_with_weights(classifier, interpolate(start, end, alpha))) for alpha in ALPHAS}
+    gains = {alpha: gain(plain, mixed, len(ALPHAS)) for alpha, mixed in tried.items() if mixed is not None}
+    best = max(gains, key=lambda alpha: (gains[alpha].mean, alpha))  # of equal ones, the closest to the fine-tuned
+    is_kept = gains[best].is_certain
+    record: dict[str, Any] = {
+        "alpha": best if is_kept else 1.0,
+        "start": "class names" if "head" in classifier.provenance else "fitted head",
+        "images": len(plain.labels),
+        "accuracy": plain.accuracy,
+        "best": best,
+        "tried": [{"alpha": alpha, "gain": gain.to_dict()} for alpha, gain in gains.items()],
+    }
+    if is_kept:
+        _put(classifier.model, interpolate(start, end, best))
+    classifier.provenance[WISE_FT] = record
+    classifier.save(folder)
+    say(f"wise-ft: {wise_ft_in_words(record)}")
+
+
+def _with_weights(classifier: Classifier, weights: Mapping[str, Tensor]) -> Classifier:
+    """Return a copy of a classifier with other weights."""
+    other = copy.copy(classifier)
+    other.model = copy.deepcopy(classifier.model)
+    _put(other.model, weights)
+    return other
+
+
+@torch.no_grad()
+def _put(model: Model, weights: Mapping[str, Tensor]) -> None:
+    stored = stored_weights(model)
+    for name, value in weights.items():
+        stored[name].copy_(value)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        raise VitkitError(f"{file} is missing: the weights cannot be mixed with those of the start") from None
+    except SafetensorError as error:
+        raise VitkitError(f"{file} is damaged: {error}; delete the run, and train again") from error
