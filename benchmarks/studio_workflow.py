@@ -5,7 +5,9 @@
 
 `garden` takes photographs from PHOTOS (one folder per class) and hides their classes. It labels them by keys, a few of
 them wrongly, trains with the page's own settings, reviews the suspected label errors, trains again, predicts other
-photographs and saves the workbook. What is waited for is counted apart from what is pressed.
+photographs, saves the workbook and the archive with the model, and opens the page for browsers as a file. The archive's
+instructions are then followed in a new environment without a network, and its answers are compared with the workbook.
+What is waited for is counted apart from what is pressed.
 
 `many` makes small photographs, and measures the time to the first pictures of the page, frames a second while it is
 scrolled, and the memory of the studio and of the page. Both need Chromium, Playwright and the studio, and write
@@ -187,7 +189,8 @@ def measure_workflow(options: argparse.Namespace) -> list[dict[str, Any]]:
             review(page, journey, truth, wrong)
             train(page, journey, "garden-2")
             predict(page, journey, truth_of_new, folder)
-        return [*journey.rows, journey.total()]
+            take_along(page, journey, folder)
+        return [*journey.rows, journey.total(), elsewhere(folder)]
 
 
 def hide(
@@ -275,6 +278,58 @@ def predict(page: Any, journey: Journey, truth: dict[str, str], folder: Path) ->
     rows = workbook(folder / "answers.xlsx")
     right = sum(truth[row["path"]] == row["label"] for row in rows)
     journey.end("predict and save", f"{len(rows)} rows in the workbook, {right} right")
+
+
+def take_along(page: Any, journey: Journey, folder: Path) -> None:
+    page.get_by_role("link", name="Ship").click()
+    section = page.get_by_role("region", name="Take it along")
+    sizes = []
+    for kind in ("zip", "html"):
+        section.locator(f"button[data-to='{kind}']").click()
+        file = section.get_by_role("link", name=re.compile(rf"\.{kind} "))
+        with journey.waiting():
+            file.wait_for(timeout=LONGEST)
+        with page.expect_download() as download:
+            file.click()
+        download.value.save_as(folder / f"model.{kind}")
+        sizes.append(f"{kind} {(folder / f'model.{kind}').stat().st_size / 1e6:.1f} MB")
+    journey.end("take along", ", ".join(sizes))
+
+
+def elsewhere(folder: Path) -> dict[str, Any]:
+    """Follow the archive's instructions in an environment of its own, without a network (Linux namespaces)."""
+    begun = time.perf_counter()
+    with zipfile.ZipFile(folder / "model.zip") as archive:
+        archive.extractall(folder / "elsewhere")
+    (place,) = (path for path in (folder / "elsewhere").iterdir() if path.is_dir())
+    pip = [sys.executable, "-m", "pip", "-q"]
+    subprocess.run([*pip, "download", "-r", "requirements.txt", "-d", "wheels"], cwd=place, check=True)
+    commands = (
+        "python3 -m venv venv && "
+        "venv/bin/python -m pip -q install --no-index --find-links wheels -r requirements.txt && "
+        "venv/bin/python predict.py ../../new -o answers.csv"
+    )
+    path = f"{Path(sys.executable).resolve().parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        ["unshare", "--map-root-user", "--net", "sh", "-c", commands],
+        cwd=place,
+        env={**os.environ, "PATH": path},
+        check=True,
+    )
+    with (place / "answers.csv").open(encoding="utf-8-sig", newline="") as text:
+        answers = {Path(row["path"]).name: row["label"] for row in csv.DictReader(text)}
+    expected = {row["path"]: row["label"] for row in workbook(folder / "answers.xlsx")}
+    same = sum(answers[name] == label for name, label in expected.items())
+    seconds = round(time.perf_counter() - begun, 1)
+    result = f"{same} of {len(expected)} labels are those of the workbook"
+    return {
+        "step": "another installation",
+        "clicks": 0,
+        "keys": 0,
+        "seconds": seconds,
+        "of_them_waiting": seconds,
+        "result": result,
+    }
 
 
 def workbook(file: Path) -> list[dict[str, str]]:
