@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.pack import Pack, pack
     from vitkit.verbs.predict import Predictions, predict
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
+    from vitkit.verbs.push import Push, push
     from vitkit.verbs.search import SearchResult, search
     from vitkit.verbs.train import TrainingRun, train
     from vitkit.verbs.watch import Watch, watch
@@ -75,6 +76,7 @@ __all__ = [
     "Predictions",
     "Preprocess",
     "PretrainingRun",
+    "Push",
     "SearchResult",
     "Server",
     "TrainingPlan",
@@ -102,6 +104,7 @@ __all__ = [
     "plan",
     "predict",
     "pretrain",
+    "push",
     "register_block",
     "register_metric",
     "register_model",
@@ -137,6 +140,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "Predictions": "verbs.predict",
     "Preprocess": "data.preprocess",
     "PretrainingRun": "verbs.pretrain",
+    "Push": "verbs.push",
     "SearchResult": "verbs.search",
     "Server": "serving.serve",
     "TrainingPlan": "experiments.training_plan",
@@ -164,6 +168,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "plan": "experiments.training_plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",
+    "push": "verbs.push",
     "register_block": "model.registry",
     "register_metric": "evaluation.registry",
     "register_model": "model.registry",

@@ -55,6 +55,7 @@ def test_the_verbs() -> None:
         "studio",
         "watch",
         "pack",
+        "push",
     }
     assert set(VERBS) == asked
 

@@ -248,6 +248,7 @@ _ROWS = {
     "models": Verb("verbs.models", "models", _models, {"as_json": "Print a JSON list."}),
     "plan": Verb("experiments.training_plan", "plan", switches=_EVERYTHING),
     "export": Verb("verbs.export", "export", _export, _FIGURES, flags=("to",), metavars={"image_size": "H,W"}),
+    "push": Verb("verbs.push", "push", switches=_EVERYTHING, metavars={"repository": "hf:OWNER/NAME"}),
     "serve": Verb("serving.serve", "serve", _serve),
     "pack": Verb(
         "verbs.pack",

@@ -323,7 +323,14 @@ def _said(error: Exception) -> str:
 
 
 _WORDS = ["tokenizer.json", "spiece.model", "vocab.json", "merges.txt", "tokenizer_config.json"]  # of text encoders
-_DESCRIPTIONS = ["config.json", "preprocessor_config.json", "open_clip_config.json", *_WORDS]
+_DESCRIPTIONS = [
+    "model.json",
+    "pictures.npz",
+    "config.json",
+    "preprocessor_config.json",
+    "open_clip_config.json",
+    *_WORDS,
+]
 _SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
 _OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
 

@@ -1,0 +1,165 @@
+"""`vitkit.push`: publish a model on the Hugging Face hub, with a card that is made from its run."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError, first_line
+from vitkit.reporting.model_card import hub_card
+from vitkit.system.environment import offline
+from vitkit.system.files import exclusive, is_empty, write_text
+from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.text.arguments import check_arguments
+from vitkit.verbs.inputs import open_model
+from vitkit.verbs.result import Notes, Result
+from vitkit.weights.catalog import HUB, find_published, is_hub_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vitkit.classifier import Classifier
+
+CARD = "README.md"  # which the hub shows
+
+
+@dataclass(frozen=True, repr=False)
+class Push(Result):
+    """A model that was published on the hub, or written into a folder as it would be published.
+
+    Attributes:
+        repository: the repository, as owner/name.
+        files: the name and size in bytes of each file.
+        folder: the folder that was written instead; None if the files were uploaded.
+        url: the address of the commit; None if nothing was uploaded.
+        notes: what is not published, and what the card does not know.
+    """
+
+    repository: str
+    files: dict[str, int]
+    folder: Path | None = None
+    url: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in plain JSON types."""
+        return {**vars(self), "folder": None if self.folder is None else str(self.folder), "notes": list(self.notes)}
+
+    def lines(self) -> list[str]:
+        """Return where the model is, and how others use it."""
+        size = f"{len(self.files)} files, {sum(self.files.values()) / 1e6:.1f} MB"
+        if self.folder is not None:
+            return [f"{self.folder}: {size}, as they would be published; nothing was uploaded"]
+        return [f"{self.url}: {size}", f"others use it with: vitkit predict {HUB}{self.repository} PHOTOS"]
+
+
+@check_arguments
+def push(
+    model: str | Path,
+    repository: str,
+    *,
+    dry_run: Path | str | None = None,
+    private: bool = False,
+    licence: str | None = None,
+    with_record: bool = False,
+    note: Say = ignore,
+    progress: Progress = silent,
+) -> Push:
+    """Publish a model on the Hugging Face hub, with a model card that is made from its run.
+
+    The repository contains the model folder, without local paths, and the card: the classes, the data and its splits,
+    the figures with their intervals, what is confused most often, what is known about images of unknown things, the
+    licence of the weights that the training started from, and how to use the model with vitkit, timm and transformers.
+    Everything is uploaded in one commit. Log in first: `hf auth login`.
+
+    `vitkit.push("runs/flowers-1", "hf:me/flowers")` publishes a model, and `vitkit.load("hf:me/flowers")` opens it.
+
+    On the command line: `vitkit push runs/flowers-1 hf:me/flowers --dry-run published`.
+
+    Args:
+        model: a run or model folder.
+        repository: the repository, as hf:OWNER/NAME, which is created if it does not exist.
+        dry_run: write the files into this new folder, and upload nothing.
+        private: create the repository as a private one.
+        licence: the licence of the model by its identifier on the hub, such as mit; by default that of the weights that
+            the training started from, if it is known.
+        with_record: publish the record of the training images, too. It contains no pictures, but with it anyone who has
+            a photograph can find out whether the model was trained on it.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
+
+    Raises:
+        VitkitError: the model cannot be read, `repository` is not the name of one, the folder of `dry_run` is not
+            empty, or the hub refuses the upload.
+    """
+    name = repository.removeprefix(HUB)
+    if not is_hub_id(name):
+        raise VitkitError(f"{repository!r} names no repository: write {HUB}OWNER/NAME")
+    if dry_run is None and (reason := offline()) is not None:
+        raise VitkitError(f"nothing can be uploaded: {reason}; --dry-run FOLDER writes the files instead")
+    notes = Notes(note)
+    classifier = open_model(model, notes)
+    run = Path(model) if Path(model).is_dir() else None
+    if classifier.pictures is not None and not with_record:
+        notes("the record of the training images is not published; --with-record adds it")
+    weights = classifier.provenance.get("weights", {})
+    entry = find_published(str(weights.get("source", "")))
+    licence = licence or (None if entry is None else entry.licence)
+    if licence is None:
+        notes("the licence of the weights is not known: name it with --licence")
+    card = hub_card(name, classifier, run, licence)
+    if dry_run is not None:
+        folder = Path(dry_run)
+        with exclusive(folder):
+            if folder.is_file() or (folder.is_dir() and not is_empty(folder)):
+                raise VitkitError(f"--dry-run {folder} exists: choose a new name")
+            files = _write(folder, classifier, card, with_record=with_record)
+        return Push(name, files, folder, notes=tuple(notes.lines))
+    with tempfile.TemporaryDirectory() as place:
+        files = _write(Path(place), classifier, card, with_record=with_record)
+        url = _upload(Path(place), name, progress, private=private)
+    return Push(name, files, url=url, notes=tuple(notes.lines))
+
+
+def _write(folder: Path, classifier: Classifier, card: str, *, with_record: bool) -> dict[str, int]:
+    """Write the files to publish, and return their sizes."""
+    if not with_record:
+        classifier.pictures = None
+    classifier.save(folder)
+    write_text(folder / CARD, card)
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+
+
+def _upload(folder: Path, name: str, progress: Progress, *, private: bool) -> str:
+    """Create the repository if it does not exist, upload the files in one commit, and return its address."""
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    with _said_by_the_hub(name):
+        progress(f"uploading {name}", 0, 1)
+        hub.create_repo(name, private=private or None, exist_ok=True)
+        commit = hub.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Publish a model with vitkit", delete_patterns=["*.npz"]
+        )
+        progress(f"uploading {name}", 1, 1)
+    return str(commit.commit_url)
+
+
+@contextmanager
+def _said_by_the_hub(name: str) -> Iterator[None]:
+    """Raise what goes wrong on the hub as one line."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.LocalTokenNotFoundError as error:
+        raise VitkitError(f"{name} was not published: log in with `hf auth login`") from error
+    except Exception as error:  # the hub's HTTP library, and so its errors, change from release to release
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            message = f"the hub does not let you write to {name}: log in with `hf auth login`, or choose another owner"
+            raise VitkitError(message) from error
+        raise VitkitError(f"{name} was not published: {first_line(error)}") from error

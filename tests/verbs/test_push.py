@@ -1,0 +1,206 @@
+"""`vitkit push`: what is published, what the card says, and what a hub receives."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+import runs
+import vitkit
+import warm
+from vitkit.errors import VitkitError
+from vitkit.evaluation import headline_of
+from vitkit.evaluation.registry import read_figures
+from vitkit.training import train
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("jane-doe")
+    data = runs.photos(root / "photos", images=8)
+    fields: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.3, 0.3)}
+    return Path(train(runs.quick(data, **fields), root / "runs" / "flowers_1", say=lambda _: None))
+
+
+def test_a_dry_run_writes_what_would_be_published(run: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    result = vitkit.push(run, "hf:me/flowers", dry_run=tmp_path / "out", note=notes.append)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert files.keys() == result.files.keys() == {"README.md", "model.json", "model.safetensors", "trust.safetensors"}
+    assert not [
+        name for name, content in files.items() if b"jane-doe" in content or str(Path.home()).encode() in content
+    ]
+    assert result.url is None and "nothing was uploaded" in result.lines()[0]
+    assert any("--with-record" in line for line in notes) and any("--licence" in line for line in notes)
+    ours, theirs = vitkit.load(run), vitkit.load(tmp_path / "out")
+    image = next((run.parents[1] / "photos").rglob("*.png"))
+    assert next(ours.predict(image)).ranking == next(theirs.predict(image)).ranking
+    assert theirs.pictures is None and theirs.trust == ours.trust
+    with pytest.raises(VitkitError, match="exists: choose a new name"):
+        vitkit.push(run, "hf:me/flowers", dry_run=tmp_path / "out")
+
+
+def test_the_card_has_the_figures_of_the_run_and_the_fields_of_the_hub(run: Path, tmp_path: Path) -> None:
+    vitkit.push(run, "me/flowers", dry_run=tmp_path / "out", licence="MIT", with_record=True)
+    _, head, card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    fields = yaml.safe_load(head)
+    assert (fields["license"], fields["library_name"], fields["pipeline_tag"]) == (
+        "mit", "vitkit", "image-classification",
+    )  # fmt: skip
+    figures = read_figures(run / "evaluation.json")
+    low, high = figures["intervals_95"]["accuracy"]
+    assert f"{100 * headline_of(figures).value:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f} %)" in card
+    for name in ("blue", "green", "red"):
+        assert f"- {name}\n" in card
+    for limit in figures["unknown"]["limits"]:
+        assert f"- {limit['kind']}: {100 * limit['share']:.0f} %" in card
+    assert 'vitkit.load("hf:me/flowers")' in card and "vitkit predict hf:me/flowers PHOTOS" in card
+    assert "--to timm" in card and "MIT" in card
+    assert vitkit.load(tmp_path / "out").pictures == vitkit.load(run).pictures
+
+
+def test_the_commands_of_the_card_for_other_libraries_work(run: Path, tmp_path: Path) -> None:
+    vitkit.push(run, "me/flowers", dry_run=tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"vitkit convert hf:me/flowers (\S+) --to (\w+)", card)
+    assert {to for _, to in commands} == {"timm", "hf"}
+    for name, to in commands:
+        assert vitkit.convert(tmp_path / "out", tmp_path / name, to=to).destination.exists()
+
+
+@pytest.mark.parametrize("name", ["flowers", "hf:", "hf:me", "me/flowers/1", "hf:../flowers", "me/flow ers"])
+def test_what_names_no_repository_is_refused(run: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(VitkitError, match="names no repository: write hf:OWNER/NAME"):
+        vitkit.push(run, name, dry_run=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_uploaded_where_downloads_are_forbidden(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    with pytest.raises(VitkitError, match=r"nothing can be uploaded: VITKIT_OFFLINE=1; --dry-run FOLDER"):
+        vitkit.push(run, "hf:me/flowers")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's protocol as a commit and a snapshot need, for the repositories of `me`."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    created: ClassVar[list[dict[str, Any]]] = []
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.headers['Host']}"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path = urlsplit(self.path).path
+        if self.headers.get("Authorization") != "Bearer hf_right":
+            self.send(401, {"error": "Invalid credentials"})
+        elif path == "/api/repos/create":
+            self.created.append(json.loads(body))
+            self.send(200, {"url": f"{self.address}/me/flowers"})
+        elif path == "/api/validate-yaml":
+            self.send(200, {"errors": [], "warnings": []})
+        elif path.endswith("/preupload/main"):
+            asked = json.loads(body)["files"]
+            rows = [{"path": row["path"], "uploadMode": "regular", "shouldIgnore": False} for row in asked]
+            self.send(200, {"files": rows})
+        elif path == "/api/models/me/flowers/commit/main":
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            self.send(
+                200, {"commitUrl": f"{self.address}/me/flowers/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
+            )
+        else:
+            self.send(404, {"error": path})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if "/tree/" in path:
+            rows = [(name, body) for name, body in self.files.items()]
+            self.send(200, [{"type": "file", "path": n, "size": len(b), "oid": _oid(b)} for n, b in rows])
+        elif path.startswith("/api/"):
+            siblings = [{"rfilename": name} for name in self.files]
+            about = {"id": "me/flowers", "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
+            self.send(200, about | {"modelId": "me/flowers", "downloads": 0, "likes": 0})
+        else:
+            body = self.files[path.rpartition("/")[2]]
+            self.send(200, body, {"X-Repo-Commit": COMMIT, "ETag": f'"{_oid(body)}"'})
+
+    def send(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def _oid(body: bytes) -> str:
+    return hashlib.sha1(body).hexdigest()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a process for which a server of this test is the hub."""
+    Hub.files.clear()
+    Hub.created.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "VITKIT_"))}
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    kept |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1"}
+    yield kept | {"HF_HUB_DISABLE_TELEMETRY": "1", "no_proxy": "127.0.0.1"}
+    server.shutdown()
+    server.server_close()
+
+
+def vitkit_command(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [warm.vitkit(), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_model_is_published_and_predicts_from_the_hub(run: Path, hub: dict[str, str], tmp_path: Path) -> None:
+    done = vitkit_command(hub | {"HF_TOKEN": "hf_right"}, "push", run, "hf:me/flowers", "--private")
+    assert done.returncode == 0, done.stderr
+    assert COMMIT in done.stdout and "vitkit predict hf:me/flowers PHOTOS" in done.stdout
+    assert Hub.created[0]["name"] == "flowers" and "private" in {Hub.created[0].get("visibility"), *Hub.created[0]}
+    assert Hub.files.keys() == {"README.md", "model.json", "model.safetensors", "trust.safetensors"}
+    image = next((run.parents[1] / "photos").rglob("*.png"))
+    predicted = vitkit_command(hub, "predict", "hf:me/flowers", image, "--json")
+    assert predicted.returncode == 0, predicted.stderr
+    expected = next(vitkit.load(run).predict(image))
+    row = json.loads(predicted.stdout)
+    assert row["label"] == expected.label and row["confidence"] == pytest.approx(expected.confidence, abs=1e-2)
+    assert "unknown" in row
+
+
+def test_without_the_right_token_one_line_says_what_to_do(run: Path, hub: dict[str, str]) -> None:
+    for token, expected in ({"HF_TOKEN": "hf_wrong"}, "does not let you write to me/flowers"), ({}, "hf auth login"):
+        done = vitkit_command(hub | token, "push", run, "hf:me/flowers")
+        assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
+    assert Hub.files == {}
