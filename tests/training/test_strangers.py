@@ -10,7 +10,7 @@ from scipy.stats import binomtest, t
 from vitkit.errors import VitkitError
 from vitkit.inference import METHODS, Seen
 from vitkit.training import LEFT_OUT, fit_unknown, make_strangers
-from vitkit.training.strangers import _best, _for_another, _Detection
+from vitkit.training.strangers import _best, _Detection, _for_another
 
 Array = npt.NDArray[np.float64]
 CENTRES = 4 * np.eye(3, 6)

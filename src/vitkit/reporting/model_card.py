@@ -8,14 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-import vitkit
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.task import Task, task_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures
-from vitkit.model.names import is_model_name
-from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import read_json
 from vitkit.system.run_files import EVALUATION, SPLIT
 
@@ -56,7 +53,7 @@ def model_card(name: str, model: ModelFacts, made_with: str, run: Path | None = 
     is_evaluated = run is not None and (run / EVALUATION).is_file()
     figures = read_figures(run / EVALUATION) if run is not None and is_evaluated else {}
     parts = [
-        [f"# {_text(name)}", "", f"A classifier of photographs, made with vitkit {_text(made_with)}."],
+        [f"# {markdown_text(name)}", "", f"A classifier of photographs, made with vitkit {markdown_text(made_with)}."],
         _about_classes(model.classes, task_of(model.thresholds)),
         _about_training(model.provenance, {} if run is None else _counts(run / SPLIT)),
         _about_figures(figures),
@@ -66,75 +63,8 @@ def model_card(name: str, model: ModelFacts, made_with: str, run: Path | None = 
     return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
 
 
-def hub_card(repository: str, model: ModelFacts, run: Path | None, licence: str | None) -> str:
-    """Return the model card of a repository on the Hugging Face hub, which begins with the fields that the hub reads.
-
-    Args:
-        repository: its name, as owner/name.
-        model: the model.
-        run: the folder of the model, with the evaluation and split of its run if there are any.
-        licence: the licence of the model by its identifier on the hub; None if it is not known.
-    """
-    fields = [
-        *([] if licence is None else [f"license: {licence.lower()}"]),
-        "library_name: vitkit",
-        "pipeline_tag: image-classification",
-        "tags:",
-        "- vitkit",
-        "- vision-transformer",
-        "- image-classification",
-    ]
-    made_with = "" if run is None else str(read_json(run / DESCRIPTION).get("vitkit_version", ""))
-    card = model_card(f"hf:{repository}", model, made_with or vitkit.__version__, run)
-    weights = model.provenance.get("weights", {})
-    parts = [
-        ["---", *fields, "---", ""],
-        [card],
-        ["## Licence", "", _licence_in_words(licence, str(weights.get("source") or "")), ""],
-        _about_other_libraries(repository, str(model.provenance.get("recipe", {}).get("model", ""))),
-    ]
-    return "\n".join(line for part in parts for line in part).rstrip() + "\n"
-
-
-def _licence_in_words(licence: str | None, source: str) -> str:
-    began = f"The training started from {_text(Path(source).name)}. " if source else ""
-    if licence is None:
-        return f"{began}The licence of the weights was not stated: ask before you use them."
-    return f"{began}The weights are published under {_text(licence)}. The photographs are not included."
-
-
-def _about_other_libraries(repository: str, model: str) -> list[str]:
-    """Return how to use a Vision Transformer in Python and in other libraries."""
-    in_python = [
-        "## In Python",
-        "",
-        "```python",
-        "import vitkit",
-        "",
-        f'classifier = vitkit.load("hf:{repository}")',
-        'prediction = next(classifier.predict("photo.jpg"))',
-        "```",
-        "",
-    ]
-    if not is_model_name(model):
-        return in_python
-    return [
-        *in_python,
-        "## In timm and transformers",
-        "",
-        "`vitkit convert` writes the layouts of other libraries:",
-        "",
-        f"    vitkit convert hf:{repository} model.safetensors --to timm",
-        f"    vitkit convert hf:{repository} transformers-model --to hf",
-        "",
-        "timm loads the file by `timm.create_model(NAME, num_classes=N, checkpoint_path='model.safetensors')`,",
-        "transformers the folder by `AutoModelForImageClassification.from_pretrained('transformers-model')`. The",
-        "conversion divides the head by the temperature, so that their probabilities are calibrated, too.",
-    ]
-
-
 def _about_classes(classes: Sequence[str], task: Task) -> list[str]:
-    listed = [f"- {_text(name)}" for name in classes[:_LISTED]]
+    listed = [f"- {markdown_text(name)}" for name in classes[:_LISTED]]
     more = [f"- and {len(classes) - _LISTED} more"] if len(classes) > _LISTED else []
     return [
         f"## What it tells apart: {len(classes)} classes",
@@ -167,7 +97,7 @@ def _about_training(provenance: Mapping[str, Any], counts: Mapping[str, int]) ->
     return [
         "## How it was made",
         "",
-        *(f"- {name}: {_text(value)}" for name, value in rows.items() if value is not None),
+        *(f"- {name}: {markdown_text(value)}" for name, value in rows.items() if value is not None),
     ]
 
 
@@ -175,18 +105,19 @@ def _about_figures(figures: dict[str, Any]) -> list[str]:
     if not figures:
         return ["## How good it is", "", "It was not evaluated: nobody knows."]
     quoted, counted = headline_of(figures), counted_figures(figures)
-    where = "held back for the test" if quoted.split == "test" else f"of the split {_text(quoted.split)}"
+    where = "held back for the test" if quoted.split == "test" else f"of the split {markdown_text(quoted.split)}"
     lines = ["## How good it is", "", f"On {quoted.images} photographs {where}:", ""]
     if quoted.value is None:
         lines = ["## How good it is", "", "Nobody knows: no figure can be given."]
-    lines += [f"- note: {_text(caveat.text)}" for caveat in quoted.caveats]
+    lines += [f"- note: {markdown_text(caveat.text)}" for caveat in quoted.caveats]
     for key, name in _FIGURES.items():
         if isinstance(counted.get(key), (int, float)):
             bounds = counted.get("intervals_95", {}).get(key)
             spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
             lines.append(f"- {name}: {100 * counted[key]:.1f} %{spread}")
     confused = [
-        f"{_text(quoted['true'])} taken for {_text(quoted['predicted'])}" for quoted in figures.get("confused", [])[:5]
+        f"{markdown_text(quoted['true'])} taken for {markdown_text(quoted['predicted'])}"
+        for quoted in figures.get("confused", [])[:5]
     ]
     lines += [f"- most often wrong: {', '.join(confused)}"] if confused and quoted.value is not None else []
     return [*lines, "", "On photographs of another kind, of another camera or place, it may be worse."]
@@ -206,7 +137,7 @@ def _about_unknown(figures: Mapping[str, Any]) -> list[str]:
     for limit in entry["limits"]:
         low, high = (100 * bound for bound in limit["bounds"])
         lines.append(
-            f"- {_text(limit['kind'])}: {100 * limit['share']:.0f} % (95 % interval {low:.0f} to {high:.0f} %)"
+            f"- {markdown_text(limit['kind'])}: {100 * limit['share']:.0f} % (95 % interval {low:.0f} to {high:.0f} %)"
         )
     return lines
 
@@ -223,7 +154,7 @@ def _about_use(pixels: Preprocess, run: str) -> list[str]:
     ]
 
 
-def _text(value: Any) -> str:
+def markdown_text(value: Any) -> str:
     """Escape a name so that Markdown shows it literally."""
     one_line = " ".join(str(value).split())
     return "".join(f"\\{character}" if character in "\\`*_{}[]<>()#+!|~&" else character for character in one_line)

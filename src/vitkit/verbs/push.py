@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import vitkit
 from vitkit.errors import VitkitError, first_line
-from vitkit.reporting.model_card import hub_card
+from vitkit.model.names import is_model_name
+from vitkit.model_folder import DESCRIPTION
+from vitkit.reporting.model_card import markdown_text, model_card
 from vitkit.system.environment import offline
-from vitkit.system.files import exclusive, is_empty, write_text
+from vitkit.system.files import exclusive, is_empty, read_json, write_text
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.verbs.inputs import open_model
@@ -110,7 +113,7 @@ def push(
     licence = licence or (None if entry is None else entry.licence)
     if licence is None:
         notes("the licence of the weights is not known: name it with --licence")
-    card = hub_card(name, classifier, run, licence)
+    card = _hub_card(name, classifier, run, licence)
     if dry_run is not None:
         folder = Path(dry_run)
         with exclusive(folder):
@@ -163,3 +166,70 @@ def _said_by_the_hub(name: str) -> Iterator[None]:
             message = f"the hub does not let you write to {name}: log in with `hf auth login`, or choose another owner"
             raise VitkitError(message) from error
         raise VitkitError(f"{name} was not published: {first_line(error)}") from error
+
+
+def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str | None) -> str:
+    """Return the model card of a repository on the Hugging Face hub, which begins with the fields that the hub reads.
+
+    Args:
+        repository: its name, as owner/name.
+        model: the model.
+        run: the folder of the model, with the evaluation and split of its run if there are any.
+        licence: the licence of the model by its identifier on the hub; None if it is not known.
+    """
+    fields = [
+        *([] if licence is None else [f"license: {licence.lower()}"]),
+        "library_name: vitkit",
+        "pipeline_tag: image-classification",
+        "tags:",
+        "- vitkit",
+        "- vision-transformer",
+        "- image-classification",
+    ]
+    made_with = "" if run is None else str(read_json(run / DESCRIPTION).get("vitkit_version", ""))
+    card = model_card(f"hf:{repository}", model, made_with or vitkit.__version__, run)
+    weights = model.provenance.get("weights", {})
+    parts = [
+        ["---", *fields, "---", ""],
+        [card],
+        ["## Licence", "", _licence_in_words(licence, str(weights.get("source") or "")), ""],
+        _about_other_libraries(repository, str(model.provenance.get("recipe", {}).get("model", ""))),
+    ]
+    return "\n".join(line for part in parts for line in part).rstrip() + "\n"
+
+
+def _licence_in_words(licence: str | None, source: str) -> str:
+    began = f"The training started from {markdown_text(Path(source).name)}. " if source else ""
+    if licence is None:
+        return f"{began}The licence of the weights was not stated: ask before you use them."
+    return f"{began}The weights are published under {markdown_text(licence)}. The photographs are not included."
+
+
+def _about_other_libraries(repository: str, model: str) -> list[str]:
+    """Return how to use a Vision Transformer in Python and in other libraries."""
+    in_python = [
+        "## In Python",
+        "",
+        "```python",
+        "import vitkit",
+        "",
+        f'classifier = vitkit.load("hf:{repository}")',
+        'prediction = next(classifier.predict("photo.jpg"))',
+        "```",
+        "",
+    ]
+    if not is_model_name(model):
+        return in_python
+    return [
+        *in_python,
+        "## In timm and transformers",
+        "",
+        "`vitkit convert` writes the layouts of other libraries:",
+        "",
+        f"    vitkit convert hf:{repository} model.safetensors --to timm",
+        f"    vitkit convert hf:{repository} transformers-model --to hf",
+        "",
+        "timm loads the file by `timm.create_model(NAME, num_classes=N, checkpoint_path='model.safetensors')`,",
+        "transformers the folder by `AutoModelForImageClassification.from_pretrained('transformers-model')`. The",
+        "conversion divides the head by the temperature, so that their probabilities are calibrated, too.",
+    ]
