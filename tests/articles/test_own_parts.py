@@ -64,6 +64,17 @@ class Named(nn.Sequential):
         super().__init__(*cnn(width), nn.Linear(width, k))
 
 
+class Pair(nn.Module):
+    """A network that returns its logits twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = cnn(2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.network(x), self.network(x)
+
+
 @pytest.mark.parametrize("model", [cnn, cnn(2), Named], ids=["a function", "a module", "a class"])
 def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path: Path, model: Any) -> None:
     classes = len([folder for folder in photos.iterdir() if folder.is_dir()])
@@ -93,13 +104,15 @@ def test_a_module_is_trained_from_its_weights_and_stays_as_it_is(photos: Path, t
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (cnn(7), "custom:Sequential"),
+        (cnn(7), "custom:Sequential has 7 outputs, expected 3: one for each class"),
         (lambda num_classes: nn.Conv2d(3, num_classes, 3), "custom:lambda"),
+        (Pair(), "custom:Pair returns a tuple, expected logits"),
+        (lambda num_classes: nn.Linear(32, num_classes), r"returns a tensor of shape \(1, 3, 32, 3\) for one image"),
         (lambda num_classes: "none", "its function returned str, expected an nn.Module"),
         (lambda num_classes: nn.Linear("many", 3), "cannot be built: TypeError"),
         (7, "model"),
     ],
-    ids=["other classes", "no linear head", "no module", "fails", "a number"],
+    ids=["other classes", "no linear head", "a pair", "no pool", "no module", "fails", "a number"],
 )
 def test_what_is_no_classifier_is_refused_before_anything_is_written(
     photos: Path, tmp_path: Path, model: Any, expected: str
@@ -321,6 +334,7 @@ def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path
         ({"augment": np.asarray}, "augment must return a PIL image, not ndarray"),
         ({"loss": lambda logits, targets: torch.tensor(1.0)}, "its result does not depend on them"),
         ({"loss": lambda logits, targets: 1.0}, "loss must return the mean loss"),
+        ({"loss": nn.CrossEntropyLoss}, r"loss is the class CrossEntropyLoss: pass an object of it, such as CrossEntr"),
     ],
 )
 def test_parts_that_return_something_else_are_named(

@@ -151,7 +151,8 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
     folders: list[str], tmp_path: Path, arguments: dict[str, Any], expected: str
 ) -> None:
     rest = {"models": [A], **arguments}
-    data = [folders[0], folders[0]] if rest.pop("twice", False) else folders
+    twice = [folders[0], f"{folders[0]}/../{Path(folders[0]).name}"]  # the same folder
+    data = twice if rest.pop("twice", False) else folders
     with pytest.raises(VitkitError, match=expected):
         vitkit.compare(data, out=tmp_path / "out", say=lambda _: None, **{**FIELDS, **rest})
     assert not (tmp_path / "out").exists()

@@ -28,6 +28,7 @@ from vitkit.experiments import (
     Measurement,
     base_config,
     base_fields,
+    changes_in_words,
     claims_of,
     of_model,
     pairs_against,
@@ -280,6 +281,12 @@ def test_the_page_has_both_figures_and_the_sentence(transferred: LabResult) -> N
     assert "In the paper (Figure 3, numbers of Table 5)" in page
     assert "Fine-tuned (Figure 3)" in page and "5 images per class (Figure 4)" in page
     assert transferred.figures["sentence"] in transferred.lines()
+
+
+def test_a_loss_is_not_called_a_gain() -> None:
+    said = changes_in_words({"a": 0.0523, "b": -0.166}, 83)
+    assert said == "with all images instead of 83, a gains 5.2 points, b loses 16.6 points"
+    assert "significantly" in changes_in_words({}, 83)
 
 
 def test_digits_are_halved_by_class(tmp_path: Path) -> None:

@@ -207,9 +207,16 @@ def test_several_recipes_are_planned_as_each_alone() -> None:
     assert rows[3:] == [f"note: {note}" for note in alone[0].notes]
 
 
-def test_a_recipe_among_several_that_is_unknown_is_named() -> None:
+def test_a_recipe_among_several_that_is_unknown_is_named_before_a_step_is_rehearsed() -> None:
+    seen: list[Any] = []
     with pytest.raises(vitkit.VitkitError, match="unknown model 'nothing'"):
-        vitkit.plan("vit_micro_patch8_16", ["nothing"], images=10, classes=2)
+        vitkit.plan(MICRO, ["nothing"], images=10, classes=2, progress=lambda *report: seen.append(report))
+    assert seen == []
+
+
+def test_a_run_is_planned_by_its_recipe(tmp_path: Path) -> None:
+    with pytest.raises(vitkit.VitkitError, match=r"is a folder: plan a recipe, such as .*recipe\.toml of a run"):
+        vitkit.plan(tmp_path, images=10, classes=2)
 
 
 def test_a_bundled_recipe_is_planned_with_its_data() -> None:

@@ -19,7 +19,7 @@ __all__, __getattr__ = public(
         "footprint": "Footprint Ledger bytes_of materialise rehearse rehearse_step",
         "judging": "JudgingImages",
         "lab.ablations": "EXPERIMENTS FEW_SHOT trend_with_depth",
-        "lab.data_size": "Transfer halve",
+        "lab.data_size": "Transfer changes_in_words halve",
         "lab.experiment": "Ablation LabResult Measurement of_model summary_of",
         "lab.lab": "LabList base_config base_fields claims_of pairs_against variant_fields",
         "lab.measure": "subject_of",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -73,9 +74,10 @@ class ComparisonSuite(Result):
 
     def lines(self) -> list[str]:
         """Return the table, its summary in sentences, and the path of the page."""
-        names = len(self.figures["models"]), len(self.figures["data"])
+        models = plural(len(self.figures["models"]), "model", "models")
+        seeds = plural(len(self.figures["seeds"]), "seed", "seeds")
         return [
-            f"{names[0]} models on {names[1]} data sets, {plural(len(self.figures['seeds']), 'seed', 'seeds')}",
+            f"{models} on {len(self.figures['data'])} data sets, {seeds}",
             *aligned([headings(self.figures["data"]), *table_rows(self.figures)]),
             "",
             *self.figures["sentences"],
@@ -196,7 +198,7 @@ def _planned(
 
     if models is None:
         raise VitkitError("no models: vitkit compare DATA DATA --models NAME,NAME")
-    if len(set(data)) < len(data):
+    if len({os.path.realpath(source) for source in data}) < len(data):
         raise VitkitError("a data set is given twice: leave out one of them")
     settings = dict(options)
     shared = {name: settings.pop(name) for name in ("recipe", "seeds", "budget", "fractions", "stress", "devices")}

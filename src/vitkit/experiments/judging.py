@@ -85,13 +85,19 @@ class JudgingImages:
         Raises:
             VitkitError: the weights had seen so many images that fewer than `FEWEST` and fewer than half remain.
         """
-        if self.seen and self.left < max(min(FEWEST, self.held_out / 2), 1):
-            who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
+        if not self.seen or self.left >= max(min(FEWEST, self.held_out / 2), 1):
+            return
+        if self.split == "all":
             raise VitkitError(
-                f"{plural(self.left, 'image is', 'images are')} left for the test, which is too few: of "
-                f"{images_in_words(self.held_out, self.split)} {who}; use other weights, or hold out photographs that "
-                "none of the models was trained on and that are not copies of training images"
+                f"no images are held out for the test, and {self.held_out - self.left} of {self.held_out} are trained "
+                "on: add images, or hold out some with --split"
             )
+        who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
+        raise VitkitError(
+            f"{plural(self.left, 'image is', 'images are')} left for the test, which is too few: of "
+            f"{images_in_words(self.held_out, self.split)} {who}; use other weights, or hold out photographs that "
+            "none of the models was trained on and that are not copies of training images"
+        )
 
 
 def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages:

@@ -19,6 +19,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config, NetworkConfig, config_for, is_model_name, is_network_name
 from vitkit.profiling.accelerators import Accelerator, accelerator_names, find_accelerator
 from vitkit.system.progress import Progress, progress, reporting_to, silent
+from vitkit.system.run_files import RECIPE
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned
 from vitkit.text.fields import Between
@@ -333,24 +334,15 @@ def plan(
         if value is not None and not (math.isfinite(value) and value > 0):
             raise VitkitError(f"{flag} must be a number above 0, not {value:g}")
     machine = find_accelerator(accelerator)
-    of_recipe = partial(
-        _planned,
-        fields={**fields},
-        images=images,
-        classes=classes,
-        accelerator=machine,
-        utilisation=utilisation,
-        price=price,
-        decode_rate=decode_rate,
-    )
-    return replace(of_recipe(recipe), others=tuple(of_recipe(other) for other in others))
+    planned = partial(_planned, accelerator=machine, utilisation=utilisation, price=price, decode_rate=decode_rate)
+    jobs = [(str(each), job_of(each, {**fields}, images, classes)) for each in (recipe, *others)]  # refuses all first
+    first, *rest = (planned(name, job) for name, job in jobs)
+    return replace(first, others=tuple(rest))
 
 
 def _planned(
-    recipe: str | Path,
-    fields: dict[str, Any],
-    images: int | None,
-    classes: int | None,
+    name: str,
+    job: PlannedTraining,
     accelerator: Accelerator,
     utilisation: float,
     price: float | None,
@@ -358,7 +350,6 @@ def _planned(
 ) -> TrainingPlan:
     from vitkit.training.distributed import ProcessGroup, check_team
 
-    job = job_of(recipe, fields, images, classes)
     recipe_of_job, config = job.recipe, job.config
     precision = recipe_of_job.precision
     if precision == "auto":
@@ -372,7 +363,7 @@ def _planned(
     at_a_time = math.ceil(min(recipe_of_job.batch_size, job.images) / devices)
     step, memory = memories(job, at_a_time, devices, accelerator.memory, precision)
     return TrainingPlan(
-        name=str(recipe),
+        name=name,
         recipe=recipe_of_job,
         classes=config.num_classes,
         parameters=step.parameters,
@@ -491,6 +482,8 @@ def _fields_of(recipe: str | Path) -> tuple[dict[str, Any], list[str]]:
         return {"model": name, "weights": "none"}, [
             "weights none: with only the name of a model, a training from scratch is planned"
         ]
+    if Path(name).is_dir():
+        raise VitkitError(f"{name} is a folder: plan a recipe, such as {Path(name) / RECIPE} of a run")
     if name.endswith(".toml") or "/" in name:
         return load_fields(name), []  # raises an error if there is no such file
     config_for(name)  # raises an error that suggests similar names

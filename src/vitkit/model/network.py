@@ -349,9 +349,18 @@ def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
     for module, inputs, output in calls:
         if isinstance(module, nn.Linear) and output is logits and output.shape == (1, config.num_classes):
             return NetworkAnatomy(names[module], inputs[0].shape[-1], _last_map(calls, names, config.image_size))
-    raise VitkitError(
-        f"{config.full_name} does not end in a single linear layer, so its number of classes cannot be changed"
-    )
+    raise VitkitError(f"{config.full_name} {_misfit(logits, config.num_classes)}")
+
+
+def _misfit(logits: Any, num_classes: int) -> str:
+    """Say why the output of a network is not that of a head with so many classes."""
+    if not isinstance(logits, Tensor):
+        return f"returns a {type(logits).__name__}, expected logits (B, K): a tensor with a row for each image"
+    if logits.ndim != 2:
+        return f"returns a tensor of shape {tuple(logits.shape)} for one image, expected (1, {num_classes})"
+    if logits.shape[1] != num_classes:
+        return f"has {logits.shape[1]} outputs, expected {num_classes}: one for each class"
+    return "does not end in a single linear layer, so its number of classes cannot be changed"
 
 
 _Call = tuple[nn.Module, tuple[Any, ...], Any]  # of a module, with its inputs and its output

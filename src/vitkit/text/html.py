@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 DATA = '<script type="application/json" id="data">'  # precedes the data of an interactive page
 DPI = 110  # of drawn figures
+_LONG_WORD = 14  # characters of a word that a heading of a table keeps whole
 _LISTED = 4  # sections from which on a page lists its contents
 _SECTION = re.compile("<h2>(.*?)</h2>")
 
@@ -69,7 +70,7 @@ pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
 code span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 .pictures h2 { font-size: 1.15rem; margin-top: 1.2rem; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1.5rem; }
-.wide th { overflow-wrap: anywhere; min-width: 6.4rem; } p, li { overflow-wrap: break-word; }
+.wide th.long { overflow-wrap: anywhere; min-width: 7.2rem; } p, li { overflow-wrap: break-word; }
 @media (max-width: 40rem) { .wide td:first-child, .wide th:first-child { white-space: normal; min-width: 6rem;
   max-width: 38vw; overflow-wrap: anywhere; }
   body { margin: 1rem auto; padding: 0 .8rem; } h1 { font-size: 1.5rem; } .figure {
@@ -77,7 +78,7 @@ code span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 @media print { body { max-width: none; margin: 0; } figure, tr { break-inside: avoid; } h2 { break-after: avoid; }
   .pictures { grid-template-columns: repeat(2, minmax(0, 1fr)); } .pictures > div { break-inside: avoid; }
   .wide { overflow: visible; font-size: .85rem; } .wide td { white-space: normal; }
-  .wide th { min-width: 0; overflow-wrap: break-word; }
+  .wide th.long { min-width: 0; overflow-wrap: break-word; }
   .wide td:first-child, .wide th:first-child { position: static; min-width: 6rem; } }
 """
 
@@ -191,13 +192,22 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     """Return an HTML table of cells that are HTML. If it has a header, all columns but the first are numbers."""
 
     def line(cells: Sequence[str], tag: str) -> str:
-        kinds = ["", *[' class="number"' if header else ""] * (len(cells) - 1)]
-        return (
-            "<tr>" + "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)) + "</tr>"
-        )
+        kinds = ["", *["number" if header else ""] * (len(cells) - 1)]
+        if tag == "th":
+            kinds = [
+                f"{kind} long".strip() if _is_long(cell) else kind for kind, cell in zip(kinds, cells, strict=True)
+            ]
+        opened = [f'<{tag} class="{kind}">' if kind else f"<{tag}>" for kind in kinds]
+        return "<tr>" + "".join(f"{first}{cell}</{tag}>" for first, cell in zip(opened, cells, strict=True)) + "</tr>"
 
     lines = [line(header, "th")] if header else []
     return "<table>" + "\n".join(lines + [line(row, "td") for row in rows]) + "</table>"
+
+
+def _is_long(heading: str) -> bool:
+    """Return whether a heading has a word that may be broken, such as the name of a model."""
+    words = re.sub(r"<[^>]*>", "", heading).split()
+    return any(len(unescape(word)) > _LONG_WORD for word in words)
 
 
 def wide(table: str) -> str:

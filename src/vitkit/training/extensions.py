@@ -45,6 +45,9 @@ class Extensions:
             value = getattr(self, field.name)
             if value is not None and not callable(value):
                 raise VitkitError(f"{field.name} must be a function, not {value!r:.80}")
+            if isinstance(value, type) and field.name != "optimizer":
+                name = value.__name__
+                raise VitkitError(f"{field.name} is the class {name}: pass an object of it, such as {name}()")
 
     def names(self) -> dict[str, str]:
         """Return the names of the parts."""

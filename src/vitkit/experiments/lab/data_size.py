@@ -286,25 +286,33 @@ def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.ND
 
 
 def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily], judged: Sequence[Judged]) -> str:
-    """Return which model is best with the fewest and with all images, and how much more images help, if significant."""
+    """Return which model is best with the fewest and with all images, and what more images change, if significant."""
     of_recipes = len(plan.seeds) > 1
-    parts = [f"pre-trained on {counts[i]} images, {_best(families[i], plan, of_recipes)}" for i in (0, -1)]
-    gains = []
+    best = [f"pre-trained on {counts[i]} images, {_best(families[i], plan, of_recipes)}" for i in (0, -1)]
+    changes = {}
     for name in plan.models:
         right = np.stack([each.of(name) for each in judged])  # (sizes, S, n)
-        (gain,) = Family(right, judged[-1].units).differences([(len(judged) - 1, 0)], of_recipes=of_recipes)
-        if gain.p_alone * len(plan.models) < LEVEL:
-            gains.append(f"{name} gains {100 * gain.mean:+.1f} points")
-    grown = f"with all images instead of {counts[0]}, {', '.join(gains)}"
-    if not gains:
-        grown = "for no model, more images help significantly"
-    return f"{parts[0]}; {parts[1]}; {grown}"
+        (change,) = Family(right, judged[-1].units).differences([(len(judged) - 1, 0)], of_recipes=of_recipes)
+        if change.p_alone * len(plan.models) < LEVEL:
+            changes[name] = change.mean
+    return "; ".join([*(best if len(plan.models) > 1 else []), changes_in_words(changes, counts[0])])
+
+
+def changes_in_words(changes: Mapping[str, float], fewest: int) -> str:
+    """Say what pre-training on all images changes.
+
+    Args:
+        changes: the significant changes of accuracy from the fewest images to all, by the name of the model.
+        fewest: the number of images of the smallest part.
+    """
+    if not changes:
+        return "for no model, more images change the accuracy significantly"
+    said = (f"{name} {'gains' if by > 0 else 'loses'} {100 * abs(by):.1f} points" for name, by in changes.items())
+    return f"with all images instead of {fewest}, {', '.join(said)}"
 
 
 def _best(models: JudgedFamily, plan: Plan, of_recipes: bool) -> str:
     family, place = models.family, models.place
-    if family.models < 2:
-        return "there is one model"
     best = int(family.accuracy.argmax())
     others = [(best, other) for other in range(family.models) if other != best]
     name = next(name for name in plan.models if place[name] == best)
