@@ -184,7 +184,7 @@ _get = importer(__name__, HOMES)
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used; the name of a model is a function that creates it."""
-    if name.startswith("vit_"):
+    if name.startswith(("vit_", "deit_")):
         from functools import partial
 
         from vitkit.model.names import is_model_name

@@ -60,7 +60,15 @@ def test_an_unknown_size_is_refused() -> None:
         VisionTransformer(embed_dimension=64)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_base_patch16_224_in21k", "vit_base_patch32_224"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "vit_base_patch16_224_in21k",
+        "vit_base_patch32_224",
+        "deit_tiny_distilled_patch16_224",
+    ],
+)
 def test_the_name_of_a_model_is_a_function(name: str) -> None:
     with torch.device("meta"):
         model = getattr(vitkit, name)(num_classes=5, has_logits=False)

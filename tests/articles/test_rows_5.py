@@ -218,9 +218,15 @@ def test_5_18_images_per_second(row: Any) -> None:
         assert {"eager float32", "eager bfloat16"} <= rows.keys()
         (plain, _, _, ratio) = rows["eager float32"]
         assert ratio == 1 and all(low <= rate <= high for rate, low, high, _ in rows.values())
-        if are_near := all(ratio == pytest.approx(rate / plain, rel=0.2) for rate, _, _, ratio in rows.values()):
+        are_near = all(ratio == pytest.approx(rate / plain, rel=0.2) for rate, _, _, ratio in rows.values())
+        here = 8 / _median_seconds_of_eight_images()
+        if are_near and 1 / 4 < plain / here < 4:
             break
     assert are_near, "a median of rounds in pairs"
+    assert 1 / 4 < plain / here < 4
+
+
+def _median_seconds_of_eight_images() -> float:
     model, images = vitkit.load("runs/flowers").model.eval(), torch.randn(8, 3, 16, 16)
     seconds = []
     with torch.inference_mode():
@@ -228,4 +234,4 @@ def test_5_18_images_per_second(row: Any) -> None:
             start = time.perf_counter()
             model(images)
             seconds.append(time.perf_counter() - start)
-    assert 1 / 4 < plain * statistics.median(seconds) / 8 < 4, "machines are sometimes busy"
+    return statistics.median(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from vitkit.experiments import HEADINGS, cells
 from vitkit.reporting import write_comparison
+from vitkit.reporting.comparison import by_compute
 
 NAMES = ("vit_<tiny>@weights of mine.pth", "_resnet18")
 
@@ -132,3 +134,16 @@ def test_the_page_says_what_picked_the_best_and_what_the_curves_were_trained_on(
 def test_speeds_are_shown_as_people_write_them(speed: float, shown: str) -> None:
     own = {**figures()["models"][0], "predict_images_per_s": speed}
     assert cells(own)[list(HEADINGS).index("predict_images_per_s")] == shown
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+@pytest.mark.parametrize("fractions", [(0.01,), (0.07, 1), (0.3, 1), (0.93, 1), (1e-3, 1), (1e-7, 1)])
+def test_labels_of_operations_do_not_overlap(fractions: tuple[float, ...]) -> None:
+    drawn = by_compute([model(name, 0.9, fractions) for name in NAMES])
+    drawn.canvas.draw()
+    (axis,) = drawn.axes
+    low, high = axis.get_xlim()
+    ticks = [tick for tick in axis.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    ends = sorted((box.x0, box.x1) for box in (tick.label1.get_window_extent() for tick in ticks))
+    assert len(ends) > 1 and all(right < left for (_, right), (left, _) in pairwise(ends))
+    assert not any(text.get_text() for text in axis.xaxis.get_minorticklabels())

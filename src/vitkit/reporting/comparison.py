@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,9 @@ _LONG, _LONGEST = 22, 52  # maximum length of a name in a legend with two column
 _MOST_BELOW = 44  # characters of all names below a picture, from which on they are slanted
 _GOAL = 0.9
 _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
+_FINE = tuple(tuple(step / parts for step in range(parts, 10 * parts)) for parts in (10, 5, 2, 1))
+_STEPS = (*_FINE, (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+_LABEL = 0.17  # width of a label such as 2x10^9, as a part of the axis
 MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]
 
@@ -269,7 +274,7 @@ def by_compute(models: Sequence[Model]) -> Figure:
             spent.setdefault(run["fraction"], []).append(run["training_flops"] or 0.0)
         means = [sum(spent[part["fraction"]]) / len(spent[part["fraction"]]) for part in model["by_fraction"]]
         _with_intervals(axis, model, means, style, place)
-    axis.set_xscale("log")
+    _powers_of_ten(axis)
     return finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
 
 
@@ -348,6 +353,25 @@ def logarithmic(axis: Axes, values: set[int]) -> None:
     axis.set_xscale("log")
     axis.set_xticks(sorted(values))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _powers_of_ten(axis: Axes) -> None:
+    """Make the axis logarithmic, with as many labels as fit."""
+    axis.set_xscale("log")
+    low, high = axis.get_xlim()
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+    for steps in _STEPS:
+        ticks = [(step, power) for power in exponents for step in steps if low <= step * 10.0**power <= high]
+        places = [math.log(step * 10.0**power / low, high / low) for step, power in ticks]
+        gap = min((after - before for before, after in pairwise(places)), default=1.0)
+        if gap >= _LABEL:
+            break
+    ticks = ticks[:: math.ceil(_LABEL / gap)]
+    if len(ticks) < 2:
+        return
+    labels = [rf"$10^{{{power}}}$" if step == 1 else rf"${step:g} \times 10^{{{power}}}$" for step, power in ticks]
+    axis.set_xticks([step * 10.0**power for step, power in ticks], labels)
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 

@@ -551,7 +551,7 @@ DATA_SIZE = PretrainingSizes(
     source=f"{PAPER}, sec. 4.3, Figures 3 and 4",
     says=(
         "pre-trained on few images, ResNets and small ViTs are better than large ViTs, which overfit; from 90 million "
-        "images of JFT on, the ViTs are"
+        "images of JFT on, ViTs are better than ResNets"
     ),
     differs=(
         "the paper pre-trains on ImageNet, ImageNet-21k and JFT, and for Figure 4 on 9, 30, 90 and 303 million images "
