@@ -396,9 +396,10 @@ def _to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _without_breaks(cell: str) -> str:
-    """Return a cell whose lines may end before the interval only, for paper."""
-    return cell.replace(" %", "\N{NO-BREAK SPACE}%").replace(" to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}")
+def _on_two_lines(accuracy: str) -> str:
+    """Return an accuracy as HTML, with its interval below it; a dash stays as it is."""
+    accuracy = accuracy.replace(" %", "\N{NO-BREAK SPACE}%").replace(" to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}")
+    return accuracy.replace(" (", "<br>(")
 
 
 def _write_page(result: ComparisonSuite) -> None:
@@ -406,7 +407,10 @@ def _write_page(result: ComparisonSuite) -> None:
     from vitkit.text.html import figure, table, to_svg, wide, write_page
 
     figures = result.figures
-    rows = [[escape(_without_breaks(cell)) for cell in row] for row in table_rows(figures)]
+    rows = []
+    for name, *cells in table_rows(figures):
+        accuracies = cells[: len(figures["data"]) + 1]  # those on each data set, and their mean
+        rows.append([escape(name), *map(_on_two_lines, accuracies), *cells[len(accuracies) :]])
     linked = [
         f'<a href="{escape(figures["folders"][data])}/comparison.html">{escape(data)}</a>' for data in figures["data"]
     ]

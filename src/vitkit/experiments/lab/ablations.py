@@ -26,6 +26,7 @@ from vitkit.experiments.lab.experiment import (
     of_model,
 )
 from vitkit.model.config import ViTConfig, stride_of
+from vitkit.text.cells import plural
 from vitkit.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -369,7 +370,7 @@ def measure_few_shot(subject: Subject) -> Measured:
                 "by_seed": [float(number) for number in each],
             }
         )
-    headings = ["images a class", "accuracy", "95 %", f"over {len(subject.seeds)} draws"]
+    headings = ["images a class", "accuracy", "95 %", f"over {plural(len(subject.seeds), 'draw', 'draws')}"]
     chance = 100 / len(table.classes)
     first, last = numbers[0], numbers[-1]
     ends = (
