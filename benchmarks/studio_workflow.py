@@ -266,9 +266,9 @@ def review(page: Any, journey: Journey, truth: dict[str, str], wrong: dict[str, 
 def predict(page: Any, journey: Journey, truth: dict[str, str], folder: Path) -> None:
     page.get_by_role("link", name="Predict").click()
     choice = page.get_by_label("Folder")
-    choice.select_option(
-        label=next(text for text in choice.locator("option").all_inner_texts() if text.startswith("new"))
-    )
+    option = choice.locator("option", has_text=re.compile("^new"))
+    option.wait_for(state="attached")
+    choice.select_option(label=option.inner_text())
     page.get_by_role("button", name="Predict", exact=True).click()
     with journey.waiting():
         page.get_by_role("region", name="Predictions").wait_for(timeout=LONGEST)
