@@ -242,7 +242,11 @@ def review(page: Any, journey: Journey, truth: dict[str, str], wrong: dict[str, 
     page.get_by_role("link", name="Data").click()
     chip = page.get_by_role("button", name=re.compile("^Label looks wrong"))
     with journey.waiting():
-        chip.wait_for()
+        page.get_by_role("listbox", name="Photographs").wait_for()
+        page.wait_for_load_state("networkidle")
+    if not chip.count():
+        journey.end("review", f"nothing suspected; {len(wrong)} labels are wrong")
+        return
     suspected = int(re.sub(r"\D", "", chip.inner_text()))
     chip.click()
     found = fixed = 0
@@ -265,7 +269,7 @@ def review(page: Any, journey: Journey, truth: dict[str, str], wrong: dict[str, 
 
 def predict(page: Any, journey: Journey, truth: dict[str, str], folder: Path) -> None:
     page.get_by_role("link", name="Predict").click()
-    choice = page.get_by_label("Folder")
+    choice = page.get_by_label("Folder", exact=True)
     option = choice.locator("option", has_text=re.compile("^new"))
     option.wait_for(state="attached")
     choice.select_option(label=option.inner_text())
