@@ -275,7 +275,7 @@ def predict(page: Any, journey: Journey, truth: dict[str, str], folder: Path) ->
     choice.select_option(label=option.inner_text())
     page.get_by_role("button", name="Predict", exact=True).click()
     with journey.waiting():
-        page.get_by_role("region", name="Predictions").wait_for(timeout=LONGEST)
+        page.get_by_role("region", name="Predictions", exact=True).wait_for(timeout=LONGEST)
     with page.expect_download() as download:
         page.get_by_role("link", name="Excel (.xlsx)").click()
     download.value.save_as(folder / "answers.xlsx")

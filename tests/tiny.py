@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from vitkit.classifier import Classifier
+from vitkit.inference import HeldOut, Trust, Unknown
 from vitkit.model import VisionTransformer, ViTConfig
 
 M = TypeVar("M", bound=nn.Module)
@@ -244,3 +249,15 @@ def configs(draw: st.DrawFn) -> ViTConfig:
         drop_path=draw(rate),
         init=draw(st.sampled_from(["trunc_normal", "reference"])),
     )
+
+
+def with_score(classifier: Classifier, folder: Path) -> Classifier:
+    """A classifier with a score for unknown images that was fitted to the pictures of a folder."""
+    pixels = np.stack([np.asarray(classifier.read(path)) for path in sorted(folder.iterdir())])
+    seen = classifier.seeing()(pixels)
+    seen = replace(seen, labels=seen.logits.argmax(axis=1))
+    half = np.arange(len(pixels)) < len(pixels) // 2
+    unknown = Unknown.fit("joint", seen.at(half), seen.at(~half))
+    held_out = HeldOut.of(classifier.calibrated(seen.logits), seen.labels)
+    classifier.trust = Trust(held_out, unknown).to_bytes()
+    return classifier

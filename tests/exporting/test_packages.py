@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 import photos
+import tiny
 from browser import browser, is_within, serious, watched, with_camera
 from tiny import build
 from vitkit.classifier import Classifier
@@ -386,6 +387,25 @@ def test_an_archive_has_everything_that_its_instructions_name(archive: Path, mod
     assert (archive / "labels.txt").read_text(encoding="utf-8").splitlines() == list(own.classes)
     assert load(archive / "model").classes == own.classes
     assert (archive / "MODEL_CARD.md").read_text(encoding="utf-8").startswith("# own\n")
+
+
+def test_the_script_answers_for_a_model_with_a_score_for_unknown_images(
+    vitkit: Any, model: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "photos"
+    for i in range(12):
+        photos.save(photos.noise(30, 40, i), data / f"{i}.png")
+    tiny.with_score(load(model), data).save(tmp_path / "scored")
+    assert vitkit("export", tmp_path / "scored", "-o", tmp_path / "own.zip").code == 0
+    with zipfile.ZipFile(tmp_path / "own.zip") as packed:
+        packed.extractall(tmp_path)
+    command = [sys.executable, tmp_path / "own" / "predict.py", data, "-o", tmp_path / "answers.csv"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    rows = csv.DictReader(io.StringIO((tmp_path / "answers.csv").read_text("utf-8-sig")))
+    found = {Path(row["path"]).name: float(row["confidence"]) for row in rows}
+    expected = {Path(own.path).name: own.confidence for own in load(model).predict(sorted(map(str, data.iterdir())))}
+    assert found == pytest.approx(expected, abs=2e-6)
 
 
 def test_the_script_in_an_archive_answers_as_predict_does(archive: Path, model: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, export, load_exported
-from vitkit.inference import METHODS, HeldOut, Trust, Unknown
+from vitkit.inference import METHODS
 from vitkit.serving.serve import serve
 from vitkit.training import train
 from vitkit.weights import load
@@ -38,24 +38,12 @@ def pictures(folder: Path, count: int, seed: int) -> Path:
     return folder
 
 
-def with_score(classifier: Classifier, folder: Path) -> Classifier:
-    """A classifier with a score that was fitted to pictures."""
-    pixels = np.stack([np.asarray(classifier.read(path)) for path in sorted(folder.iterdir())])
-    seen = classifier.seeing()(pixels)
-    seen = replace(seen, labels=seen.logits.argmax(axis=1))
-    half = np.arange(len(pixels)) < len(pixels) // 2
-    unknown = Unknown.fit("joint", seen.at(half), seen.at(~half))
-    held_out = HeldOut.of(classifier.calibrated(seen.logits), seen.labels)
-    classifier.trust = Trust(held_out, unknown).to_bytes()
-    return classifier
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A tiny model with a score for unknown images, and photographs, half of which are noise."""
     root = tmp_path_factory.mktemp("made")
     classifier = Classifier(tiny.build(), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature=0.5)
-    with_score(classifier, pictures(root / "known", 40, 0)).save(root / "model")
+    tiny.with_score(classifier, pictures(root / "known", 40, 0)).save(root / "model")
     photographs = pictures(root / "photos", 6, 1)
     for i in range(6):
         noise = np.random.default_rng(i).integers(0, 2, (20, 24, 3), dtype=np.uint8) * 255
@@ -167,7 +155,9 @@ def test_an_exported_file_has_the_same_score(
     classifier = load(model)
     if fields:
         wide = tiny.build(distill_token=True, distill_head=True)
-        classifier = with_score(Classifier(wide, classifier.classes, classifier.preprocess), model.parent / "known")
+        classifier = tiny.with_score(
+            Classifier(wide, classifier.classes, classifier.preprocess), model.parent / "known"
+        )
     out = tmp_path / f"model{suffix}"
     export(classifier, out, Pictures("photographs", tuple(sorted(photographs.iterdir()))))
     expected = list(package.predict(classifier, photographs, unknown=LEVEL, **EXACT))

@@ -56,7 +56,8 @@ def row(session: Any, card: Card, path: Path) -> tuple[Path, str, float, str]:
         image = decode(path, card["preprocess"])
     except Exception as error:  # a damaged file may raise anything
         return path, "", math.nan, f"cannot be read: {error}"
-    (logits,) = session.run(None, {"images": normalise(resize(image, card["preprocess"]), card["preprocess"])[None]})
+    pixels = normalise(resize(image, card["preprocess"]), card["preprocess"])
+    (logits,) = session.run(["logits"], {"images": pixels[None]})
     label, confidence = decide(probabilities(logits[0], card), card)
     return path, label, confidence, ""
 
