@@ -388,7 +388,7 @@ def first_page(page: Any, address: str) -> dict[str, float]:
     page.wait_for_selector(".cell img.there")
     first = time.perf_counter() - begun
     page.wait_for_function(
-        "[...document.querySelectorAll('.cell img')].every((own) => own.classList.contains('there'))"
+        "() => [...document.querySelectorAll('.cell img')].every((own) => own.classList.contains('there'))"
     )
     return {"first_picture_s": round(first, 2), "all_pictures_s": round(time.perf_counter() - begun, 2)}
 
