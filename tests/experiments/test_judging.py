@@ -125,6 +125,12 @@ def test_where_too_few_are_left_nothing_is_trained(data: Path, tmp_path: Path) -
     assert not (tmp_path / "out" / "runs").exists()
 
 
+def test_images_that_are_all_trained_on_are_not_blamed_on_the_weights() -> None:
+    chosen = judging.JudgingImages("all", 3, {"a": frozenset("xyz"), "b": frozenset("xyz")})
+    with pytest.raises(VitkitError, match=r"^no images are held out for the test, and 3 of 3 are trained on: hold out"):
+        chosen.check()
+
+
 @pytest.mark.parametrize("side", [32, 64])  # the same file, and the picture resized
 def test_copies_across_given_splits_judge_nobody(data: Path, tmp_path: Path, side: int) -> None:
     shutil.copytree(data, tmp_path / "photos")

@@ -312,6 +312,8 @@ def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> N
         package.lab("data-size", photos, upstream=photos, **small, out=tmp_path / "lab", say=quiet)
     with pytest.raises(VitkitError, match="cannot be halved by class, since it has 3 classes"):
         package.lab("data-size", photos, **small, out=tmp_path / "other", say=quiet)
+    with pytest.raises(VitkitError, match="has a model twice: leave out one of them"):
+        package.lab("data-size", photos, upstream=photos, **{**small, "model": "a, b,a"}, out=tmp_path / "c", say=quiet)
     with pytest.raises(VitkitError, match="norm does not use --upstream"):
         package.lab("norm", photos, upstream=photos, say=quiet)
 
@@ -389,6 +391,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     Classifier(tiny.build(image_size=(16, 16), num_classes=3), ("a", "b", "c"), Preprocess(size=(16, 16))).save(folder)
     return folder
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_images_of_which_none_can_be_held_out_are_refused(model: Path, tmp_path: Path, name: str) -> None:
+    few = runs.photos(tmp_path / "few", images=1)
+    with pytest.raises(VitkitError, match=r"no images are held out .*: hold out some, or add images"):
+        package.lab(name, few, model=model, seeds=1, out=tmp_path / "lab", say=quiet)
+    assert not list((tmp_path / "lab").rglob("*.*"))
 
 
 def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Units:
     @classmethod
     def of(cls, images: int, groups: Ints | None) -> Units:
         """Return the groups as units; if `groups` is None, each image is a unit."""
-        if groups is None:
+        if groups is None or images == 0:
             return cls(np.arange(images), images, 1.0)
         _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         return cls(group, len(sizes), float((sizes**2).sum() / images))

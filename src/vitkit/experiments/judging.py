@@ -90,7 +90,7 @@ class JudgingImages:
         if self.split == "all":
             raise VitkitError(
                 f"no images are held out for the test, and {self.held_out - self.left} of {self.held_out} are trained "
-                "on: add images, or hold out some with --split"
+                "on: hold out some, or add images"
             )
         who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
         raise VitkitError(

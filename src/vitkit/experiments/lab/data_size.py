@@ -104,6 +104,8 @@ def plan_sizes(
         VitkitError: a model cannot be built or trained on these images, or pictures are in both sources.
     """
     names, seed = names_of(models), base.get("seed", 0)
+    if len(set(names)) < len(names):
+        raise VitkitError(f"--model {','.join(names)} has a model twice: leave out one of them")
     side = next((config_for(name).image_size[0] for name in names if not is_network_name(name)), None)
     first: tuple[Start, Start] | None = None
     described, notes, jobs = [], [], []

@@ -76,8 +76,13 @@ class Subject:
 
         Returns:
             The preprocessed images, (B, C, height, width), and lines that describe them.
+
+        Raises:
+            VitkitError: no images are held out.
         """
         images = self.table.of_split(self.held_out)
+        if not len(images):
+            raise VitkitError(f"no images are held out of {len(self.table)}: hold out some, or add images")
         count = min(len(images), most)
         chosen = [images.file(i * len(images) // count) for i in range(count)]
         read = [self.classifier.read(file) for file in chosen]
