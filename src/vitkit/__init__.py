@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vitkit.model.registry import register_block, register_model
     from vitkit.model.vit import VisionTransformer
     from vitkit.serving.serve import Server, serve
+    from vitkit.verbs.average import Average, average
     from vitkit.verbs.bench import Benchmark, bench
     from vitkit.verbs.convert import Conversion, convert
     from vitkit.verbs.doctor import Checkup, doctor
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Anatomy",
     "Attention",
+    "Average",
     "Benchmark",
     "Block",
     "Checkup",
@@ -86,6 +88,7 @@ __all__ = [
     "VitkitError",
     "Watch",
     "WeightList",
+    "average",
     "bench",
     "compare",
     "convert",
@@ -119,6 +122,7 @@ __all__ = [
 HOMES = {  # the module of each name, relative to vitkit; functions in verbs are commands, too (vitkit.cli.commands)
     "Anatomy": "verbs.explain",
     "Attention": "model.parts",
+    "Average": "verbs.average",
     "Benchmark": "verbs.bench",
     "Block": "model.parts",
     "Checkup": "verbs.doctor",
@@ -150,6 +154,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "VitkitError": "errors",
     "Watch": "verbs.watch",
     "WeightList": "verbs.models",
+    "average": "verbs.average",
     "bench": "verbs.bench",
     "compare": "experiments.compare",
     "convert": "verbs.convert",

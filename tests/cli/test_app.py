@@ -43,6 +43,7 @@ def test_the_verbs() -> None:
         "predict",
         "info",
         "models",
+        "average",
         "convert",
         "doctor",
         "embed",

@@ -240,6 +240,7 @@ _ROWS = {
         },
     ),
     "watch": Verb("verbs.watch", "watch", _watch, {"as_json": "Print everything as a JSON object."}),
+    "average": Verb("verbs.average", "average", switches=_FIGURES, metavars={"runs": "RUN..."}),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),
     "embed": Verb("verbs.embed", "embed", _embed),
     "search": Verb("verbs.search", "search", _search, {"as_json": "Print a JSON object."}),

@@ -137,6 +137,19 @@ def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
     return {"zero-shot": f"by the class names alone, as {templates}"} if templates else {}
 
 
+def chosen_of_model(split: str, provenance: Mapping[str, Any], task: Task) -> tuple[str, ...]:
+    """Describe what was selected for a model with the images of a split: by its run, and if it averages several.
+
+    Args:
+        split: train, val, test or all.
+        provenance: provenance of the model.
+        task: task of the model.
+    """
+    chosen = chosen_on(split, provenance.get("recipe", {}), task)
+    is_greedy = split == "val" and provenance.get(AVERAGE, {}).get("how") == "greedy"
+    return (*chosen, f"runs of the average by {task.accuracy}") if is_greedy else chosen
+
+
 def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
     """Describe what a run selected with the images of a split, such as its epoch; empty except for validation images.
 
@@ -165,6 +178,7 @@ def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) 
     return tuple(chosen)
 
 
+AVERAGE = "average"  # key of the provenance with the runs whose weights were averaged
 WISE_FT = "wise_ft"  # key of the provenance with the weights between start and end that were tried
 
 

@@ -25,7 +25,7 @@ from vitkit.errors import VitkitError
 from vitkit.system import windows
 
 _LONGEST = 255  # bytes of a file's name
-_LOCK = ".lock"  # in a locked folder
+LOCK = ".lock"  # in a locked folder
 _HOLDER_SUFFIX = ".holder"
 
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
@@ -192,7 +192,7 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with exclusive(folder, folder / _LOCK, wait):
+        with exclusive(folder, folder / LOCK, wait):
             yield
     finally:
         with suppress(OSError):  # usually it is not empty
@@ -211,7 +211,7 @@ def is_held(path: Path, place: Path | None = None) -> bool:
         place: the path of the lock file; the default is inside a folder and next to a file.
     """
     if place is None:
-        place = path / _LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
+        place = path / LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
     try:
         match = _HOLDER.match(read_text(_holder_file(place)))
         if match is None or match[2] != socket.gethostname():
@@ -239,7 +239,7 @@ def _exists(process: int) -> bool:
 def holder(folder: Path) -> int | None:
     """Return the id of the process that has locked a folder; None if it is not locked, or locked by another machine."""
     with suppress(OSError):
-        match = _HOLDER.match(read_text(_holder_file(folder / _LOCK)))
+        match = _HOLDER.match(read_text(_holder_file(folder / LOCK)))
         if match is not None and match[2] == socket.gethostname() and is_held(folder):
             return int(match[1])
     return None
@@ -259,7 +259,7 @@ def _is_locked(place: Path) -> bool:
 
 def is_empty(folder: Path) -> bool:
     """Return whether a folder contains nothing except a lock."""
-    return all(path.name in (_LOCK, _LOCK + _HOLDER_SUFFIX) for path in folder.iterdir())
+    return all(path.name in (LOCK, LOCK + _HOLDER_SUFFIX) for path in folder.iterdir())
 
 
 def _tidy(path: Path) -> None:

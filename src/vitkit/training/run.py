@@ -130,6 +130,7 @@ from vitkit.training.start import (
     blueprint_of,
     choose_device,
     choose_workers,
+    digest_of_backbone,
     new_classifier,
     resolve,
     resolve_model,
@@ -181,6 +182,8 @@ def before_training(
     """Create the classifier that will be trained, and its teacher. Assumptions about either are printed."""
     recipe = blueprint.recipe
     classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
+    if recipe.weights != "none":
+        classifier.provenance["weights"]["sha256"] = digest_of_backbone(classifier.model)
     if run.extensions.names():
         classifier.provenance["extensions"] = run.extensions.names()
         run.say("; ".join(f"{part}: {name}" for part, name in run.extensions.names().items()))

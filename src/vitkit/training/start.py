@@ -62,7 +62,7 @@ from vitkit.system.environment import best_precision
 from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import progress
 from vitkit.text.cells import listed, plural
-from vitkit.training.adapters import check_patch_dropout
+from vitkit.training.adapters import check_patch_dropout, heads_of
 from vitkit.training.architecture import check_network, config_of, look_at_weights, plan_of, weights_of
 from vitkit.training.checkpoint import RunWriter, TrainingState
 from vitkit.training.defaults import complete, spare_patches
@@ -253,6 +253,20 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
     return Classifier(
         model, table.classes, blueprint.preprocess, provenance=provenance, report=report, thresholds=thresholds
     )
+
+
+def digest_of_backbone(model: Model) -> str:
+    """Return a SHA-256 of all parameters and buffers of a model except those of its heads.
+
+    Two runs with the same digest have started from the same weights.
+    """
+    heads = {id(tensor) for head in heads_of(model) for tensor in head.state_dict(keep_vars=True).values()}
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        if id(tensor) not in heads:
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:

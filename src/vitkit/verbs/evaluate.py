@@ -393,11 +393,10 @@ def _with_run_facts(
     """Add what a run has recorded about its images: groups that belong together, and what was chosen on them."""
     from vitkit.data.split_file import groups_of_run
     from vitkit.data.task import task_of
-    from vitkit.evaluation.figures import chosen_on
+    from vitkit.evaluation.figures import chosen_of_model
     from vitkit.evaluation.metrics import grouped
 
-    recipe = classifier.provenance.get("recipe", {})
-    chosen = chosen_on(judged.before.split, recipe, task_of(classifier.thresholds))
+    chosen = chosen_of_model(judged.before.split, classifier.provenance, task_of(classifier.thresholds))
     groups = groups_of_run(run, table)
     return judged.map(lambda evaluation: replace(grouped(evaluation, groups), chosen=chosen))
 
