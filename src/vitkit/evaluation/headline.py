@@ -13,7 +13,9 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text, listed, plural
 
-Kind = Literal["seen", "trained_on", "proposed", "changed", "chosen_on", "zero_shot", "tta", "precision"]
+Kind = Literal[
+    "seen", "trained_on", "of_folds", "proposed", "changed", "chosen_on", "zero_shot", "tta", "precision"
+]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Caveat:
 
             - `seen`: the weights were, or may have been, trained on some of the images or selected by them;
             - `trained_on`: the images are training images;
+            - `of_folds`: the figure is of the models of a cross-validation's folds, not of the final model;
             - `proposed`: models proposed other labels for some images, and the figure uses the earlier ones;
             - `changed`: some of the run's images have changed since;
             - `chosen_on`: something was chosen on these images;
@@ -148,9 +151,18 @@ def _of_folds(numbers: Mapping[str, Any]) -> Headline:
         interval=(low, high),
         images=sum(fold.images for fold in folds),
         split=folds[0].split,
-        caveats=tuple(dict.fromkeys(caveat for fold in folds for caveat in fold.caveats)),
+        caveats=(*_of_final(numbers), *dict.fromkeys(caveat for fold in folds for caveat in fold.caveats)),
         folds=len(folds),
     )
+
+
+def _of_final(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
+    """Yield what the figures of folds say about the final model."""
+    if final := numbers.get("final"):
+        every = plural(final["images"], "image", "images")
+        yield Caveat(
+            "of_folds", f"of the folds' models; the final model was trained on all {every}, so none is left to test it"
+        )
 
 
 def _seen(numbers: Mapping[str, Any]) -> int:

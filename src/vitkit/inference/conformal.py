@@ -41,6 +41,8 @@ class HeldOut:
         rank: number of these classes, (n,).
         doubt: 1 minus the probability of the most probable class, (n,).
         chosen: what was chosen with the help of these images, such as `temperature`.
+        folds: number of folds if the model was trained on these images, and each was predicted by a model that was
+            trained without its fold; 0 if the model itself predicted them.
     """
 
     label: Ints
@@ -50,19 +52,26 @@ class HeldOut:
     rank: Ints
     doubt: Floats
     chosen: tuple[str, ...] = ()
+    folds: int = 0
 
     @classmethod
-    def of(cls, probabilities: npt.NDArray[np.float32], labels: Ints, chosen: tuple[str, ...] = ()) -> HeldOut:
+    def of(
+        cls, probabilities: npt.NDArray[np.float32], labels: Ints, chosen: tuple[str, ...] = (), folds: int = 0
+    ) -> HeldOut:
         """Make the record from probabilities (n, K) and true classes (n,)."""
         rest, above, rank = _against_others(probabilities)
         each, label = np.arange(len(labels)), labels.astype(np.int64)
         predicted = probabilities.argmax(axis=1).astype(np.int64)
-        return cls(
-            label, predicted, rest[each, label], above[each, label], rank[each, label], doubt_of(probabilities), chosen
-        )
+        of_true = rest[each, label], above[each, label], rank[each, label]
+        return cls(label, predicted, *of_true, doubt_of(probabilities), chosen, folds)
 
     def __len__(self) -> int:
         return len(self.label)
+
+    @property
+    def kind(self) -> str:
+        """What the images are called in messages."""
+        return "cross-validated images" if self.folds else "validation images"
 
     def scores(self, kind: SetScore) -> Floats:
         """Return the scores (n,) of the true classes."""
@@ -118,7 +127,7 @@ def class_sets(
     if not by_class:
         if len(scores) < needed:
             raise VitkitError(
-                f"--coverage {coverage} requires at least {needed} validation images, and the run had {len(scores)}: "
+                f"--coverage {coverage} requires at least {needed} {held_out.kind}, and the run had {len(scores)}: "
                 f"every set would contain all classes; at most {most_coverage(len(scores)):.3g} is possible"
             )
         return ClassSets(kind, coverage, np.full(len(classes), quantile(scores, coverage)), len(scores))
@@ -126,7 +135,7 @@ def class_sets(
     few = [f"{name} {count}" for name, count in zip(classes, counts.tolist(), strict=True) if count < needed]
     if few:
         raise VitkitError(
-            f"--coverage {coverage} by class requires at least {needed} validation images of each class, and the run "
+            f"--coverage {coverage} by class requires at least {needed} {held_out.kind} of each class, and the run "
             f"had fewer of {plural(len(few), 'class', 'classes')}: {listed(few)}"
         )
     limits = [quantile(scores[held_out.label == k], coverage) for k in range(len(classes))]

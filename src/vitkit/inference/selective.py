@@ -39,6 +39,7 @@ class SureThreshold:
         answered: number of held-out images that are answered.
         wrong: number of these whose prediction is wrong.
         images: number of held-out images.
+        kind: what these images are called in messages.
     """
 
     accuracy: float
@@ -46,6 +47,7 @@ class SureThreshold:
     answered: int
     wrong: int
     images: int
+    kind: str = "validation images"
 
     @property
     def share(self) -> float:
@@ -66,7 +68,7 @@ class SureThreshold:
         """Describe the threshold in a line."""
         return (
             f"--accuracy {self.accuracy}: predictions with a confidence above {max(self.confidence, 0):.6g} are given, "
-            f"which {self.answered} of {self.images} validation images have ({self.share:.1%}), {self.wrong} of them "
+            f"which {self.answered} of {self.images} {self.kind} have ({self.share:.1%}), {self.wrong} of them "
             f"wrong; with a probability of {1 - RISK:.0%}, at least {self.accuracy:.4g} of such predictions are right"
         )
 
@@ -87,7 +89,7 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
     n = len(held_out)
     if n < (needed := answers_needed(accuracy, risk)):
         raise VitkitError(
-            f"--accuracy {accuracy} requires at least {needed} validation images, even if all are right, and the run "
+            f"--accuracy {accuracy} requires at least {needed} {held_out.kind}, even if all are right, and the run "
             f"had {n}; at most {most_accuracy(n, risk):.3g} can be shown"
         )
     doubts = np.sort(held_out.doubt)  # ascending: the most confident first
@@ -98,11 +100,12 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
         errors = int(np.searchsorted(wrong, doubts[m - 1], side="right"))
         if binomial_tail(errors, answered, 1 - accuracy) > risk:
             break
-        best = SureThreshold(accuracy, float(doubts[answered]) if answered < n else _NO_LIMIT, answered, errors, n)
+        limit = float(doubts[answered]) if answered < n else _NO_LIMIT
+        best = SureThreshold(accuracy, limit, answered, errors, n, held_out.kind)
     if best is None:
         first = int((wrong <= doubts[needed - 1]).sum())
         raise VitkitError(
-            f"--accuracy {accuracy} cannot be promised: of the {needed} most confident validation images {first} "
+            f"--accuracy {accuracy} cannot be promised: of the {needed} most confident {held_out.kind} {first} "
             f"{'is' if first == 1 else 'are'} wrong, and none of them may be; request less"
         )
     return best

@@ -51,6 +51,7 @@ class Trust:
         tensors |= {name: getattr(self.held_out, name).astype(np.int32) for name in _INTS}
         named = {f"held_out.{name}": array for name, array in tensors.items()}
         about: dict[str, Any] = {"format_version": _VERSION, "chosen": list(self.held_out.chosen)}
+        about |= {"folds": self.held_out.folds} if self.held_out.folds else {}
         if self.unknown is not None:
             arrays, about["unknown"] = to_arrays(self.unknown)
             named |= {f"unknown.{name}": array for name, array in arrays.items()}
@@ -78,7 +79,7 @@ class Trust:
                     "a later version of vitkit has written the predictions of held-out images: upgrade it"
                 )
             tensors = load(data)
-            held_out = _held_out(tensors, tuple(about["chosen"]), classes)
+            held_out = _held_out(tensors, tuple(about["chosen"]), about.get("folds", 0), classes)
             if "unknown" not in about:
                 return cls(held_out)
             arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
@@ -104,7 +105,7 @@ def _header_of(data: bytes) -> Mapping[str, Any]:
     return about
 
 
-def _held_out(tensors: Mapping[str, npt.NDArray[Any]], chosen: tuple[str, ...], classes: int) -> HeldOut:
+def _held_out(tensors: Mapping[str, npt.NDArray[Any]], chosen: tuple[str, ...], folds: Any, classes: int) -> HeldOut:
     integers: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS}
     floats: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.float64) for name in _FLOATS}
     shapes = {array.shape for array in (*integers.values(), *floats.values())}
@@ -116,7 +117,9 @@ def _held_out(tensors: Mapping[str, npt.NDArray[Any]], chosen: tuple[str, ...], 
         raise ValueError("probabilities are not from 0 to 1")
     if not all(isinstance(text, str) for text in chosen):
         raise ValueError("what was chosen is not text")
-    return HeldOut(**integers, **floats, chosen=chosen)
+    if type(folds) is not int or folds < 0:
+        raise ValueError(f"the number of folds is {folds}")
+    return HeldOut(**integers, **floats, chosen=chosen, folds=folds)
 
 
 @dataclass(frozen=True)
@@ -128,19 +131,22 @@ class PredictionRules:
         sure: the threshold of sufficient confidence; None if no label is withheld.
         unknown: the fraction of known images at which an image is called unknown; None if none is.
         chosen: what was chosen with the help of the held-out images that make the rules.
+        folds: number of folds if these images were predicted by other models (`conformal.HeldOut`), else 0.
     """
 
     sets: ClassSets | None = None
     sure: SureThreshold | None = None
     unknown: float | None = None
     chosen: tuple[str, ...] = ()
+    folds: int = 0
 
     def notes(self) -> list[str]:
         """Return lines about the rules; none if there are no rules."""
         lines = []
+        kind = "cross-validated images" if self.folds else "validation images"
         if self.sets is not None:
             lines.append(
-                f"--coverage {self.sets.coverage}: sets by {self.sets.images} validation images; a set is to contain "
+                f"--coverage {self.sets.coverage}: sets by {self.sets.images} {kind}; a set is to contain "
                 f"the true class {self.sets.coverage:.4g} of the time, for photographs like those"
             )
         if self.sure is not None:
@@ -148,10 +154,15 @@ class PredictionRules:
         if self.unknown is not None:
             lines.append(
                 f"--unknown {self.unknown}: an image is called {UNKNOWN} if it looks less familiar than all but "
-                f"{self.unknown:.4g} of the validation images, as that part of known images does, too"
+                f"{self.unknown:.4g} of the {kind}, as that part of known images does, too"
+            )
+        if self.folds and (self.sets is not None or self.sure is not None):
+            lines.append(
+                f"the model was trained on these images too, and each was predicted by a model of the other folds (of "
+                f"{self.folds}): this holds as far as such models are alike, and has no guarantee"
             )
         if self.chosen:
-            lines.append(f"the same validation images were used to choose: {', '.join(self.chosen)}")
+            lines.append(f"the same {kind} were used to choose: {', '.join(self.chosen)}")
         return lines
 
 
@@ -191,7 +202,12 @@ def rules_for(
             raise VitkitError(f"--unknown requires a model with a score for unknown images: {NOT_FITTED}")
         check_level(trust.unknown, unknown)
     if coverage is None and accuracy is None:
-        return PredictionRules(unknown=unknown, chosen=trust.held_out.chosen if trust else ())
+        held_out = None if trust is None else trust.held_out
+        return PredictionRules(
+            unknown=unknown,
+            chosen=() if held_out is None else held_out.chosen,
+            folds=0 if held_out is None else held_out.folds,
+        )
     if trust is None:
         flag = "coverage" if coverage is not None else "accuracy"
         raise VitkitError(
@@ -200,4 +216,4 @@ def rules_for(
         )
     sets = None if coverage is None else class_sets(trust.held_out, classes, coverage, set_score, by_class=by_class)
     sure = None if accuracy is None else sure_threshold(trust.held_out, accuracy)
-    return PredictionRules(sets, sure, unknown, trust.held_out.chosen)
+    return PredictionRules(sets, sure, unknown, trust.held_out.chosen, trust.held_out.folds)

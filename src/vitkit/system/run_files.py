@@ -31,6 +31,7 @@ LOGGER_RUNS = "loggers.json"  # the ids of the run at logging services
 
 # The results.
 EVALUATION = "evaluation.json"
+OUT_OF_FOLD = "out_of_fold.safetensors"  # of a model without validation images: predictions by models of other images
 PREDICTIONS = "predictions.csv"  # the prediction for each held-out image
 FILLER = "pretraining.safetensors"  # of a pre-training: the decoder, which is not part of the model
 FOLDS = "folds.json"  # of a cross-validation
@@ -62,7 +63,7 @@ FILES = (  # that a run writes into its folder; a new run in the same folder rem
         CLASS_INDICES,
     ),
     *(START, LOG, METRICS, LOGGER_RUNS),
-    *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
+    *(EVALUATION, OUT_OF_FOLD, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )
 
 

@@ -203,11 +203,14 @@ class ValidationFacts:
         chosen: what was chosen with the help of these images (`evaluation.figures.chosen_on`).
         groups: by path the number of the group of an image that has copies or belongs to others.
         seen: by path the images that the weights had been trained on before the run.
+        folds: number of folds if each image was predicted by a model that was trained without its fold; 0 if the model
+            itself predicted them.
     """
 
     chosen: tuple[str, ...] = ()
     groups: Mapping[str, int] = field(default_factory=dict)
     seen: Mapping[str, Any] = field(default_factory=dict)
+    folds: int = 0
 
 
 NOTHING_KNOWN = ValidationFacts()
@@ -303,7 +306,8 @@ def _trust(
     if not len(chosen):
         return None
     unknown = None if fit_unknown is None else fit_unknown(classifier, [seen.paths[i] for i in chosen.tolist()])
-    return Trust(HeldOut.of(seen.probabilities[chosen], seen.labels[chosen], facts.chosen), unknown).to_bytes()
+    held_out = HeldOut.of(seen.probabilities[chosen], seen.labels[chosen], facts.chosen, facts.folds)
+    return Trust(held_out, unknown).to_bytes()
 
 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:

@@ -334,7 +334,7 @@ def run_training(
         data,
         fabric,
         team=team,
-        callbacks=[writer, *run.callbacks, curves],
+        callbacks=[*([] if run.until is None else [_EndAfter(run.until)]), writer, *run.callbacks, curves],
         interruption=Interruption(stop, team),
     )
     if choose_compile(recipe):
@@ -355,6 +355,16 @@ def run_training(
         raise DivergedError("no epoch led to a usable model: try a lower --lr, a longer --warmup, or more --epochs")
     if writer.keeps_start:
         run.say(UNBEATEN)
+
+
+class _EndAfter:
+    """Callback that ends the training after so many epochs of its schedule."""
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        state.should_stop |= state.epoch + 1 >= self._epochs
 
 
 @contextmanager

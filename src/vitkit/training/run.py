@@ -71,6 +71,7 @@ from vitkit.system.run_files import (
     GROUPS,
     LABELS,
     METRICS,
+    OUT_OF_FOLD,
     PICTURES,
     PREPROCESS,
     PRETRAINING,
@@ -81,12 +82,13 @@ from vitkit.system.run_files import (
     SPLIT,
     fold_folder,
 )
-from vitkit.text.cells import interval_text
+from vitkit.text.cells import interval_text, plural
 from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
 from vitkit.training.extensions import NONE, Extensions
+from vitkit.training.final_model import keep_zero_shot, plan_of_final, settle_final
 from vitkit.training.finalize import ValidationFacts, calibrate_by, correction_of
 from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
@@ -97,6 +99,7 @@ from vitkit.training.lineage import (
     record_after,
 )
 from vitkit.training.loggers import check_watchers
+from vitkit.training.out_of_fold import OutOfFold
 from vitkit.training.probe import Features, HeadImages, fit_head, head_images
 from vitkit.training.recipe import Recipe, Request, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
@@ -153,6 +156,15 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     Returns:
         The evaluation of the held-out images that count; None if the weights have seen all of them.
     """
+    table, known, weights = _fit(run, recipe, blueprint)
+    with reporting(run):
+        return _conclude(run, recipe, table, known, weights)
+
+
+def _fit(
+    run: Run, recipe: Recipe, blueprint: Blueprint | None
+) -> tuple[ImageTable, Features | None, WeightsSource | None]:
+    """Train, and return the images, the frozen features if a head was fitted to them, and the initial weights."""
     table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes))
@@ -166,14 +178,15 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     known: Features | None = None
-    if recipe.method == "probe":
+    if run.until == 0:
+        keep_zero_shot(run, classifier)
+    elif recipe.method == "probe":
         if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
             images_of_head = head_images(recipe, table, classifier, run.extensions.augment)
             known = fit_head(run, recipe, table, classifier, images_of_head)
     else:
         learn(run, recipe, table, classifier, teacher)
-    with reporting(run):
-        return _conclude(run, recipe, table, known, model.weights)
+    return table, known, model.weights
 
 
 def before_training(
@@ -255,7 +268,9 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
 
 
 def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> None:
-    """Train and test the unfinished folds, and write the results of all folds to folds.json and report.html.
+    """Train and test the unfinished folds, and train the final model on all images.
+
+    The results of all folds are written to folds.json, and to report.html when the final model is finished.
 
     Args:
         run: the run, whose folder contains those of the folds.
@@ -277,27 +292,73 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
             model = None if blueprint is None else replace(blueprint, recipe=recipe_of_fold)
             trained[folder] = fit_and_report(replace(run, folder=folder, whole=run.folder), recipe_of_fold, model)
     results = [read_figures(folder / EVALUATION) for folder in folders]
+    has_final = (run.folder / SPLIT).is_file()  # cross-validations of earlier versions have none
+    figures: dict[str, FoldFigure] = {}
     if run.team.is_main:
-        figures = {} if trained else _known(run.folder / FOLDS)
+        needs_predictions = has_final and recipe.method != "probe" and not (run.folder / OUT_OF_FOLD).is_file()
+        figures = {} if trained or needs_predictions else _known(run.folder / FOLDS)
         if not figures:
             evaluations = [
                 trained[folder] if folder in trained else _evaluated_again(folder, figure, recipe)
                 for folder, figure in zip(folders, results, strict=True)
             ]
             figures = figures_of_folds([figure for figure in evaluations if figure is not None])
+            if has_final and recipe.method != "probe":
+                _write_predictions(run, folders, evaluations)
         numbers = {name: figure.to_dict() for name, figure in figures.items()}
         write_json(run.folder / FOLDS, {**numbers, "folds": results})
-        _write_report(run.folder / REPORT, recipe, results, figures)
         if (unlearned := sum("zero_shot" in figure for figure in results)) > 0:
             run.say(f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
-        run.say(f"{headline_of({**numbers, 'folds': results}).words}; report: {run.folder / REPORT}")
+        run.say(headline_of({**numbers, "folds": results}).words)
+    final = _fit_final(run, recipe, folders, blueprint) if has_final else None
+    if run.team.is_main:
+        numbers = {**{name: figure.to_dict() for name, figure in figures.items()}, "folds": results}
+        numbers |= {} if final is None else {"final": final}
+        write_json(run.folder / FOLDS, numbers)
+        _write_report(run.folder / REPORT, recipe, results, figures, final)
+        run.say(f"{headline_of(numbers).words}; report: {run.folder / REPORT}")
+
+
+def _write_predictions(run: Run, folders: Sequence[Path], evaluations: Sequence[Evaluation | None]) -> None:
+    """Write the predictions of the folds' models for their test images, by which the final model is calibrated."""
+    pairs = [(item, folder) for item, folder in zip(evaluations, folders, strict=True) if item is not None]
+    if pairs:
+        model = load(folders[0]).model
+        OutOfFold.of_folds([item for item, _ in pairs], [folder for _, folder in pairs], model).write(run.folder)
+
+
+def _fit_final(
+    run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blueprint | None
+) -> dict[str, Any] | None:
+    """Train the final model on all images, and return what folds.json says about it."""
+    plan = plan_of_final(recipe, folders)
+    images = images_of_run(run.folder / SPLIT)
+    run.say(plan.words(len(images)))
+    model = None if blueprint is None else replace(blueprint, recipe=plan.recipe)
+    table, _, _ = _fit(replace(run, until=plan.epochs), plan.recipe, model)
+
+    def settle() -> dict[str, Any]:
+        predictions = OutOfFold.read(run.folder)
+        about: dict[str, Any] = {"images": len(table), "temperature": None}
+        if predictions is None:
+            run.say("no image was predicted by a model that had not seen it: the final model is not calibrated")
+        else:
+            about = settle_final(run, plan.recipe, table, predictions)
+        return about if plan.epochs is None else {**about, "epochs": plan.epochs, "best_epochs": list(plan.best)}
+
+    with reporting(run):
+        return run.team.broadcast_from_main(settle)
 
 
 def _known(file: Path) -> dict[str, FoldFigure]:
     """Read figures that were computed before; return nothing if they lack the current intervals."""
     try:
         stored = from_json(file.read_text(encoding="utf-8"))
-        rows = {name: (value["mean"], value["interval_95"]) for name, value in stored.items() if name != "folds"}
+        rows = {
+            name: (value["mean"], value["interval_95"])
+            for name, value in stored.items()
+            if name not in ("folds", "final")
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return {name: FoldFigure(mean, None if ends is None else (ends[0], ends[1])) for name, (mean, ends) in rows.items()}
@@ -322,7 +383,11 @@ def _unseen(folder: Path) -> str:
 
 
 def _write_report(
-    path: Path, recipe: Recipe, results: Sequence[dict[str, Any]], figures: dict[str, FoldFigure]
+    path: Path,
+    recipe: Recipe,
+    results: Sequence[dict[str, Any]],
+    figures: dict[str, FoldFigure],
+    final: dict[str, Any] | None,
 ) -> None:
     shown = {name: item for name, item in figures.items() if name in _SHOWN}
     rows = [
@@ -335,7 +400,8 @@ def _write_report(
     ]
     rows.append(["all", *map(str, shown.values()), str(sum(item["images"] for item in results))])
     accuracy = figures["accuracy"]
-    headline = headline_of({**{name: item.to_dict() for name, item in figures.items()}, "folds": results})
+    numbers = {**{name: item.to_dict() for name, item in figures.items()}, "folds": results}
+    headline = headline_of(numbers if final is None else {**numbers, "final": final})
     caveats = [f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats]
     first = "<p>No accuracy can be given.</p>"
     if accuracy.mean is not None and accuracy.interval is not None:
@@ -347,9 +413,24 @@ def _write_report(
         first,
         *caveats,
         f"<p>Every image was tested once, by a model that {_unseen(path.parent)}.</p>",
+        *([] if final is None else [f"<p>{escape(_about_final(final))}</p>"]),
         table(rows, ["", *(name.replace("_", " ") for name in shown), "images"]),
     ]
     write_page(path, title, body)
+
+
+def _about_final(final: Mapping[str, Any]) -> str:
+    """Describe the final model in sentences."""
+    epochs = final.get("epochs")
+    length = "" if epochs is None else f" for {plural(epochs, 'epoch', 'epochs')}, the median of the folds' best,"
+    calibrated = (
+        "It is not calibrated."
+        if final["temperature"] is None
+        else f"Its temperature is {final['temperature']:.3f}, fitted on predictions of models without the image."
+    )
+    return (
+        f"The model in this folder was trained{length} on all {plural(final['images'], 'image', 'images')}. {calibrated}"
+    )
 
 
 Work = Callable[[Run, Recipe, Blueprint | None], Any]
@@ -560,12 +641,13 @@ def _prepare(
                 run.say(line)
         else:
             lines = tell(run, start.findings)
-            write_text(run.folder / RECIPE, recipe.to_toml())
             for number, split_images in enumerate(start.parts):
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
                 lacking = map(str, of_splits(split_images.images.table))
                 write_start(folder, recipe.replace(folds=None), split_images, start.before, [*lines, *lacking])
+            assert start.whole is not None
+            write_start(run.folder, recipe, start.whole, start.before, lines)
     except BaseException:
         discard_if_empty(run.folder)
         raise

@@ -41,7 +41,8 @@ _FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, TRUST, *FILES)
 class Run:
     """A run folder with its log and the processes that work on it.
 
-    A fold has the cross-validation as `whole`. The `callbacks`, `loggers` and `extensions` are the caller's.
+    A fold has the cross-validation as `whole`. The `callbacks`, `loggers` and `extensions` are the caller's. The
+    training ends after epoch `until` of its schedule, if that is set.
     """
 
     folder: Path
@@ -51,6 +52,7 @@ class Run:
     callbacks: tuple[Any, ...] = ()
     loggers: tuple[Any, ...] = ()
     extensions: Extensions = NONE
+    until: int | None = None
 
     def say(self, line: str) -> None:
         """Print a line and write it to the log."""

@@ -515,6 +515,7 @@ class Start:
         reasons: the reasons for the values of fields that the user did not set, one line each.
         table: the data as in the source.
         parts: the split images, once or for each fold of a cross-validation.
+        whole: the images of the final model of a cross-validation, which is trained on all of them; None otherwise.
         before: the record of what the weights were trained on.
         findings: problems of the data that do not depend on the split.
         torn: findings about scenes whose images are in two splits.
@@ -527,6 +528,7 @@ class Start:
     before: PictureRecord
     findings: tuple[Finding, ...]
     torn: tuple[Finding, ...]
+    whole: SplitImages | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -595,9 +597,12 @@ def resolve(
     before = ancestry_of(recipe, seen, taught)
     proposed = find_proposed(images, table, recipe, runs)
     parts = place_proposals(proposed, _parts(images, recipe, before, proposed), recipe)
+    whole = None if recipe.folds is None else _undivided(images, parts[0])
     if recipe.max_images is not None:
         parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
-    return Start(blueprint, (*reasons, *of_head), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn))
+        whole = None if whole is None else limit(whole, recipe.max_images, recipe.seed)
+    findings = tuple(diagnosis.findings)
+    return Start(blueprint, (*reasons, *of_head), table, tuple(parts), before, findings, tuple(torn), whole)
 
 
 def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) -> tuple[Blueprint, list[str]]:
@@ -644,6 +649,12 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
         tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
         parts.append(SplitImages(replace(images, table=split(tested, shares, recipe.seed_of_split, groups)), overlap))
     return parts
+
+
+def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
+    """Return all images as training images. The folds test labels that models proposed, so none is listed here."""
+    table = replace(images.table, splits=("train",) * len(images.table))
+    return replace(fold, images=replace(images, table=table), findings=[], proposals=())
 
 
 def limit(part: SplitImages, most: int, seed: int) -> SplitImages:

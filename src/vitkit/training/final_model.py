@@ -1,0 +1,104 @@
+"""The model that a cross-validation ends with: trained on all images, for as long as the folds suggest.
+
+It has no validation images. What they would have chosen comes from the folds: the number of epochs is the median of
+those that were the best, in the same schedule; the learning rate of `--find-lr` is the median, too. The temperature,
+the thresholds and the promises are based on the predictions of the folds' models (`out_of_fold`). A head on frozen
+features needs none of this, as it chooses its penalty by a cross-validation of its own (`probe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median, median_low
+from typing import Any
+
+from vitkit.classifier import Classifier
+from vitkit.data.split_file import groups_from_file
+from vitkit.data.table import ImageTable
+from vitkit.evaluation.figures import chosen_on
+from vitkit.model_folder import read_description
+from vitkit.system.run_files import GROUPS, RECIPE
+from vitkit.text.cells import plural
+from vitkit.training.finalize import ValidationFacts, calibrate_by
+from vitkit.training.out_of_fold import OutOfFold
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_files import load_of_run
+from vitkit.training.run_folder import ZERO_SHOT, Run
+from vitkit.weights import load
+
+
+@dataclass(frozen=True)
+class FinalPlan:
+    """How the final model is trained.
+
+    Attributes:
+        recipe: its recipe.
+        best: the number of epochs of the best model of each fold; 0 for the zero-shot model; empty if there are no
+            epochs.
+    """
+
+    recipe: Recipe
+    best: tuple[int, ...] = ()
+
+    @property
+    def epochs(self) -> int | None:
+        """The number of epochs after which the training ends; None if there are no epochs."""
+        return int(median(self.best) + 0.5) if self.best else None
+
+    def words(self, images: int) -> str:
+        """Describe the training in a line."""
+        how = ""
+        if self.epochs is not None:
+            each = ", ".join(map(str, self.best))
+            how = f", for {plural(self.epochs, 'epoch', 'epochs')}: the median of the best ones of the folds ({each})"
+        return f"final model: trained on all {plural(images, 'image', 'images')}{how}"
+
+
+def plan_of_final(recipe: Recipe, folders: Sequence[Path]) -> FinalPlan:
+    """Return how the final model is trained, by what the finished folds have chosen.
+
+    Args:
+        recipe: the recipe of the cross-validation.
+        folders: the folders of its folds.
+    """
+    recipe = recipe.replace(folds=None)
+    if recipe.method == "probe":
+        return FinalPlan(recipe)
+    if recipe.find_lr:
+        rates = [load_of_run(folder / RECIPE).lr for folder in folders]
+        recipe = recipe.replace(find_lr=False, lr=median_low(rates))
+    best = (read_description(folder)["provenance"]["metrics"]["epoch"] for folder in folders)
+    return FinalPlan(recipe, tuple(epoch - ZERO_SHOT for epoch in best))
+
+
+def keep_zero_shot(run: Run, classifier: Classifier) -> None:
+    """Save the zero-shot model, which was the best one in most folds."""
+    if run.team.is_main:
+        classifier.provenance["metrics"] = {"epoch": ZERO_SHOT}
+        classifier.save(run.folder)
+        run.say("the final model is the zero-shot one, as in most folds no epoch was better")
+
+
+def settle_final(run: Run, recipe: Recipe, table: ImageTable, predictions: OutOfFold) -> dict[str, Any]:
+    """Calibrate the final model by the predictions of the folds' models, and return what folds.json says about it.
+
+    Args:
+        run: the run, whose folder contains the final model.
+        recipe: its recipe.
+        table: its images.
+        predictions: the predictions of other models for these images.
+    """
+    classifier = load(run.folder)
+    chosen = (table.task.chosen,) if recipe.method != "probe" else chosen_on("val", vars(recipe), table.task)
+    facts = ValidationFacts(chosen, groups_from_file(run.folder / GROUPS), folds=predictions.folds)
+    calibrate_by(run.folder, classifier, partial(predictions.evaluation, classifier), facts)
+    images = plural(len(predictions.paths), "image", "images")
+    what = f"temperature {classifier.temperature:.3f}"
+    if classifier.thresholds is not None:
+        what += f" and {plural(len(classifier.classes), 'threshold', 'thresholds')}"
+    run.say(f"{what} of the final model: fitted on {images}, each predicted by a model that was trained without it")
+    return {"images": len(table), "temperature": classifier.temperature}
+

@@ -1,0 +1,129 @@
+"""Predictions of the training images by models that were trained without them.
+
+A model that is trained on all images has none to be calibrated on. The models of a cross-validation have predicted each
+image once without having been trained on it, so its temperature, its thresholds and the promises of `vitkit predict`
+are based on their predictions (docs/decisions/0042-final-models.md says what is then guaranteed, and what is not).
+
+The predictions are stored in the run's folder as logits without the temperatures and the corrections of those models,
+since the final model gets its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.classifier import Classifier
+from vitkit.errors import VitkitError
+from vitkit.evaluation.calibration import log_odds, to_probabilities
+from vitkit.evaluation.figures import BALANCE
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.model.build import Model
+from vitkit.model_folder import read_description
+from vitkit.system.files import read_bytes, write_bytes
+from vitkit.system.run_files import OUT_OF_FOLD
+from vitkit.training.finalize import PriorCorrection, correction_of, logit_shift
+
+_HEADER = "out_of_fold"  # the key of the file's metadata
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfFold:
+    """Predictions of n images, each by a model that was trained on other images.
+
+    Attributes:
+        classes: the names of the classes.
+        paths: the paths of the images, (n,).
+        labels: their classes (n,), or class indicators (n, K).
+        logits: (n, K), before the temperature and without any correction of the class prior.
+        folds: the number of folds, and so of models.
+    """
+
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: npt.NDArray[np.int64]
+    logits: npt.NDArray[np.float32]
+    folds: int
+
+    @classmethod
+    def of_folds(cls, evaluations: Sequence[Evaluation], folders: Sequence[Path], model: Model) -> OutOfFold:
+        """Collect what the models of the folds predicted.
+
+        Args:
+            evaluations: the evaluation of each fold on its test images.
+            folders: the model folder of each.
+            model: a model of the same architecture.
+        """
+        rows = []
+        for evaluation, folder in zip(evaluations, folders, strict=True):
+            description = read_description(folder)
+            logits = log_odds(evaluation.probabilities, evaluation.labels) * description["temperature"]
+            stored = description.get("provenance", {}).get(BALANCE)
+            if stored is not None:
+                logits -= logit_shift(model, PriorCorrection.from_dict(stored)).double().numpy()
+            rows.append(logits.astype(np.float32))
+        return cls(
+            classes=evaluations[0].classes,
+            paths=tuple(path for evaluation in evaluations for path in evaluation.paths),
+            labels=np.concatenate([evaluation.labels for evaluation in evaluations]),
+            logits=np.concatenate(rows),
+            folds=len(evaluations),
+        )
+
+    def evaluation(self, classifier: Classifier) -> Evaluation:
+        """Return the predictions as if the classifier had made them, with its correction and at temperature 1."""
+        correction = correction_of(classifier)
+        shift = 0.0 if correction is None else logit_shift(classifier.model, correction).double().numpy()
+        probabilities = to_probabilities(self.logits.astype(np.float64) + shift, self.labels)
+        plain = Evaluation("train", self.classes, self.paths, self.labels, probabilities)
+        if classifier.thresholds is None:
+            return plain
+        return MultiEvaluation(**{**vars(plain), "thresholds": classifier.thresholds})
+
+    def without(self, paths: Mapping[str, Any]) -> OutOfFold:
+        """Return the predictions without those of some images."""
+        kept = [i for i, path in enumerate(self.paths) if path not in paths]
+        chosen = tuple(self.paths[i] for i in kept)
+        return replace(self, paths=chosen, labels=self.labels[kept], logits=self.logits[kept])
+
+    def write(self, folder: Path) -> None:
+        """Write the predictions into the folder of the run."""
+        from safetensors.numpy import save
+
+        arrays = {"labels": self.labels.astype(np.int32), "logits": self.logits}
+        about = json.dumps({"classes": self.classes, "paths": self.paths, "folds": self.folds})
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        write_bytes(folder / OUT_OF_FOLD, save(arrays, {_HEADER: about}))
+
+    @classmethod
+    def read(cls, folder: Path) -> OutOfFold | None:
+        """Read the predictions in the folder of a run; None if it has none.
+
+        Raises:
+            VitkitError: the file is damaged.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        file = folder / OUT_OF_FOLD
+        if not file.is_file():
+            return None
+        data = read_bytes(file)
+        try:
+            arrays = load(data)
+            length = int.from_bytes(data[:8], "little")
+            about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
+            labels, logits = arrays["labels"].astype(np.int64), arrays["logits"]
+            paths, classes = tuple(about["paths"]), tuple(about["classes"])
+            if logits.shape != (len(paths), len(classes)) or len(labels) != len(paths):
+                raise ValueError(f"{len(paths)} images have logits of the shape {logits.shape}")
+            return cls(classes, paths, labels, logits, int(about["folds"]))
+        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise VitkitError(f"{file} is damaged: {error}; delete it to compute it again with --resume") from error
