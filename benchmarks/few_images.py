@@ -81,7 +81,9 @@ def accuracy_of(run: Path, table: ImageTable, tested: Sequence[int]) -> float:
 
 def accuracy_of_regression(arm: str, x: np.ndarray, y: np.ndarray, given: list[int], tested: list[int]) -> float:
     few = int(np.bincount(y[given]).min())
-    plain = LogisticRegression(max_iter=5000) if arm == "logistic" else LogisticRegressionCV(cv=min(5, few), max_iter=5000)
+    plain = (
+        LogisticRegression(max_iter=5000) if arm == "logistic" else LogisticRegressionCV(cv=min(5, few), max_iter=5000)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of changes in later versions
         fitted = make_pipeline(StandardScaler(), plain).fit(x[given], y[given])
@@ -130,7 +132,9 @@ def summarise(rows: Sequence[dict[str, Any]]) -> None:
                 error = differences.std(ddof=1) / n**0.5 if n > 1 else float("nan")
                 paired = f"auto - it {100 * differences.mean():+.2f} ({100 * error:.2f})" if n else ""
                 seconds = np.median([row["seconds"] for row in rows if (row["each"], row["arm"]) == (each, arm)])
-                print(f"{each:3} {arm:12} {100 * np.mean(values):6.2f} % of {len(values)} seeds  {seconds:6.1f} s  {paired}")
+                print(
+                    f"{each:3} {arm:12} {100 * np.mean(values):6.2f} % of {len(values)} seeds  {seconds:6.1f} s  {paired}"
+                )
 
 
 def main() -> None:

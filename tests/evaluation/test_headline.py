@@ -92,4 +92,13 @@ def test_folds_have_their_mean_and_an_interval_within_0_and_1() -> None:
     told = headline_of({"accuracy": {"mean": 0.95, "margin_95": 0.6}, "folds": folds})
     assert (told.value, told.interval, told.images, told.folds) == (0.95, (pytest.approx(0.35), 1.0), 8, 2)
     told = headline_of({"accuracy": {"mean": 0.95, "interval_95": [0.8, 0.99]}, "folds": folds})
-    assert told.interval == (0.8, 0.99)
+    assert told.interval == (0.8, 0.99) and told.caveats == ()
+
+
+def test_figures_of_folds_are_not_those_of_the_final_model() -> None:
+    folds = [{**MAIN, "accuracy": 0.9}] * 2
+    numbers = {"accuracy": {"mean": 0.9, "interval_95": [0.8, 0.99]}, "folds": folds, "final": {"images": 12}}
+    headline = headline_of(numbers)
+    assert [caveat.kind for caveat in headline.caveats] == ["of_folds"]
+    assert "(of the folds' models; the final model was trained on all 12 images" in headline.words
+    assert headline.to_dict()["caveats"][0]["text"] == headline.caveats[0].text

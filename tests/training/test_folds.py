@@ -325,7 +325,7 @@ def test_a_resume_goes_on_in_the_fold_that_was_interrupted_to_the_same_weights(
 
 
 def assert_same_folds(folder: Path, other: Path) -> None:
-    for name in ("fold-1", "fold-2", "fold-3"):
+    for name in ("fold-1", "fold-2", "fold-3", "."):
         runs.assert_same_weights(folder / name, other / name)
     assert json.loads((folder / "folds.json").read_text()) == json.loads((other / "folds.json").read_text())
 
@@ -398,7 +398,8 @@ def test_force_leaves_nothing_of_the_earlier_folds(
     assert {path.name for path in fold_folders(folder)} == expected
     assert (folder / "folds.json").is_file() == bool(expected)
     assert (folder / "thesis.txt").read_text() == "precious"
-    assert (folder / "model.json").is_file() != bool(expected)
+    assert (folder / "out_of_fold.safetensors").is_file() == bool(expected)
+    assert set(split_from_file(folder / "split.json").splits) == ({"train"} if expected else {"train", "val", "test"})
 
 
 def test_an_earlier_cross_validation_is_not_written_over(finished: Path, data: Path) -> None:

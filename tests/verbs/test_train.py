@@ -108,8 +108,10 @@ def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path
     assert run.accuracy == pytest.approx(sum(fold.accuracy for fold in run.folds) / 2)
     bounds = interval_text(run.evaluation["accuracy"]["interval_95"], 4)
     assert run.lines()[0].startswith(
-        f"accuracy {run.accuracy:.4f} (95 %: {bounds}) over 2 folds, on 36 test images; report: "
+        f"accuracy {run.accuracy:.4f} (95 %: {bounds}) over 2 folds, on 36 test images (of the folds' models; "
     )
+    assert [row["fold"] for row in run.rows()] == [1, 2, "final"]
+    assert run.classifier.predict(data / "red" / "img1.png")
     assert run.folds[1].classifier.classes == ("blue", "green", "red")
     assert str(run.report) in run._repr_html_()
 

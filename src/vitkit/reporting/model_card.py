@@ -14,7 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures
 from vitkit.system.files import read_json
-from vitkit.system.run_files import EVALUATION, SPLIT
+from vitkit.system.run_files import EVALUATION, FOLDS, SPLIT
 
 _FIGURES = {  # of evaluation.json, for people
     "accuracy": "right answers",
@@ -50,8 +50,8 @@ def model_card(name: str, model: ModelFacts, made_with: str, run: Path | None = 
     Raises:
         VitkitError: the evaluation of the run is damaged.
     """
-    is_evaluated = run is not None and (run / EVALUATION).is_file()
-    figures = read_figures(run / EVALUATION) if run is not None and is_evaluated else {}
+    file = None if run is None else next((run / name for name in (EVALUATION, FOLDS) if (run / name).is_file()), None)
+    figures = {} if file is None else read_figures(file)
     parts = [
         [f"# {markdown_text(name)}", "", f"A classifier of photographs, made with vitkit {markdown_text(made_with)}."],
         _about_classes(model.classes, task_of(model.thresholds)),
@@ -107,6 +107,10 @@ def _about_figures(figures: dict[str, Any]) -> list[str]:
     quoted, counted = headline_of(figures), counted_figures(figures)
     where = "held back for the test" if quoted.split == "test" else f"of the split {markdown_text(quoted.split)}"
     lines = ["## How good it is", "", f"On {quoted.images} photographs {where}:", ""]
+    if quoted.folds:
+        counted = _of_folds(figures)
+        each = f"each tested once by a model of a cross-validation with {quoted.folds} folds that did not learn from it"
+        lines = ["## How good it is", "", f"On {quoted.images} photographs, {each}:", ""]
     if quoted.value is None:
         lines = ["## How good it is", "", "Nobody knows: no figure can be given."]
     lines += [f"- note: {markdown_text(caveat.text)}" for caveat in quoted.caveats]
@@ -140,6 +144,13 @@ def _about_unknown(figures: Mapping[str, Any]) -> list[str]:
             f"- {markdown_text(limit['kind'])}: {100 * limit['share']:.0f} % (95 % interval {low:.0f} to {high:.0f} %)"
         )
     return lines
+
+
+def _of_folds(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of folds.json as evaluation.json has them."""
+    pairs = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
+    bounds = {name: item["interval_95"] for name, item in pairs.items() if item["interval_95"] is not None}
+    return {**{name: item["mean"] for name, item in pairs.items()}, "intervals_95": bounds}
 
 
 def _about_use(pixels: Preprocess, run: str) -> list[str]:

@@ -22,6 +22,7 @@ __all__, __getattr__ = public(
             "Balance PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "
             "resolve_balance shift_head_bias with_correction"
         ),
+        "final_model": "FinalPlan",
         "gradients": "GradientSums add_gradients",
         "lightning_module": "LightningClassifier PytorchLightningClassifier",
         "lineage": "RunImages SplitImages divide",
@@ -29,6 +30,7 @@ __all__, __getattr__ = public(
         "loop": "Interruption Loop MicroBatch",
         "losses": "Objective binary_loss distillation_loss label_loss",
         "optim": "Average build_optimizer ema_decay lr_factor parameter_groups swa_factor swa_start",
+        "out_of_fold": "OutOfFold",
         "pretraining.network": "SelfSupervised colours corrupt painted patchify shuffled unpatchify",
         "pretraining.objectives": "MaskedAutoencoding MaskedPatchPrediction decoder_config",
         "pretraining.options": "Pretraining PretrainingFields",

@@ -101,4 +101,3 @@ def settle_final(run: Run, recipe: Recipe, table: ImageTable, predictions: OutOf
         what += f" and {plural(len(classifier.classes), 'threshold', 'thresholds')}"
     run.say(f"{what} of the final model: fitted on {images}, each predicted by a model that was trained without it")
     return {"images": len(table), "temperature": classifier.temperature}
-

@@ -2,7 +2,7 @@
 
 A model that is trained on all images has none to be calibrated on. The models of a cross-validation have predicted each
 image once without having been trained on it, so its temperature, its thresholds and the promises of `vitkit predict`
-are based on their predictions (docs/decisions/0042-final-models.md says what is then guaranteed, and what is not).
+are based on their predictions (docs/decisions/0046-final-models.md says what is then guaranteed, and what is not).
 
 The predictions are stored in the run's folder as logits without the temperatures and the corrections of those models,
 since the final model gets its own.

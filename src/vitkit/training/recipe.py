@@ -476,7 +476,9 @@ class Recipe:
         "the training data, or uniform, which finds more of the rare classes and makes more errors overall.",
     ] = "data"
     folds: Annotated[
-        int | None, "Cross-validate: this many runs, each tested on another part of the data.", Between(2, 1e4)
+        int | None,
+        "Cross-validate: this many runs, each tested on another part of the data, and a final model trained on all of it.",
+        Between(2, 1e4),
     ] = None
     max_images: Annotated[
         int | None,

@@ -327,9 +327,7 @@ def _write_predictions(run: Run, folders: Sequence[Path], evaluations: Sequence[
         OutOfFold.of_folds([item for item, _ in pairs], [folder for _, folder in pairs], model).write(run.folder)
 
 
-def _fit_final(
-    run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blueprint | None
-) -> dict[str, Any] | None:
+def _fit_final(run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blueprint | None) -> dict[str, Any] | None:
     """Train the final model on all images, and return what folds.json says about it."""
     plan = plan_of_final(recipe, folders)
     images = images_of_run(run.folder / SPLIT)
@@ -428,9 +426,7 @@ def _about_final(final: Mapping[str, Any]) -> str:
         if final["temperature"] is None
         else f"Its temperature is {final['temperature']:.3f}, fitted on predictions of models without the image."
     )
-    return (
-        f"The model in this folder was trained{length} on all {plural(final['images'], 'image', 'images')}. {calibrated}"
-    )
+    return f"The model in this folder was trained{length} on all {plural(final['images'], 'image', 'images')}. {calibrated}"
 
 
 Work = Callable[[Run, Recipe, Blueprint | None], Any]

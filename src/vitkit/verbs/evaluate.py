@@ -280,6 +280,7 @@ def evaluate(
         changes = None
         if run_table is not None and folder is not None:
             table, changes = _look_over(folder, table, split, data_root, notes)
+            _note_folds(folder, notes)
         proposals = _proposals(folder, run_table, table, split)
         settings = (backend, precision, plan, merge, device)
         name = split or held_out_split(table)
@@ -448,6 +449,17 @@ def _look_over(
             changes.refuse()
         note(f"{changes.text}; they are left out")
     return table, changes
+
+
+def _note_folds(folder: Path, note: Say) -> None:
+    """Note the figures of a cross-validation, whose final model was trained on all images of the run."""
+    from vitkit.evaluation.registry import read_figures
+    from vitkit.system.run_files import FOLDS
+
+    if (folder / FOLDS).is_file():
+        note(
+            f"this model was trained on all images of the run; cross-validated: {headline_of(read_figures(folder / FOLDS)).words}"
+        )
 
 
 def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None) -> ImageTable | None:

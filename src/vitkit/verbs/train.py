@@ -49,10 +49,10 @@ class TrainingRun(Result):
 
     @cached_property
     def classifier(self) -> Classifier:
-        """The trained model with its classes and preprocessing.
+        """The trained model with its classes and preprocessing. That of a cross-validation was trained on all images.
 
         Raises:
-            VitkitError: the folder contains no model; a cross-validation has one in each of `folds`.
+            VitkitError: the folder contains no model; cross-validations of earlier versions have none.
         """
         from vitkit.weights import load
 
@@ -104,13 +104,18 @@ class TrainingRun(Result):
         return value_of(self.headline)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.csv, one for each epoch. For a cross-validation, they have a column `fold`."""
+        """Return the rows of metrics.csv, one for each epoch.
+
+        For a cross-validation, they have a column `fold`, which is `final` for the final model.
+        """
         from vitkit.system.run_files import METRICS
         from vitkit.training.run_folder import read_metrics
 
-        if self.folds:
-            return [{"fold": i, **row} for i, fold in enumerate(self.folds, start=1) for row in fold.rows()]
-        return [dict(row) for row in read_metrics(self.folder / METRICS)]
+        rows = [dict(row) for row in read_metrics(self.folder / METRICS)]
+        if not self.folds:
+            return rows
+        of_folds = [{"fold": i, **row} for i, fold in enumerate(self.folds, start=1) for row in fold.rows()]
+        return [*of_folds, *({"fold": "final", **row} for row in rows)]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return the functions that draw the curves; none for a cross-validation or without epochs."""

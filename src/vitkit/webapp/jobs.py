@@ -27,7 +27,7 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import exclusive, from_json, is_held, read_text, regular, write_json
-from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE
+from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE, REPORT
 from vitkit.system.stopping import STOP_FILE, birth_of, detached, is_same, python, request_stop
 from vitkit.text.cells import plural
 from vitkit.text.fields import settle_types
@@ -175,7 +175,7 @@ class Jobs:
             return "queued"
         if is_held(folder) or (job is not None and self.is_starting(job)):
             return "running"
-        if (folder / EVALUATION).is_file() or (folder / FOLDS).is_file():
+        if (folder / EVALUATION).is_file() or all((folder / name).is_file() for name in (FOLDS, REPORT)):
             return "done"
         return "stopped" if self.can_resume(run) or (folder / DESCRIPTION).is_file() else "failed"
 
