@@ -183,7 +183,7 @@ def test_a_damaged_file_of_predictions_is_named(finished: Path, tmp_path: Path, 
     else:
         data = (finished / "out_of_fold.safetensors").read_bytes()
         (tmp_path / "out_of_fold.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(VitkitError, match="out_of_fold.safetensors is damaged"):
+    with pytest.raises(VitkitError, match=r"out_of_fold\.safetensors is damaged"):
         OutOfFold.read(tmp_path)
 
 

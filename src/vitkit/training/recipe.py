@@ -477,7 +477,7 @@ class Recipe:
     ] = "data"
     folds: Annotated[
         int | None,
-        "Cross-validate: this many runs, each tested on another part of the data, and a final model trained on all of it.",
+        "Cross-validate: this many runs, each tested on another part of the data, and a final model on all of it.",
         Between(2, 1e4),
     ] = None
     max_images: Annotated[

@@ -312,11 +312,11 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
         run.say(headline_of({**numbers, "folds": results}).words)
     final = _fit_final(run, recipe, folders, blueprint) if has_final else None
     if run.team.is_main:
-        numbers = {**{name: figure.to_dict() for name, figure in figures.items()}, "folds": results}
-        numbers |= {} if final is None else {"final": final}
-        write_json(run.folder / FOLDS, numbers)
+        stored: dict[str, Any] = {name: figure.to_dict() for name, figure in figures.items()}
+        stored |= {"folds": results} if final is None else {"folds": results, "final": final}
+        write_json(run.folder / FOLDS, stored)
         _write_report(run.folder / REPORT, recipe, results, figures, final)
-        run.say(f"{headline_of(numbers).words}; report: {run.folder / REPORT}")
+        run.say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
 
 
 def _write_predictions(run: Run, folders: Sequence[Path], evaluations: Sequence[Evaluation | None]) -> None:
@@ -426,7 +426,8 @@ def _about_final(final: Mapping[str, Any]) -> str:
         if final["temperature"] is None
         else f"Its temperature is {final['temperature']:.3f}, fitted on predictions of models without the image."
     )
-    return f"The model in this folder was trained{length} on all {plural(final['images'], 'image', 'images')}. {calibrated}"
+    every = plural(final["images"], "image", "images")
+    return f"The model in this folder was trained{length} on all {every}. {calibrated}"
 
 
 Work = Callable[[Run, Recipe, Blueprint | None], Any]

@@ -457,9 +457,8 @@ def _note_folds(folder: Path, note: Say) -> None:
     from vitkit.system.run_files import FOLDS
 
     if (folder / FOLDS).is_file():
-        note(
-            f"this model was trained on all images of the run; cross-validated: {headline_of(read_figures(folder / FOLDS)).words}"
-        )
+        figures = headline_of(read_figures(folder / FOLDS)).words
+        note(f"this model was trained on all images of the run; cross-validated: {figures}")
 
 
 def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None) -> ImageTable | None:
