@@ -8,10 +8,10 @@ each class are set aside. Of the others, 5, 10, 20 and 50 of each class are draw
     logistic     scikit-learn's LogisticRegression, with its default penalty, fitted to the standardised features of all
     logistic cv  the same with the penalty that LogisticRegressionCV chooses in five folds
 
-All read the same features, or start from them. Columns: `accuracy` on the photographs that were set aside, `method` that
-was chosen, and `seconds` with the report, which depend on what else the machine does. The table is written after each
-training, and a second run on the same day goes on where it ends. `--summary` prints the means over seeds, and the paired
-differences from `auto`.
+All read the same features, or start from them. Columns: `accuracy` on the photographs that were set aside, `method`
+that was chosen, and `seconds` with the report, which depend on what else the machine does. The table is written after
+each training, and a second run on the same day goes on where it ends. `--summary` prints the means over seeds, and the
+paired differences from `auto`.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ def accuracy_of(run: Path, table: ImageTable, tested: Sequence[int]) -> float:
 
 def accuracy_of_regression(arm: str, x: np.ndarray, y: np.ndarray, given: list[int], tested: list[int]) -> float:
     few = int(np.bincount(y[given]).min())
-    plain = (
-        LogisticRegression(max_iter=5000) if arm == "logistic" else LogisticRegressionCV(cv=min(5, few), max_iter=5000)
-    )
+    folds = LogisticRegressionCV(cv=min(5, few), max_iter=5000)
+    plain = LogisticRegression(max_iter=5000) if arm == "logistic" else folds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of changes in later versions
         fitted = make_pipeline(StandardScaler(), plain).fit(x[given], y[given])
@@ -132,9 +131,8 @@ def summarise(rows: Sequence[dict[str, Any]]) -> None:
                 error = differences.std(ddof=1) / n**0.5 if n > 1 else float("nan")
                 paired = f"auto - it {100 * differences.mean():+.2f} ({100 * error:.2f})" if n else ""
                 seconds = np.median([row["seconds"] for row in rows if (row["each"], row["arm"]) == (each, arm)])
-                print(
-                    f"{each:3} {arm:12} {100 * np.mean(values):6.2f} % of {len(values)} seeds  {seconds:6.1f} s  {paired}"
-                )
+                mean = f"{100 * np.mean(values):6.2f} % of {len(values)} seeds"
+                print(f"{each:3} {arm:12} {mean}  {seconds:6.1f} s  {paired}")
 
 
 def main() -> None:
