@@ -72,7 +72,8 @@ def promise_figures(
             rules = classifier.rules(accuracy=value)
             sure.append({"requested": value, **_accuracy(rules.sure, counted)})
     held_out = classifier.held_out.held_out
-    about = {"images": len(held_out), "chosen_on_them": list(held_out.chosen)}
+    about: dict[str, Any] = {"images": len(held_out), "chosen_on_them": list(held_out.chosen)}
+    about |= {"folds": held_out.folds} if held_out.folds else {}
     return {"promises": {"validation": about, "coverage": sets, "accuracy": sure}}
 
 

@@ -47,12 +47,17 @@ def unknown_figures(
         "unknown": {
             "method": unknown.method,
             "validation_images": unknown.known.shape[1],
+            **({"folds": folds} if (folds := _folds(classifier)) else {}),
             "accepted": unknown.accepted,
             "passing": dict(unknown.passing),
             "limits": [{**asdict(limit), "bounds": list(limit.bounds)} for limit in unknown.limits],
             "called": called,
         }
     }
+
+
+def _folds(classifier: Classifier) -> int:
+    return classifier.held_out.held_out.folds if classifier.held_out else 0
 
 
 def unknown_lines(numbers: Mapping[str, Any]) -> Iterator[str]:

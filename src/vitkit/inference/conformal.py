@@ -25,6 +25,7 @@ from vitkit.text.cells import listed, plural
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 SetScore = Literal["lac", "aps", "raps"]
+VALIDATION, CROSS_VALIDATED = "validation images", "cross-validated images"
 _PENALTY, _FREE = 0.1, 2  # RAPS: what each class adds to the score beyond the first so many
 _EXACT = 1e-9  # rounding of (n + 1) c
 
@@ -71,7 +72,7 @@ class HeldOut:
     @property
     def kind(self) -> str:
         """What the images are called in messages."""
-        return "cross-validated images" if self.folds else "validation images"
+        return CROSS_VALIDATED if self.folds else VALIDATION
 
     def scores(self, kind: SetScore) -> Floats:
         """Return the scores (n,) of the true classes."""

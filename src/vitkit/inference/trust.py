@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError
-from vitkit.inference.conformal import ClassSets, HeldOut, SetScore, class_sets
+from vitkit.inference.conformal import CROSS_VALIDATED, VALIDATION, ClassSets, HeldOut, SetScore, class_sets
 from vitkit.inference.selective import SureThreshold, sure_threshold
 from vitkit.inference.unknown import Unknown, check_level, from_arrays, to_arrays
 
@@ -143,7 +143,7 @@ class PredictionRules:
     def notes(self) -> list[str]:
         """Return lines about the rules; none if there are no rules."""
         lines = []
-        kind = "cross-validated images" if self.folds else "validation images"
+        kind = CROSS_VALIDATED if self.folds else VALIDATION
         if self.sets is not None:
             lines.append(
                 f"--coverage {self.sets.coverage}: sets by {self.sets.images} {kind}; a set is to contain "

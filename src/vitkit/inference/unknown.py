@@ -79,6 +79,9 @@ class Seen:
         return Seen(self.features, np.delete(self.logits, k, axis=1), self.labels)
 
 
+HeldOutImages = Seen | Sequence[tuple[Seen, Seen]]
+
+
 @dataclass(frozen=True, eq=False)
 class Strangeness:
     """A fitted score; higher means less familiar.
@@ -205,10 +208,23 @@ class Unknown:
     passing: Mapping[Method, float] = field(default_factory=dict)
 
     @classmethod
-    def fit(cls, method: Method, train: Seen, held_out: Seen, seed: int = 0) -> Unknown:
-        """Fit one method to training images, and turn it into p-values by held-out ones."""
+    def fit(cls, method: Method, train: Seen, held_out: HeldOutImages, seed: int = 0) -> Unknown:
+        """Fit one method to training images, and turn it into p-values by held-out ones.
+
+        Args:
+            method: the method.
+            train: the training images.
+            held_out: the held-out images; or, for each fold of a cross-validation of the training images, the images of
+                the other folds and its own.
+            seed: see `fit_score`.
+        """
         scores = tuple(fit_score(part, train, seed) for part in PARTS[method])
-        return cls(method, scores, np.stack([score.of(held_out) for score in scores]))
+        if isinstance(held_out, Seen):
+            return cls(method, scores, np.stack([score.of(held_out) for score in scores]))
+        known = [
+            np.concatenate([fit_score(part, rest, seed).of(fold) for rest, fold in held_out]) for part in PARTS[method]
+        ]
+        return cls(method, scores, np.stack(known))
 
     @property
     def accepted(self) -> float:

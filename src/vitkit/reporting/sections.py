@@ -16,6 +16,7 @@ from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.registry import METRICS
 from vitkit.evaluation.unknown import method_in_words
+from vitkit.inference.conformal import CROSS_VALIDATED, VALIDATION
 from vitkit.reporting.gallery import gallery
 from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, threshold_data
 from vitkit.text.cells import by_chance, interval_text, plural
@@ -103,9 +104,14 @@ def promises(numbers: Mapping[str, Any]) -> list[str]:
 def _promised(validation: Mapping[str, Any]) -> str:
     chosen = f", which were also used to choose: {', '.join(validation['chosen_on_them'])}"
     return escape(
-        f"What vitkit predict --coverage and --accuracy promise by {validation['images']} validation images"
+        f"What vitkit predict --coverage and --accuracy promise by {validation['images']} {_kind(validation)}"
         f"{chosen if validation['chosen_on_them'] else ''}, measured on the images of this page."
     )
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    """Return what the images are called that a model was calibrated on."""
+    return CROSS_VALIDATED if entry.get("folds") else VALIDATION
 
 
 def _of_class_set(row: Mapping[str, Any]) -> list[str]:
@@ -119,7 +125,7 @@ def unknown(numbers: Mapping[str, Any]) -> list[str]:
         return []
     text = (
         f"The column unknown of vitkit predict is the part of known images that look at least as unfamiliar to the "
-        f"model, by {method_in_words(numbers)}, compared with {entry['validation_images']} validation images."
+        f"model, by {method_in_words(numbers)}, compared with {entry['validation_images']} {_kind(entry)}."
     )
     body = ["<h2>Images of unknown things</h2>", f"<p>{escape(text)}</p>"]
     if entry["limits"]:
@@ -128,7 +134,13 @@ def unknown(numbers: Mapping[str, Any]) -> list[str]:
             "the classes:"
         )
         rows = [
-            [escape(row["kind"]), f"{row['share']:.0%}", interval_text(row["bounds"]), _verdict(row), _of_what(row)]
+            [
+                escape(row["kind"]),
+                f"{row['share']:.0%}",
+                interval_text(row["bounds"]),
+                _verdict(row),
+                _of_what(row, _kind(entry)),
+            ]
             for row in entry["limits"]
         ]
         body += [f"<p>{caught}</p>", table(rows, ["images", "pass as known", "95 % interval", "", "measured on"])]
@@ -156,10 +168,10 @@ def _verdict(limit: Mapping[str, Any]) -> str:
     return "mostly missed" if low >= _MISSED else "some are missed"
 
 
-def _of_what(limit: Mapping[str, Any]) -> str:
+def _of_what(limit: Mapping[str, Any], kind: str) -> str:
     if limit["classes"]:
         return f"{limit['images']} images of {limit['classes']} classes, each left out in turn, by the initial weights"
-    return f"{limit['images']} pictures made from validation images"
+    return f"{limit['images']} pictures made from {kind}"
 
 
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script

@@ -22,6 +22,7 @@ from vitkit.training.recipe import ON_BACKBONE, ON_PICTURES, ON_STEPS, Recipe, R
 
 DEFAULT_MODEL = "vit_small_patch16_224"
 FEW = 40  # training images per class, below which a new head on frozen features generalises better than a whole model
+ALL_TRAINED = 100  # training images per class, below which a head is fitted to the validation images, too
 SPARED = 0.3  # of the patches: a fine-tuning step takes two thirds of the time, and no accuracy is lost (docs/log.md)
 # Fields whose best value depends on what is trained. Those of `scratch` are the dataclass's own defaults.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -68,16 +69,19 @@ def complete(request: Request, table: ImageTable) -> tuple[Recipe, list[str]]:
     trained = sum(split in (None, "train") for split in table.splits)
     share = 1.0 if any(table.splits) else recipe.split[0]
     each = min(trained * share, recipe.max_images or math.inf) / max(len(table.classes), 1)
-    return choose(request, each, table.task)
+    return choose(request, each, table.task, comes_split=any(table.splits))
 
 
-def choose(request: Request, each: float, task: Task = SINGLE_LABEL) -> tuple[Recipe, list[str]]:
+def choose(
+    request: Request, each: float, task: Task = SINGLE_LABEL, *, comes_split: bool = False
+) -> tuple[Recipe, list[str]]:
     """Complete a recipe as `complete` does, if only the number of training images per class is known.
 
     Args:
         request: the requested fields.
         each: the number of training images per class.
         task: the task of the images.
+        comes_split: whether the images are split already.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
@@ -103,6 +107,13 @@ def choose(request: Request, each: float, task: Task = SINGLE_LABEL) -> tuple[Re
         chosen["weights"] = "none"
     if method == "probe" and requested.balance == "auto":
         chosen["balance"] = "none"  # a head that is fitted in closed form learns rare classes without balancing
+    train, val, test = requested.split
+    if method == "probe" and val and each < ALL_TRAINED and not comes_split and "split" not in request.fields:
+        chosen["split"] = (round(train + val, 9), 0.0, test)
+        reasons.append(
+            "no image is set aside for validation: with so few, penalty and confidences are chosen by cross-validation "
+            "(--split 0.7 0.1 0.2 to set some aside)"
+        )
     if requested.model is None and requested.weights in ("auto", "none"):
         chosen["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
         reasons.append(f"model {chosen['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")

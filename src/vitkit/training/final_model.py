@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median, median_low
 from typing import Any
@@ -22,10 +21,10 @@ from vitkit.evaluation.figures import chosen_on
 from vitkit.model_folder import read_description
 from vitkit.system.run_files import GROUPS, RECIPE
 from vitkit.text.cells import plural
-from vitkit.training.finalize import ValidationFacts, calibrate_by
-from vitkit.training.out_of_fold import OutOfFold
+from vitkit.training.finalize import ValidationFacts
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_of_run
+from vitkit.training.report import settle
 from vitkit.training.run_folder import ZERO_SHOT, Run
 from vitkit.weights import load
 
@@ -82,22 +81,20 @@ def keep_zero_shot(run: Run, classifier: Classifier) -> None:
         run.say("the final model is the zero-shot one, as in most folds no epoch was better")
 
 
-def settle_final(run: Run, recipe: Recipe, table: ImageTable, predictions: OutOfFold) -> dict[str, Any]:
-    """Calibrate the final model by the predictions of the folds' models, and return what folds.json says about it.
+def settle_final(run: Run, recipe: Recipe, table: ImageTable) -> dict[str, Any]:
+    """Calibrate the final model by the predictions of other models, and return what folds.json says about it.
 
     Args:
         run: the run, whose folder contains the final model.
         recipe: its recipe.
         table: its images.
-        predictions: the predictions of other models for these images.
     """
-    classifier = load(run.folder)
     chosen = (table.task.chosen,) if recipe.method != "probe" else chosen_on("val", vars(recipe), table.task)
-    facts = ValidationFacts(chosen, groups_from_file(run.folder / GROUPS), folds=predictions.folds)
-    calibrate_by(run.folder, classifier, partial(predictions.evaluation, classifier), facts)
-    images = plural(len(predictions.paths), "image", "images")
-    what = f"temperature {classifier.temperature:.3f}"
-    if classifier.thresholds is not None:
-        what += f" and {plural(len(classifier.classes), 'threshold', 'thresholds')}"
-    run.say(f"{what} of the final model: fitted on {images}, each predicted by a model that was trained without it")
+    facts = ValidationFacts(chosen, groups_from_file(run.folder / GROUPS))
+    classifier, seen = settle(run.folder, load(run.folder), recipe, table, run.say, facts)
+    if seen is None:
+        return {"images": len(table), "temperature": None}
+    images = plural(len(seen.paths), "image", "images")
+    fitted = f"fitted on {images}, each predicted by a model that was trained without it"
+    run.say(f"temperature {classifier.temperature:.3f} of the final model: {fitted}")
     return {"images": len(table), "temperature": classifier.temperature}

@@ -11,10 +11,9 @@ since the final model gets its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +43,7 @@ class OutOfFold:
         labels: their classes (n,), or class indicators (n, K).
         logits: (n, K), before the temperature and without any correction of the class prior.
         folds: the number of folds, and so of models.
+        fold: the fold of each image, (n,).
     """
 
     classes: tuple[str, ...]
@@ -51,6 +51,7 @@ class OutOfFold:
     labels: npt.NDArray[np.int64]
     logits: npt.NDArray[np.float32]
     folds: int
+    fold: npt.NDArray[np.int64]
 
     @classmethod
     def of_folds(cls, evaluations: Sequence[Evaluation], folders: Sequence[Path], model: Model) -> OutOfFold:
@@ -75,6 +76,7 @@ class OutOfFold:
             labels=np.concatenate([evaluation.labels for evaluation in evaluations]),
             logits=np.concatenate(rows),
             folds=len(evaluations),
+            fold=np.repeat(np.arange(len(evaluations)), [len(evaluation.labels) for evaluation in evaluations]),
         )
 
     def evaluation(self, classifier: Classifier) -> Evaluation:
@@ -87,17 +89,11 @@ class OutOfFold:
             return plain
         return MultiEvaluation(**{**vars(plain), "thresholds": classifier.thresholds})
 
-    def without(self, paths: Mapping[str, Any]) -> OutOfFold:
-        """Return the predictions without those of some images."""
-        kept = [i for i, path in enumerate(self.paths) if path not in paths]
-        chosen = tuple(self.paths[i] for i in kept)
-        return replace(self, paths=chosen, labels=self.labels[kept], logits=self.logits[kept])
-
     def write(self, folder: Path) -> None:
         """Write the predictions into the folder of the run."""
         from safetensors.numpy import save
 
-        arrays = {"labels": self.labels.astype(np.int32), "logits": self.logits}
+        arrays = {"labels": self.labels.astype(np.int32), "logits": self.logits, "fold": self.fold.astype(np.int32)}
         about = json.dumps({"classes": self.classes, "paths": self.paths, "folds": self.folds})
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         write_bytes(folder / OUT_OF_FOLD, save(arrays, {_HEADER: about}))
@@ -120,10 +116,11 @@ class OutOfFold:
             arrays = load(data)
             length = int.from_bytes(data[:8], "little")
             about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
-            labels, logits = arrays["labels"].astype(np.int64), arrays["logits"]
+            labels, fold = (arrays[name].astype(np.int64) for name in ("labels", "fold"))
+            logits = arrays["logits"]
             paths, classes = tuple(about["paths"]), tuple(about["classes"])
-            if logits.shape != (len(paths), len(classes)) or len(labels) != len(paths):
+            if logits.shape != (len(paths), len(classes)) or not len(labels) == len(fold) == len(paths):
                 raise ValueError(f"{len(paths)} images have logits of the shape {logits.shape}")
-            return cls(classes, paths, labels, logits, int(about["folds"]))
+            return cls(classes, paths, labels, logits, int(about["folds"]), fold)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise VitkitError(f"{file} is damaged: {error}; delete it to compute it again with --resume") from error

@@ -1,7 +1,8 @@
 """`--method probe`: fit a head to the features of a frozen backbone, which each image passes once.
 
 The head is a regularised multinomial logistic regression on the class token and the mean of the patches, which are
-more informative together than either of them (docs/log.md). Its penalty is chosen on the validation images.
+more informative together than either of them (docs/log.md). Its penalty is chosen on the validation images. If there
+are none, it is chosen by a cross-validation of the training images, whose predictions then calibrate the model.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitkit.classifier import Classifier
 from vitkit.data.loading import EvaluationImages, TrainingImages, is_worker_lost, worker_lost
+from vitkit.data.split_file import groups_from_file
+from vitkit.data.splits import fold
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.linear_models import regress, regression_loss
@@ -27,9 +32,10 @@ from vitkit.evaluation.multilabel import mean_average_precision
 from vitkit.model.build import Model
 from vitkit.system import environment as devices
 from vitkit.system.progress import progress
-from vitkit.system.run_files import METRICS
+from vitkit.system.run_files import GROUPS, METRICS
 from vitkit.training.extensions import ChangePicture
 from vitkit.training.finalize import prior_correction, record_correction, shift_head_bias
+from vitkit.training.out_of_fold import OutOfFold
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import ZERO_SHOT, Run, append_metrics, truncate_metrics
 from vitkit.training.start import augment_of, choose_precision, choose_workers
@@ -38,6 +44,8 @@ PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to 
 MIDDLE = PENALTIES[len(PENALTIES) // 2]
 UNBEATEN = "no trained head was better on the validation images, so the model is the zero-shot one"
 _WORSE = 1.1  # the search ends at this multiple of the best validation loss
+PARTS = 5  # folds of a cross-validation
+_MOST = 5_000  # images that are cross-validated; more hardly change the penalty
 
 
 @dataclass(frozen=True)
@@ -120,8 +128,25 @@ def head_images(
     )
 
 
-def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> Features:
+def fit_head(
+    run: Run,
+    recipe: Recipe,
+    table: ImageTable,
+    classifier: Classifier,
+    images: HeadImages,
+    seen: Collection[str] = (),
+) -> Features:
     """Compute the features, fit the head, and save the model folder and the one row of metrics.csv.
+
+    Without validation images, the predictions of the cross-validation are written to the run's folder.
+
+    Args:
+        run: the run.
+        recipe: the complete recipe.
+        table: the images with their splits.
+        classifier: the classifier whose head is fitted.
+        images: the images as data sets.
+        seen: the paths of training images that the weights had seen before the run.
 
     Returns:
         The features of training and validation images without augmentation.
@@ -129,12 +154,18 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
-    begun, fitted, features = _put_best_head(recipe, table, classifier, images)
+    best = _put_best_head(recipe, table, classifier, images, _groups_of(run), seen)
     standing = prior_correction(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
     record_correction(classifier, standing)
     shift_head_bias(classifier.model, standing, standing.in_head)
-    _keep(run, classifier, begun, fitted, time.monotonic() - started)
-    return features
+    if best.cross is not None and best.cross.predictions is not None:
+        best.cross.predictions.write(run.folder)
+    _keep(run, classifier, best, time.monotonic() - started)
+    return best.features
+
+
+def _groups_of(run: Run) -> Mapping[str, int]:
+    return groups_from_file(run.folder / GROUPS)
 
 
 def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> float:
@@ -146,22 +177,62 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
         The seconds that it took.
     """
     started = time.monotonic()
-    _, fitted, _ = _put_best_head(recipe.replace(views=0), table, classifier, images)
-    reached = "" if fitted.val_accuracy is None else f": val_acc {fitted.val_accuracy:.4f}"
+    best = _put_best_head(recipe.replace(views=0), table, classifier, images, _groups_of(run))
+    reached = "" if best.fitted.val_accuracy is None else f": val_acc {best.fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
     run.say(f"the head starts from a fit to frozen features{reached} ({seconds:.0f} s)")
     return seconds
 
 
-def _put_best_head(
-    recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages
-) -> tuple[Fit | None, Fit, Features]:
-    """Fit a head to the features of the training images and of their views, and put it into the model.
+@dataclass(frozen=True)
+class CrossFit:
+    """The cross-validation that has chosen the penalty of a head.
 
-    Returns:
-        The head of the class names, if the fit started from these, the fitted head, and the features of training and
-        validation images without augmentation.
+    Attributes:
+        loss, accuracy: figures of the predictions for images that were left out; they are of the best penalty, and
+            therefore optimistic.
+        parts: the number of folds.
+        predictions: the predictions for images that the weights had not seen; None if they had seen all.
     """
+
+    loss: float
+    accuracy: float
+    parts: int
+    predictions: OutOfFold | None
+
+    @property
+    def words(self) -> str:
+        """The figures in a line."""
+        reached = f"loss {self.loss:.4f}, accuracy {self.accuracy:.4f}"
+        return f"chosen by cross-validation of the training images: {reached}, flattered by the selection"
+
+
+@dataclass(frozen=True)
+class _BestHead:
+    """The result of fitting a head.
+
+    Attributes:
+        begun: the head of the class names, if the fit started from these.
+        fitted: the best head.
+        features: the features of training and validation images without augmentation.
+        cross: the cross-validation that chose the penalty; None if validation images did, or if nothing could.
+    """
+
+    begun: Fit | None
+    fitted: Fit
+    features: Features
+    cross: CrossFit | None = None
+
+
+def _put_best_head(
+    recipe: Recipe,
+    table: ImageTable,
+    classifier: Classifier,
+    images: HeadImages,
+    groups: Mapping[str, int],
+    seen: Collection[str] = (),
+) -> _BestHead:
+    """Fit a head to the features of the training images and of their views, and put it into the model."""
     precision = choose_precision(recipe.precision, recipe.device)
     train, val = table.of_split("train"), table.of_split("val")
 
@@ -183,14 +254,20 @@ def _put_best_head(
     if recipe.head_from == "names":
         weight, bias = (parameter.detach().clone() for parameter in head)
         begun = _judge(weight, bias, math.inf, (x, y), held_out)
-    fitted = choose_head(x, y, held_out, len(table.classes), begun=begun)
+    cross, fold_of = None, None if held_out is not None else folds_of(train, groups, recipe.seed)
+    if fold_of is None:
+        fitted = choose_head(x, y, held_out, len(table.classes), begun=begun)
+    else:
+        is_new = torch.tensor([path not in seen for path in train.paths])
+        fitted, cross = _cross_fit(x, y, fold_of, is_new, train, begun)
     with torch.no_grad():
         for parameter, value in zip(head, (fitted.weight, fitted.bias), strict=True):
             parameter.copy_(value)
-    return begun, fitted, Features((*train.paths, *val.paths), plain)
+    return _BestHead(begun, fitted, Features((*train.paths, *val.paths), plain), cross)
 
 
-def _keep(run: Run, classifier: Classifier, begun: Fit | None, fitted: Fit, seconds: float) -> None:
+def _keep(run: Run, classifier: Classifier, best: _BestHead, seconds: float) -> None:
+    begun, fitted = best.begun, best.fitted
     truncate_metrics(run.folder / METRICS, ZERO_SHOT)  # from an interrupted fit
     heads = {"zero-shot": begun, f"head fitted, penalty {fitted.penalty:g}": None if fitted is begun else fitted}
     for what, fit in heads.items():
@@ -201,6 +278,8 @@ def _keep(run: Run, classifier: Classifier, begun: Fit | None, fitted: Fit, seco
             classifier.provenance["metrics"] = {"epoch": epoch, **fit.figures}
             shown = "  ".join(f"{name} {value:.4f}" for name, value in fit.figures.items())
             run.say(f"{what}: {shown}  {seconds:.0f} s")
+    if best.cross is not None:
+        run.say(best.cross.words)
     classifier.save(run.folder)
     if fitted is begun:
         run.say(UNBEATEN)
@@ -280,6 +359,119 @@ def choose_head(
             break
     assert best is not None
     return best
+
+
+def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor | None:
+    """Assign the training images to folds, whose classes are in the same proportion.
+
+    Args:
+        train: n training images.
+        groups: the group number of images that belong together, by path; they are in one fold.
+        seed: the seed of the folds.
+
+    Returns:
+        The fold of each image, (n,), or -1 for images that are left out because there are many; None if no class has
+        two groups.
+    """
+    count = len(train)
+    rows = np.sort(np.random.default_rng(seed).permutation(count)[:_MOST]).tolist()
+    part = train.take(rows)
+    numbers = [groups.get(path, -1 - i) for i, path in enumerate(part.paths)]  # others are groups of their own
+    pairs = {(label, numbers[i]) for i in range(len(part)) for label in part.classes_of(i)}
+    parts = min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
+    if parts < 2:
+        return None
+    fold_of = torch.full((count,), -1)
+    fold_of[rows] = torch.tensor(fold(part, parts, seed, numbers))
+    return fold_of
+
+
+def cross_validate_head(
+    x: Tensor, y: Tensor, fold_of: Tensor, classes: int, is_judge: Tensor | None = None, begun: Fit | None = None
+) -> tuple[float, Tensor]:
+    """Return the penalty that has the lowest log loss on images that are left out in turn, and their logits (n, K).
+
+    Args:
+        x: features of n training images, and then of each of their views, ((views + 1) * n, D).
+        y: their labels, ((views + 1) * n,), or 0 and 1 for each class.
+        fold_of: the fold of each image, (n,); -1 for images that are neither trained on nor predicted.
+        classes: the number of classes, K.
+        is_judge: the images whose loss decides, (n,); None for all that are predicted.
+        begun: see `choose_head`. The penalty is infinite if this head is best.
+    """
+    n, parts = len(fold_of), int(fold_of.max()) + 1
+    fold_of_row = fold_of.repeat(len(x) // n)
+    judges = fold_of >= 0
+    if is_judge is not None and (is_judge & judges).any():
+        judges = judges & is_judge
+    heads = [_Standardised.of(x[(fold_of_row >= 0) & (fold_of_row != k)], classes, begun) for k in range(parts)]
+    best, least, logits_of_best = math.inf, math.inf, torch.zeros(n, classes)
+    if begun is not None:
+        logits_of_best = x[:n] @ begun.weight.T + begun.bias
+        least = regression_loss(logits_of_best[judges], y[:n][judges]).item()
+    for penalty in PENALTIES:
+        logits = torch.zeros(n, classes)
+        for k, head in enumerate(heads):
+            head.fit(y[(fold_of_row >= 0) & (fold_of_row != k)], penalty)
+            logits[fold_of == k] = head.logits(x[:n][fold_of == k])
+        loss = regression_loss(logits[judges], y[:n][judges]).item()
+        if loss < least:
+            best, least, logits_of_best = penalty, loss, logits
+        elif loss > _WORSE * least:
+            break
+    return best, logits_of_best
+
+
+@dataclass
+class _Standardised:
+    """A head for features that are standardised by those that it is fitted to. Each fit starts from the one before."""
+
+    x: Tensor
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
+    anchor: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, classes: int, begun: Fit | None) -> _Standardised:
+        mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
+        weight, bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
+        if begun is not None:
+            weight, bias = begun.weight * scale, begun.bias + begun.weight @ mean
+        return cls((x - mean) / scale, mean, scale, weight, bias, weight)
+
+    def fit(self, y: Tensor, penalty: float) -> None:
+        self.weight, self.bias = regress(self.x, y, penalty, self.weight, self.bias, self.anchor)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.scale @ self.weight.T + self.bias
+
+
+def _cross_fit(
+    x: Tensor, y: Tensor, fold_of: Tensor, is_new: Tensor, train: ImageTable, begun: Fit | None
+) -> tuple[Fit, CrossFit]:
+    """Choose the penalty by cross-validation, and fit a head to all images."""
+    classes, n = len(train.classes), len(fold_of)
+    penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, begun)
+    is_begun = begun is not None and math.isinf(penalty)
+    fitted = begun if begun is not None and is_begun else choose_head(x, y, None, classes, penalty, begun)
+    is_kept = (fold_of >= 0) & is_new
+    judged = is_kept if bool(is_kept.any()) else fold_of >= 0
+    rows, true = logits[judged], y[:n][judged]
+    hits = rows.argmax(dim=1) == true if true.ndim == 1 else ((rows > 0) == (true > 0.5)).all(dim=1)
+    kept = torch.nonzero(is_kept)[:, 0].tolist()
+    parts = int(fold_of.max()) + 1
+    predictions = OutOfFold(
+        classes=train.classes,
+        paths=tuple(train.paths[i] for i in kept),
+        labels=y[kept].numpy().astype(np.int64),
+        logits=logits[kept].numpy(),
+        folds=parts,
+        fold=fold_of[kept].numpy(),
+    )
+    loss = regression_loss(rows, true).item()
+    return fitted, CrossFit(loss, hits.float().mean().item(), parts, predictions if kept else None)
 
 
 def _judge(

@@ -50,6 +50,7 @@ from vitkit.evaluation.promises import promise_figures, promise_lines
 from vitkit.evaluation.unknown import unknown_figures, unknown_lines
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
+from vitkit.inference.conformal import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import Unknown
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import pictures_of, write_predictions, write_report
@@ -71,14 +72,15 @@ from vitkit.system.run_files import (
     SPLIT,
 )
 from vitkit.training.architecture import weights_of
-from vitkit.training.finalize import ValidationFacts, calibrate_and_save, correction_of
+from vitkit.training.finalize import ValidationFacts, calibrate_and_save, calibrate_by, correction_of
+from vitkit.training.out_of_fold import OutOfFold
 from vitkit.training.probe import Features, compute_features, frozen
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_fields
 from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
 from vitkit.training.select_weights import Selection
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
-from vitkit.training.strangers import LabelledImages, fit_to_images
+from vitkit.training.strangers import LabelledImages, fit_out_of_fold, fit_to_images
 from vitkit.training.strangers import in_words as in_words_of
 from vitkit.training.wise_ft import mix_with_start
 from vitkit.weights import load
@@ -109,7 +111,8 @@ def settle(
         The classifier with its backend, and the evaluation of the validation images after calibration; None if no
         validation image can be read.
     """
-    images = len(table.of_split(held_out_split(table)))  # their number decides the backend, as in `vitkit eval`
+    split = held_out_split(table)
+    images = len(table) if split == "all" else len(table.of_split(split))  # it decides the backend, as in `vitkit eval`
     is_single = classifier.task == "single"
     calibrated_classifier = classifier.use(images=images, device=choose_device(recipe), features=is_single)
     before = correction_of(calibrated_classifier)
@@ -123,8 +126,20 @@ def settle(
     def fit_unknown(classifier: Classifier, held_out: Sequence[str]) -> Unknown | None:
         return _fit_unknown(updated(classifier), table, held_out, frozen, recipe.seed, say)
 
-    watch = partial(progress, table.task.calibration)
-    seen = calibrate_and_save(folder, calibrated_classifier, table, watch, facts, fit_unknown if is_single else None)
+    predictions = None if "val" in table.splits else OutOfFold.read(folder)
+    if predictions is None:
+        watch = partial(progress, table.task.calibration)
+        fit = fit_unknown if is_single else None
+        seen = calibrate_and_save(folder, calibrated_classifier, table, watch, facts, fit)
+    else:
+        facts = replace(facts, seen={}, folds=predictions.folds)  # it has none that the weights had seen before
+        by_folds = partial(_fit_unknown_by_folds, table=table, predictions=predictions, recipe=recipe, say=say)
+
+        def fit_by_folds(classifier: Classifier, held_out: Sequence[str]) -> Unknown | None:
+            return by_folds(updated(classifier), held_out)
+
+        now = partial(predictions.evaluation, calibrated_classifier)
+        seen = calibrate_by(folder, calibrated_classifier, now, facts, fit_by_folds if is_single else None)
     calibrated_classifier = updated(calibrated_classifier)
     (_tell if calibrated_classifier.thresholds is None else _tell_of_thresholds)(calibrated_classifier, seen, say)
     return calibrated_classifier, seen
@@ -163,6 +178,40 @@ def _fit_unknown(
     return unknown
 
 
+def _fit_unknown_by_folds(
+    classifier: Classifier,
+    held_out: Sequence[str],
+    *,
+    table: ImageTable,
+    predictions: OutOfFold,
+    recipe: Recipe,
+    say: Say,
+) -> Unknown | None:
+    """Fit the score for unknown images to training images, each compared with those of the other folds.
+
+    None if the features were trained on the images, since other images have other features then.
+    """
+    if recipe.method != "probe":
+        say("unknown images cannot be recognised: no image has features of the final model that it was not trained on")
+        return None
+    started, row_of = time.monotonic(), {path: i for i, path in enumerate(predictions.paths)}
+    rows = [row_of[path] for path in held_out]
+    place = {path: i for i, path in enumerate(table.paths)}
+    files = [table.file(place[path]) for path in held_out]
+    labels = predictions.labels[rows]
+    unknown = fit_out_of_fold(
+        classifier,
+        LabelledImages(lambda i: classifier.pixels(files[i]), labels),
+        predictions.logits[rows],
+        predictions.fold[rows],
+        seed=recipe.seed,
+        progress=partial(progress, "unknown images"),
+    )
+    if unknown is not None:
+        say(f"{in_words_of(unknown, CROSS_VALIDATED)} ({time.monotonic() - started:.0f} s)")
+    return unknown
+
+
 def _tell(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
     if seen is None:
         say("no validation images: the confidences are not calibrated (temperature 1)")
@@ -177,10 +226,15 @@ def _tell_of_thresholds(classifier: Classifier, seen: Evaluation | None, say: Sa
     if seen is None:
         say("no validation images to choose thresholds: every class has 0.5")
         return
-    say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} validation images")
+    say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} {_kind(seen)}")
     few = zip(classifier.classes[:10], classifier.thresholds, strict=False)
     named = ", ".join(f"{name} {threshold:.3f}" for name, threshold in few)
-    say(f"thresholds by F1 on validation images: {named}{', ...' if len(classifier.classes) > 10 else ''}")
+    say(f"thresholds by F1 on {_kind(seen)}: {named}{', ...' if len(classifier.classes) > 10 else ''}")
+
+
+def _kind(seen: Evaluation) -> str:
+    """Return what the images are called that a model was calibrated on."""
+    return VALIDATION if seen.split == "val" else CROSS_VALIDATED
 
 
 def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
@@ -196,7 +250,7 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
         change = "no more" if rise.is_chance else "more"
         rose = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(evaluation.labels)} images"
     return (
-        f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} validation images: calibration error "
+        f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} {_kind(seen)}: calibration error "
         f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {evaluation.split} images{rose}"
     )
 

@@ -36,6 +36,7 @@ from vitkit.data.split_file import (
     images_of_run,
     move_run,
     refuse_changed,
+    roles_in_run,
     split_to_dict,
 )
 from vitkit.data.splits import SPLITS, check_trainable, held_out_split
@@ -183,10 +184,18 @@ def _fit(
     elif recipe.method == "probe":
         if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
             images_of_head = head_images(recipe, table, classifier, run.extensions.augment)
-            known = fit_head(run, recipe, table, classifier, images_of_head)
+            known = fit_head(run, recipe, table, classifier, images_of_head, _seen_before(run, model))
     else:
         learn(run, recipe, table, classifier, teacher)
     return table, known, model.weights
+
+
+def _seen_before(run: Run, blueprint: Blueprint) -> frozenset[str]:
+    """Return the paths of the images that the initial weights had been trained on or selected by."""
+    if blueprint.pictures is None:
+        return frozenset()
+    roles = roles_in_run(run.folder / SPLIT, PictureRecord.from_bytes(blueprint.pictures, run.folder))
+    return frozenset(path for path, role in roles.items() if role in ("train", "val"))
 
 
 def before_training(
@@ -336,12 +345,7 @@ def _fit_final(run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blu
     table, _, _ = _fit(replace(run, until=plan.epochs), plan.recipe, model)
 
     def settle() -> dict[str, Any]:
-        predictions = OutOfFold.read(run.folder)
-        about: dict[str, Any] = {"images": len(table), "temperature": None}
-        if predictions is None:
-            run.say("no image was predicted by a model that had not seen it: the final model is not calibrated")
-        else:
-            about = settle_final(run, plan.recipe, table, predictions)
+        about = settle_final(run, plan.recipe, table)
         return about if plan.epochs is None else {**about, "epochs": plan.epochs, "best_epochs": list(plan.best)}
 
     with reporting(run):
@@ -950,7 +954,14 @@ def _data_of(
 def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> None:
     """Calibrate the saved model, and write its figures on the validation images."""
     if not len(val):
-        run.say("no validation images: the confidences are not calibrated, and there are no figures")
+        predictions = OutOfFold.read(run.folder)
+        how = "not calibrated"
+        if predictions is not None:
+            classifier = load(run.folder)
+            facts = ValidationFacts(chosen_on("val", recipe.__dict__), folds=predictions.folds)
+            calibrate_by(run.folder, classifier, partial(predictions.evaluation, classifier), facts)
+            how = "calibrated by cross-validation of the training images"
+        run.say(f"no validation images: the confidences are {how}, and there are no figures")
         return
     classifier = load(run.folder)
     if recipe.wise_ft:

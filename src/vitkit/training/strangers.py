@@ -14,7 +14,7 @@ known where 95 % of the known images do, or fewer if there are few of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, flow, try_read
-from vitkit.inference.unknown import METHODS, MOST, NAMES, Floats, Ints, Limit, Method, Seen, Unknown
+from vitkit.inference.unknown import METHODS, MOST, NAMES, Floats, HeldOutImages, Ints, Limit, Method, Seen, Unknown
 
 LEFT_OUT = "unseen classes"
 _MADE = 100  # made pictures of each kind
@@ -113,6 +113,51 @@ def fit_to_images(
     return fit_unknown(seen, known, made, before, seed=seed)  # type: ignore[arg-type]
 
 
+def fit_out_of_fold(
+    classifier: Classifier,
+    images: LabelledImages,
+    logits: Floats,
+    fold: Ints,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Unknown | None:
+    """Fit a score to the training images of a head on frozen features, each compared with those of the other folds.
+
+    Args:
+        classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
+        images: n training images without augmentation.
+        logits: logits of heads that were fitted without the fold of the image, before the temperature, (n, K).
+        fold: the fold of each image, (n,).
+        seed: determines which images are used if there are many, and the made pictures.
+        progress: receives the number of computed images and their total.
+
+    Returns:
+        None if no image can be read.
+    """
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(images.labels))[:MOST])
+    numbers = chosen.tolist()
+    images = LabelledImages(lambda i, read=images.read: read(numbers[i]), images.labels[chosen])  # type: ignore[misc]
+    rows = list[tuple[int, Pixels]]()
+    for done, (i, row) in enumerate(_outcomes(classifier, images), start=1):
+        if progress is not None:
+            progress(done, len(numbers))
+        if not isinstance(row, str):
+            rows.append((i, row))
+    if not rows:
+        return None
+    kept = np.array([i for i, _ in rows], dtype=np.int64)
+    train, fold = _seen(classifier, [row for _, row in rows], images.labels[kept]), fold[chosen][kept]
+    apart = replace(train, logits=logits[chosen][kept])
+    parts = [(train.at(fold != k), apart.at(fold == k)) for k in np.unique(fold).tolist()]
+    made_from = LabelledImages(images.read, images.labels).some(_MADE, seed)
+    pictures = np.stack(
+        [image for i in range(len(made_from.labels)) if not isinstance(image := _try(made_from, i), str)]
+    )
+    made = {kind: _see(classifier, batch) for kind, batch in make_strangers(pictures, seed).items()}
+    return fit_unknown(train, parts, made, (train, parts), seed=seed)
+
+
 def _of_frozen(frozen: Floats, rows: Ints, labels: Ints) -> Seen:
     there = rows >= 0
     return Seen(frozen[rows[there]], np.empty((int(there.sum()), 0)), labels[there])
@@ -167,16 +212,17 @@ class _Detection:
 
 def fit_unknown(
     train: Seen,
-    held_out: Seen,
+    held_out: HeldOutImages,
     made: Mapping[str, Seen],
-    before: tuple[Seen, Seen] | None = None,
+    before: tuple[Seen, HeldOutImages] | None = None,
     seed: int = 0,
 ) -> Unknown:
     """Choose the score by which few images of no class pass as known, and measure what it misses.
 
     Args:
         train: what the trained model makes of the training images, without augmentation.
-        held_out: what it makes of labelled images that it was not trained on.
+        held_out: what it makes of labelled images that it was not trained on; or, for each fold of a cross-validation
+            of a head on the same features, the images of the other folds, and its own with the logits of their head.
         made: what it makes of pictures that belong to no class, by kind, such as those of `make_strangers`.
         before: training and held-out images as the weights see them that the training started from; their logits are
             not used. None if there are no such weights; `train` and `held_out` then choose, and no figure for left-out
@@ -205,14 +251,17 @@ def fit_unknown(
 
 
 def _without_each_class(
-    train: Seen, held_out: Seen, *, seed: int, has_logits: bool
-) -> Iterator[tuple[Seen, Seen, Seen]]:
+    train: Seen, held_out: HeldOutImages, *, seed: int, has_logits: bool
+) -> Iterator[tuple[Seen, HeldOutImages, Seen]]:
     """Yield for some classes the training images and the held-out images without the class, and those of the class."""
-    classes = np.unique(held_out.labels)
-    for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_CLASSES]).tolist():
-        is_known, is_trained = held_out.labels != k, train.labels != k
-        if not is_known.any() or not is_trained.any():
+    labels = held_out.labels if isinstance(held_out, Seen) else np.concatenate([fold.labels for _, fold in held_out])
+    for k in np.sort(np.random.default_rng(seed).permutation(np.unique(labels))[:_CLASSES]).tolist():
+        if not (labels != k).any() or not (train.labels != k).any():
             continue
+        if not isinstance(held_out, Seen):
+            yield _folds_without(train, held_out, k)
+            continue
+        is_known, is_trained = held_out.labels != k, train.labels != k
         if has_logits:
             rest, others = train.without_class(k).at(is_trained), held_out.without_class(k)
         else:
@@ -220,6 +269,22 @@ def _without_each_class(
             read = _head_of(rest)
             rest, others = (replace(seen, logits=read(seen.features)) for seen in (rest, held_out))
         yield rest, others.at(is_known), others.at(~is_known)
+
+
+def _folds_without(train: Seen, folds: Sequence[tuple[Seen, Seen]], k: int) -> tuple[Seen, HeldOutImages, Seen]:
+    """Return the training images without a class, the folds without it, and its images, with the logits of new heads.
+
+    The heads of the folds are fitted to the images of the other folds, and that for the images of the class to all.
+    """
+    rest = train.at(train.labels != k)
+    read = _head_of(rest)
+    known = []
+    for others, fold in folds:
+        others, fold = others.at(others.labels != k), fold.at(fold.labels != k)
+        if len(others) and len(fold):
+            known.append((others, replace(fold, logits=_head_of(others)(fold.features))))
+    of_class = train.at(train.labels == k)
+    return replace(rest, logits=read(rest.features)), known, replace(of_class, logits=read(of_class.features))
 
 
 def _head_of(train: Seen) -> Callable[[Floats], Floats]:
@@ -301,15 +366,15 @@ def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
     return float(np.sin(low) ** 2), float(np.sin(high) ** 2)
 
 
-def in_words(unknown: Unknown) -> str:
-    """Describe in a line what the score misses."""
+def in_words(unknown: Unknown, kind: str = "validation images") -> str:
+    """Describe in a line what the score misses; `kind` names the images that it was fitted with."""
     made, left_out = ([limit for limit in unknown.limits if bool(limit.classes) == is_class] for is_class in (0, 1))
     shares = [f"{limit.kind} {limit.share:.0%}" for limit in made]
     shares += [
         f"{limit.kind} {limit.share:.0%} (95 %: {limit.bounds[0]:.0%} to {limit.bounds[1]:.0%})" for limit in left_out
     ]
     misses = f"; where {unknown.accepted:.0%} of known images pass, so do of {', '.join(shares)}" if shares else ""
-    by = f"{NAMES[unknown.method]}, with {unknown.known.shape[1]} validation images"
+    by = f"{NAMES[unknown.method]}, with {unknown.known.shape[1]} {kind}"
     return f"unknown images are recognised by {by}{misses}"
 
 
