@@ -188,6 +188,9 @@ def wise_ft_in_words(record: Mapping[str, Any]) -> str:
     Args:
         record: the entry `wise_ft` of the provenance and of evaluation.json.
     """
+    if "folds" in record:
+        each = ", ".join(f"{alpha:g}" for alpha in record["folds"])
+        return f"{record['alpha']:g} of the fine-tuned weights, the median of what the folds chose ({each})"
     gains = {row["alpha"]: row["gain"] for row in record["tried"]}
     tried = ", ".join(f"{alpha:g}: {record['accuracy'] + gain['accuracy']:.4f}" for alpha, gain in gains.items())
     best = gains[record["best"]]

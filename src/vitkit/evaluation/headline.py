@@ -13,9 +13,7 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text, listed, plural
 
-Kind = Literal[
-    "seen", "trained_on", "of_folds", "proposed", "changed", "chosen_on", "zero_shot", "tta", "precision"
-]
+Kind = Literal["seen", "trained_on", "of_folds", "proposed", "changed", "chosen_on", "zero_shot", "tta", "precision"]
 
 
 @dataclass(frozen=True)

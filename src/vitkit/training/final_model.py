@@ -17,7 +17,7 @@ from typing import Any
 from vitkit.classifier import Classifier
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.table import ImageTable
-from vitkit.evaluation.figures import chosen_on
+from vitkit.evaluation.figures import WISE_FT, chosen_on
 from vitkit.model_folder import read_description
 from vitkit.system.run_files import GROUPS, RECIPE
 from vitkit.text.cells import plural
@@ -26,6 +26,7 @@ from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.report import settle
 from vitkit.training.run_folder import ZERO_SHOT, Run
+from vitkit.training.wise_ft import mix_as_folds
 from vitkit.weights import load
 
 
@@ -37,10 +38,12 @@ class FinalPlan:
         recipe: its recipe.
         best: the number of epochs of the best model of each fold; 0 for the zero-shot model; empty if there are no
             epochs.
+        alphas: with `wise_ft`, the fraction of fine-tuned weights that each fold chose.
     """
 
     recipe: Recipe
     best: tuple[int, ...] = ()
+    alphas: tuple[float, ...] = ()
 
     @property
     def epochs(self) -> int | None:
@@ -69,8 +72,10 @@ def plan_of_final(recipe: Recipe, folders: Sequence[Path]) -> FinalPlan:
     if recipe.find_lr:
         rates = [load_of_run(folder / RECIPE).lr for folder in folders]
         recipe = recipe.replace(find_lr=False, lr=median_low(rates))
-    best = (read_description(folder)["provenance"]["metrics"]["epoch"] for folder in folders)
-    return FinalPlan(recipe, tuple(epoch - ZERO_SHOT for epoch in best))
+    records = [read_description(folder)["provenance"] for folder in folders]
+    best = tuple(record["metrics"]["epoch"] - ZERO_SHOT for record in records)
+    alphas = tuple(record[WISE_FT]["alpha"] if WISE_FT in record else 1.0 for record in records)
+    return FinalPlan(recipe, best, alphas if recipe.wise_ft else ())
 
 
 def keep_zero_shot(run: Run, classifier: Classifier) -> None:
@@ -81,17 +86,19 @@ def keep_zero_shot(run: Run, classifier: Classifier) -> None:
         run.say("the final model is the zero-shot one, as in most folds no epoch was better")
 
 
-def settle_final(run: Run, recipe: Recipe, table: ImageTable) -> dict[str, Any]:
+def settle_final(run: Run, plan: FinalPlan, table: ImageTable) -> dict[str, Any]:
     """Calibrate the final model by the predictions of other models, and return what folds.json says about it.
 
     Args:
         run: the run, whose folder contains the final model.
-        recipe: its recipe.
+        plan: how it was trained.
         table: its images.
     """
+    recipe, classifier = plan.recipe, load(run.folder)
+    mix_as_folds(run.folder, classifier, plan.alphas, run.say)
     chosen = (table.task.chosen,) if recipe.method != "probe" else chosen_on("val", vars(recipe), table.task)
     facts = ValidationFacts(chosen, groups_from_file(run.folder / GROUPS))
-    classifier, seen = settle(run.folder, load(run.folder), recipe, table, run.say, facts)
+    classifier, seen = settle(run.folder, classifier, recipe, table, run.say, facts)
     if seen is None:
         return {"images": len(table), "temperature": None}
     images = plural(len(seen.paths), "image", "images")

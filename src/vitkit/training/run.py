@@ -345,7 +345,7 @@ def _fit_final(run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blu
     table, _, _ = _fit(replace(run, until=plan.epochs), plan.recipe, model)
 
     def settle() -> dict[str, Any]:
-        about = settle_final(run, plan.recipe, table)
+        about = settle_final(run, plan, table)
         return about if plan.epochs is None else {**about, "epochs": plan.epochs, "best_epochs": list(plan.best)}
 
     with reporting(run):

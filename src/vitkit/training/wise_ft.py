@@ -12,8 +12,9 @@ mix replaces the fine-tuned weights only if the interval of its gain, adjusted f
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import torch
@@ -139,6 +140,28 @@ def mix_with_start(
     classifier.provenance[WISE_FT] = record
     classifier.save(folder)
     say(f"wise-ft: {wise_ft_in_words(record)}")
+
+
+def mix_as_folds(folder: Path, classifier: Classifier, alphas: Sequence[float], say: Say) -> None:
+    """Mix the final model of a cross-validation as half of its folds did, once.
+
+    Args:
+        folder: the run folder, whose model folder is changed.
+        classifier: the classifier of that folder. It is changed in place.
+        alphas: the fraction of fine-tuned weights that each fold chose.
+        say: called with a line about the result.
+
+    Raises:
+        VitkitError: the weights of the start are missing or damaged.
+    """
+    if WISE_FT in classifier.provenance or not alphas or classifier.provenance["metrics"]["epoch"] == ZERO_SHOT:
+        return
+    alpha = median_high(alphas)
+    if alpha < 1:
+        _put(classifier.model, interpolate(_read(folder / START), stored_weights(classifier.model), alpha))
+    classifier.provenance[WISE_FT] = {"alpha": alpha, "folds": list(alphas)}
+    classifier.save(folder)
+    say(f"wise-ft: {wise_ft_in_words(classifier.provenance[WISE_FT])}")
 
 
 def _with_weights(classifier: Classifier, weights: Mapping[str, Tensor]) -> Classifier:
