@@ -80,7 +80,7 @@ def test_which_names_are_words() -> None:
     ("kind", "method"), [("clip", "full"), ("siglip", "lora"), ("clip", "probe-sgd"), ("siglip", "probe")]
 )
 def test_zero_shot_is_epoch_0(place: Path, tmp_path: Path, kind: str, method: str) -> None:
-    said = told(place, tmp_path / "run", kind, method=method)
+    said = told(place, tmp_path / "run", kind, method=method, split=(0.7, 0.1, 0.2))
     template = "a photo of a {}." if kind == "clip" else "This is a photo of {}."
     assert f"the head starts from the class names, as {template!r}; the zero-shot model is epoch 0" in said
     recipe = vitkit.load(tmp_path / "run").provenance["recipe"]

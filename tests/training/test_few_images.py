@@ -1,0 +1,282 @@
+"""Few images: none is set aside for validation, and cross-validation chooses the penalty and calibrates the head."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import runs
+import vitkit
+from vitkit.data import split_from_file, table_of
+from vitkit.evaluation import headline_of
+from vitkit.training import (
+    PENALTIES,
+    OutOfFold,
+    Request,
+    choose,
+    cross_validate_head,
+    folds_of,
+    resume,
+    train,
+)
+from vitkit.weights import load
+
+CLASSES = 4
+
+
+def clouds(n: int, seed: int = 0, spread: float = 2.5) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % CLASSES
+    centres = np.random.default_rng(99).normal(size=(CLASSES, 10))
+    points = centres[labels] + rng.normal(0, spread, (n, 10))
+    return torch.from_numpy(points.astype(np.float32)), torch.from_numpy(labels)
+
+
+def folds(labels: torch.Tensor, groups: dict[str, int] | None = None, seed: int = 0) -> torch.Tensor:
+    rows = [(str(i), str(k), "train") for i, k in enumerate(labels.tolist())]
+    fold_of = folds_of(table_of("few", Path(), rows), groups or {}, seed)
+    assert fold_of is not None
+    return fold_of
+
+
+# --- The cross-validation -----------------------------------------------------------------------------
+
+
+def test_the_penalty_is_that_of_a_cross_validation_by_scikit_learn() -> None:
+    x, y = clouds(60)
+    fold_of = folds(y)
+    penalty, logits = cross_validate_head(x, y, fold_of, CLASSES)
+    losses, predicted = [], {}
+    for tried in PENALTIES:
+        p = np.zeros((len(x), CLASSES))
+        for k in range(5):
+            rest, out = (fold_of != k).numpy(), (fold_of == k).numpy()
+            model = LogisticRegression(C=1 / (tried * rest.sum()), max_iter=5000, tol=1e-8)
+            p[out] = make_pipeline(StandardScaler(), model).fit(x[rest], y[rest]).predict_proba(x[out])
+        losses.append(log_loss(y, p))
+        predicted[tried] = p
+    assert penalty == PENALTIES[int(np.argmin(losses))]
+    np.testing.assert_allclose(logits.softmax(dim=1).numpy(), predicted[penalty], atol=0.01)
+
+
+def test_no_image_and_no_copy_of_it_has_an_influence_on_its_own_prediction() -> None:
+    x, y = clouds(40)
+    groups = {"0": 0, "4": 0}  # two copies
+    fold_of = folds(y, groups)
+    assert fold_of[0] == fold_of[4]
+    wrong = y.clone()
+    wrong[0] = wrong[4] = 3
+    own, other = (cross_validate_head(x, labels, fold_of, CLASSES, fold_of != fold_of[0]) for labels in (y, wrong))
+    assert own[0] == other[0], "these images did not choose the penalty here"
+    torch.testing.assert_close(own[1][fold_of == fold_of[0]], other[1][fold_of == fold_of[0]])
+    assert not torch.allclose(own[1][fold_of != fold_of[0]], other[1][fold_of != fold_of[0]])
+
+
+@given(each=st.lists(st.integers(1, 9), min_size=2, max_size=5), seed=st.integers(0, 5))
+def test_folds_divide_each_class_evenly(each: list[int], seed: int) -> None:
+    labels = torch.tensor([k for k, count in enumerate(each) for _ in range(count)])
+    if max(each) < 2:
+        return
+    fold_of = folds(labels, seed=seed)
+    parts = min(5, max(each))
+    assert set(fold_of.tolist()) <= set(range(parts))
+    for k, count in enumerate(each):
+        sizes = Counter(fold_of[labels == k].tolist())
+        assert max(sizes.values()) <= -(-count // parts)
+
+
+def test_views_of_an_image_are_in_its_fold() -> None:
+    x, y = clouds(40)
+    fold_of = folds(y)
+    rng = torch.Generator().manual_seed(0)
+    views = x + 0.01 * torch.randn(x.shape, generator=rng)
+    _, plain = cross_validate_head(x, y, fold_of, CLASSES)
+    _, both = cross_validate_head(torch.cat([x, views]), torch.cat([y, y]), fold_of, CLASSES)
+    hits = [(logits.argmax(dim=1) == y).float().mean().item() for logits in (plain, both)]
+    assert hits[1] <= hits[0] + 0.1, "a view in another fold would tell the label of its image"
+    assert hits[0] < 0.9
+
+
+def test_shuffled_labels_are_predicted_by_chance_and_the_most_regular_head_is_chosen() -> None:
+    rng, hits = np.random.default_rng(0), []
+    for seed in range(20):
+        x, y = clouds(60, seed, spread=1.0)
+        y = y[rng.permutation(60)]
+        _, logits = cross_validate_head(x, y, folds(y, seed=seed), CLASSES)
+        hits.append((logits.argmax(dim=1) == y).float().mean().item())
+    assert np.mean(hits) < 1 / CLASSES + 3 * (3 / 16 / 1200) ** 0.5
+
+
+def test_images_that_the_weights_had_seen_do_not_choose() -> None:
+    """Of these, the features give the label away; the others say nothing, so that the largest penalty is best."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(80, 10)).astype(np.float32))
+    y = torch.from_numpy(rng.permutation(np.arange(80) % 2))
+    x[:60, 0] = 3.0 * y[:60]
+    is_new = torch.arange(80) >= 60
+    honest, _ = cross_validate_head(x, y, folds(y), 2, is_new)
+    flattered, _ = cross_validate_head(x, y, folds(y), 2)
+    assert honest > flattered
+
+
+# --- When ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "each", "split"),
+    [
+        ({}, 8, (0.8, 0.0, 0.2)),
+        ({"method": "probe"}, 90, (0.8, 0.0, 0.2)),
+        ({"method": "probe"}, 300, (0.7, 0.1, 0.2)),
+        ({"method": "full"}, 8, (0.7, 0.1, 0.2)),
+        ({"method": "probe", "split": (0.7, 0.1, 0.2)}, 8, (0.7, 0.1, 0.2)),
+        ({"weights": "none"}, 8, (0.7, 0.1, 0.2)),
+    ],
+)
+def test_only_a_head_for_few_images_needs_none_for_validation(
+    fields: dict[str, Any], each: float, split: tuple[float, ...]
+) -> None:
+    recipe, reasons = choose(Request.of(fields), each)
+    assert recipe.split == split
+    assert any("no image is set aside for validation" in reason for reason in reasons) == (split[1] == 0)
+
+
+def test_images_that_are_split_already_keep_their_validation_images() -> None:
+    recipe, reasons = choose(Request.of({"method": "probe"}), 8, comes_split=True)
+    assert recipe.split == (0.7, 0.1, 0.2) and not any("set aside" in reason for reason in reasons)
+
+
+# --- A run --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of a short training on other photographs."""
+    folder = tmp_path_factory.mktemp("few-start")
+    data = runs.photos(folder / "others", images=6, seed=7)
+    return train(runs.quick(data, epochs=1), folder / "start", say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("few-data") / "photos", images=15, noise=120)
+
+
+def fields(start: Path) -> dict[str, Any]:
+    return {"weights": str(start), "method": "probe", "precision": "float32", "workers": 0}
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    lines: list[str] = []
+    run = vitkit.train(data, out=tmp_path_factory.mktemp("few") / "run", say=lines.append, **fields(start))
+    return run.folder, "\n".join(lines)
+
+
+def test_the_headline_is_of_images_that_nothing_was_chosen_on(finished: tuple[Path, str]) -> None:
+    folder, said = finished
+    assert Counter(split_from_file(folder / "split.json").splits) == {"train": 36, "test": 9}
+    figures = json.loads((folder / "evaluation.json").read_text())
+    headline = headline_of(figures)
+    assert (headline.split, headline.images, figures["chosen_on"]) == ("test", 9, [])
+    assert "chosen by cross-validation of the training images: loss " in said
+    assert "flattered by the selection" in said and "val_acc" not in said
+    assert "fitted on 36 cross-validated images" in said
+
+
+def test_its_promises_rest_on_predictions_out_of_fold(finished: tuple[Path, str], data: Path) -> None:
+    folder, _ = finished
+    classifier, predictions = load(folder), OutOfFold.read(folder)
+    assert predictions is not None and classifier.held_out is not None
+    held_out, table = classifier.held_out.held_out, split_from_file(folder / "split.json")
+    assert (len(held_out), held_out.folds) == (36, 5)
+    assert held_out.chosen == ("penalty by log loss", "temperature by log loss")
+    assert set(predictions.paths) == set(table.of_split("train").paths)
+    assert (held_out.predicted == predictions.logits.argmax(axis=1)).all()
+    unknown = classifier.unknown
+    assert unknown is not None and unknown.known.shape[1] == 36
+    rows = vitkit.predict(folder, data, coverage=0.9, unknown=0.1).rows()
+    assert all({"set", "unknown"} <= row.keys() for row in rows)
+    page = (folder / "report.html").read_text()
+    assert "36 cross-validated images" in page
+
+
+def test_a_run_that_was_killed_before_its_report_is_calibrated_in_the_same_way(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder = runs.copy_of(finished[0], tmp_path / "run")
+    for name in ("report.html", "evaluation.json", "trust.safetensors"):
+        (folder / name).unlink()
+    described = json.loads((folder / "model.json").read_text())
+    del described["trust_sha256"]
+    described["temperature"] = 1.0
+    (folder / "model.json").write_text(json.dumps(described))
+    resume(folder, say=lambda line: None)
+    assert load(folder).temperature == load(finished[0]).temperature
+    assert load(folder).trust == load(finished[0]).trust
+
+
+def test_pictures_that_the_weights_had_seen_make_no_promise(data: Path, start: Path, tmp_path: Path) -> None:
+    """Another head on the weights of a run over the same photographs: every one of them is known."""
+    first = train(runs.quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "first", say=lambda line: None)
+    lines: list[str] = []
+    vitkit.train(data, out=tmp_path / "second", say=lines.append, **fields(first))
+    assert split_from_file(tmp_path / "second" / "split.json").splits.count("test") == 9
+    assert load(tmp_path / "second").trust is None
+    assert any("not calibrated" in line for line in lines)
+
+
+def test_the_protocol_reports_chance_on_shuffled_labels(start: Path, tmp_path: Path) -> None:
+    """Over several runs, the headline is as often right as chance, and sets hold their class as often as promised."""
+    right, images, covered = 0.0, 0, list[float]()
+    for seed in range(6):
+        data = runs.photos(tmp_path / f"photos-{seed}", images=15, noise=200, seed=seed)
+        files = sorted(data.rglob("*.png"))
+        content = [file.read_bytes() for file in files]
+        for file, i in zip(files, np.random.default_rng(seed).permutation(len(files)), strict=True):
+            file.write_bytes(content[i])
+        run = vitkit.train(data, out=tmp_path / f"run-{seed}", seed=seed, say=lambda line: None, **fields(start))
+        right += run.headline.images * run.accuracy
+        images += run.headline.images
+        covered.append(run.evaluation["promises"]["coverage"][0]["measured"])
+    error = (2 / 9 / images) ** 0.5
+    assert abs(right / images - 1 / 3) < 3 * error
+    assert np.mean(covered) > 0.9 - 3 * (0.09 / images) ** 0.5
+
+
+def test_a_cross_validation_of_heads_ends_with_a_calibrated_head_on_all_images(
+    data: Path, start: Path, tmp_path: Path
+) -> None:
+    run = vitkit.train(data, out=tmp_path / "run", folds=3, say=lambda line: None, **fields(start))
+    assert run.headline.images == 45 and run.headline.folds == 3
+    assert {split for fold in run.folds for split in split_from_file(fold.folder / "split.json").splits} == {
+        "train",
+        "test",
+    }
+    classifier = run.classifier
+    assert classifier.held_out is not None and len(classifier.held_out.held_out) == 45
+    assert classifier.unknown is not None
+
+
+def test_datasets_without_validation_images_are_calibrated_too(start: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pixels = torch.from_numpy(rng.normal(size=(24, 3, 16, 16)).astype(np.float32))
+    pairs = [(image, i % 2) for i, image in enumerate(pixels)]
+    lines: list[str] = []
+    run = vitkit.train(
+        train_dataset=pairs, class_names=["a", "b"], out=tmp_path / "run", say=lines.append, **fields(start)
+    )
+    assert "calibrated by cross-validation" in lines[-1]
+    assert run.classifier.held_out is not None and len(run.classifier.held_out.held_out) == 24
