@@ -68,7 +68,7 @@ def test_json_and_page_say_what_was_chosen_on_the_images() -> None:
     assert next(iter(numbers)) == "accuracy"
     assert numbers["chosen_on"] == ["thresholds by F1"]
     assert numbers["cross_fitted"]["macro_f1"] < numbers["macro_f1"]
-    assert "validation: chosen on these images: thresholds by F1" in headline(figures(own))
+    assert "validation, flattered by selection: chosen on these images: thresholds by F1" in headline(figures(own))
     single = Evaluation("test", ("a", "b"), ("1",), np.array([0]), np.array([[0.9, 0.1]], np.float32))
     assert figures(single)["chosen_on"] == []
 

@@ -159,7 +159,7 @@ def test_images_that_chose_the_epoch_are_no_test_images(data: Path, tmp_path: Pa
         assert (
             "on which the trainings chose epoch by val_acc, temperature by log loss, so they are too optimistic" in told
         )
-        assert "validation: chosen on these images: epoch by val_acc" in told
+        assert "validation, flattered by selection: chosen on these images: epoch by val_acc" in told
     with (left.folder / "comparison.csv").open(encoding="utf-8", newline="") as text:
         assert all(row["split"] == "val" and "chosen on these images" in row["caveats"] for row in csv.DictReader(text))
 

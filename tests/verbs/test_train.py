@@ -99,7 +99,7 @@ def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tm
     (folder / "evaluation.json").write_text(json.dumps(changed))
     (line,) = TrainingRun(folder).lines()
     assert line.startswith("exact match ")
-    assert "6 val images (validation: chosen on these images: the epoch)" in line
+    assert "6 val images (validation, flattered by selection: chosen on these images: the epoch)" in line
 
 
 def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     if changed := numbers.get("changed"):
         yield Caveat("changed", changed["text"])
     if chosen := numbers.get("chosen_on"):
-        yield Caveat("chosen_on", f"validation: chosen on these images: {', '.join(chosen)}")
+        yield Caveat("chosen_on", f"validation, flattered by selection: chosen on these images: {', '.join(chosen)}")
     if "zero_shot" in numbers:
         yield Caveat("zero_shot", "zero-shot: by the class names alone")
     if (tta := numbers.get("tta")) is not None:

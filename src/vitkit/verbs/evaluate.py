@@ -131,7 +131,7 @@ class EvaluationResult(Result):
         if self.headline.value is None:
             yield self.headline.words
         if self.evaluation.chosen:
-            yield f"validation: chosen on these images: {', '.join(self.evaluation.chosen)}"
+            yield f"validation, flattered by selection: chosen on these images: {', '.join(self.evaluation.chosen)}"
         for name, value in self.figures.get("cross_fitted", {}).items():
             yield f"{name:18} {decimals(value)} with cross-fitted thresholds"
         for name, value, interval in self._summary():
