@@ -81,8 +81,8 @@ def test_every_caveat_is_told() -> None:
     }
     assert kinds(numbers) == ["chosen_on", "zero_shot", "precision"]
     assert headline_of(numbers).words == (
-        "exact match 0.2500 on 4 val images (validation, flattered by selection: chosen on these images: epoch by val_acc; "
-        "zero-shot: by the class names alone; computed in bfloat16)"
+        "exact match 0.2500 on 4 val images (validation, flattered by selection: chosen on these images: epoch by "
+        "val_acc; zero-shot: by the class names alone; computed in bfloat16)"
     )
     assert kinds({**MAIN, "precision": "float32", "chosen_on": []}) == []
 
