@@ -86,6 +86,7 @@ from vitkit.system.run_files import (
 from vitkit.text.cells import interval_text, plural
 from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
+from vitkit.training.choose_method import resolve_method
 from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
 from vitkit.training.extensions import NONE, Extensions
@@ -136,7 +137,6 @@ from vitkit.training.start import (
     choose_workers,
     digest_of_backbone,
     new_classifier,
-    resolve,
     resolve_model,
 )
 from vitkit.training.teacher import Teacher, teacher_of_run
@@ -597,20 +597,23 @@ def _prepare(
 ) -> Prepared:
     """Resolve everything that the request leaves open, create and lock the run's folder, and write the result to it."""
 
-    idle: list[str] = []
+    idle, reserved = list[str](), list[bool]()
 
     def reserve(table: ImageTable, recipes: Sequence[Recipe]) -> None:
+        is_reserved = bool(reserved)
+        reserved.append(True)
+        idle.clear()
         for recipe in recipes:
             idle.extend(check_effects(recipe, request.fields, named, table))
             check_team(recipe, team)
             check_place(out, table, recipe.teacher, weights_of(recipe))
-        if out is not None:
+        if out is not None and not is_reserved:
             reserve_folder(out, hold, force=force, wait=wait)
 
     beside = dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])])
     selection = None
     if request.recipe.select_time is None:
-        start = resolve(request, lambda table, recipe: reserve(table, [recipe]), list(beside))
+        start = resolve_method(request, lambda table, recipe: reserve(table, [recipe]), list(beside), named)
     else:
         start, selection = choose_and_resolve(request, reserve, list(beside))
     recipe, table = start.recipe, start.table

@@ -8,6 +8,7 @@ of a picture and images of one scene stay in one fold.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -312,6 +313,43 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
         seconds=time.monotonic() - started,
         figure=table.task.accuracy,
     )
+
+
+@dataclass(frozen=True)
+class ProbeAccuracy:
+    """The cross-validated accuracy of a linear probe on frozen features.
+
+    Attributes:
+        value, interval: the accuracy, and its 95 % interval.
+        images: the number of images that were tested.
+    """
+
+    value: float
+    interval: tuple[float, float]
+    images: int
+
+
+def probe_accuracy(candidate: Blueprint, table: ImageTable, groups: Sequence[int]) -> ProbeAccuracy:
+    """Cross-validate a linear probe on the training images. No image chooses the penalty that it is tested with.
+
+    Args:
+        candidate: the blueprint of a model whose weights have not seen the images.
+        table: the split images.
+        groups: a number for each image; images with the same number are not independent.
+
+    Raises:
+        VitkitError: there are too few training images.
+    """
+    judges, recipe = SelectionImages.of(table, groups, candidate.recipe.seed), candidate.recipe
+    classifier = _frozen_encoder(candidate, judges.table)
+    precision = choose_precision(recipe.precision, recipe.device)
+    images = EvaluationImages(judges.table, classifier.preprocess)
+    watch = partial(progress, "trying a head on frozen features")
+    features, _ = compute_features(classifier.model, images, recipe, precision, watch)
+    outcome = _cross_validate({0: CandidateFeatures(features, 0.0, classifier.preprocess.size)}, judges, math.inf)
+    right = outcome.right[0].numpy().astype(np.float64)
+    bounds = mean_interval(right, 1.0, Units.of(len(right), np.array(judges.groups)))
+    return ProbeAccuracy(float(right.mean()), bounds, len(right))
 
 
 def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> tuple[int, list[int]]:

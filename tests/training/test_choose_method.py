@@ -1,0 +1,102 @@
+"""`--method auto` tries a head on frozen features before it trains the whole model on medium numbers of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+from vitkit.data import split_from_file
+from vitkit.training import Recipe, choose_method, resolve, train
+from vitkit.training.choose_method import resolve_method
+from vitkit.training.recipe import Request
+
+EACH = 58  # photographs of each class, of which 40 are trained on
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("method-start")
+    return train(runs.quick(runs.photos(folder / "others", images=6, seed=7), epochs=1), folder / "start", say=str)
+
+
+@pytest.fixture(scope="module")
+def easy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("easy") / "photos", images=EACH, noise=30)
+
+
+@pytest.fixture(scope="module")
+def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures whose classes say nothing about them."""
+    root, rng = tmp_path_factory.mktemp("hard") / "photos", np.random.default_rng(0)
+    for name in ("a", "b"):
+        (root / name).mkdir(parents=True)
+        for i in range(EACH):
+            Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(root / name / f"{i}.png")
+    return root
+
+
+def resolved(data: Path, start: Path, named: tuple[str, ...] = (), **fields: Any) -> Any:
+    request = Request.of({"data": str(data), "weights": str(start), "workers": 0, "precision": "float32", **fields})
+    return resolve_method(request, None, (), named)
+
+
+def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, start: Path) -> None:
+    chosen = resolved(easy, start)
+    assert chosen.recipe.method == "probe"
+    assert any("100.0 % of 120 training images" in reason for reason in chosen.reasons)
+    assert not any("enough to fine-tune" in reason for reason in chosen.reasons)
+
+
+def test_its_test_images_are_those_that_fine_tuning_would_have(easy: Path, start: Path) -> None:
+    probe = resolved(easy, start)
+    full = resolve({"data": str(easy), "weights": str(start), "method": "full"}, runs=())
+    tested = [set(made.parts[0].images.table.of_split("test").paths) for made in (probe, full)]
+    assert tested[0] == tested[1] != set()
+
+
+def test_a_head_that_is_often_wrong_does_not(hard: Path, start: Path) -> None:
+    chosen = resolved(hard, start)
+    assert chosen.recipe.method == "full"
+    assert any("is right for only" in reason for reason in chosen.reasons)
+
+
+def test_shuffled_labels_are_predicted_by_chance_where_the_method_is_chosen(hard: Path, start: Path) -> None:
+    full = resolve({"data": str(hard), "weights": str(start), "method": "full", "workers": 0}, runs=())
+    part = full.parts[0].images
+    reached = choose_method.probe_accuracy(full.blueprint, part.table, part.groups)
+    assert reached.interval[0] <= 0.5 <= reached.interval[1] and reached.images == 80
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"method": "full"}, ()), ({"epochs": 2}, ("epochs",)), ({"folds": 2}, ()), ({"lora_rank": 8}, ())],
+    ids=["the user names the method", "the user sets epochs", "every image is tested", "a field that nothing needs"],
+)
+def test_it_is_tried_only_where_it_may_become_the_model(
+    easy: Path, start: Path, fields: dict[str, Any], named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+    measure = choose_method.probe_accuracy
+    monkeypatch.setattr(choose_method, "probe_accuracy", lambda *args: tried.append(args) or measure(*args))
+    chosen = resolved(easy, start, named, **fields)
+    assert (chosen.recipe.method, bool(tried)) == (("probe", True) if "lora_rank" in fields else ("full", False))
+
+
+def test_weights_that_know_the_photographs_are_not_asked(easy: Path, start: Path, tmp_path: Path) -> None:
+    first = train(Recipe(data=str(easy), **runs.quick_fields(epochs=1)), tmp_path / "first", say=str)
+    assert resolved(easy, first).recipe.method == "full"
+
+
+def test_a_run_says_why_and_is_written_once(easy: Path, start: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    fields = {"data": str(easy), "weights": str(start), "workers": 0, "precision": "float32"}
+    folder = train(dict(fields), tmp_path / "run", say=lines.append)
+    assert sum(line.startswith("method ") for line in lines) == 1
+    assert (folder / "evaluation.json").is_file()
+    assert "val" not in split_from_file(folder / "split.json").splits
+    assert not (folder / "checkpoints").exists()
