@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ def test_a_damaged_file_of_predictions_is_named(finished: Path, tmp_path: Path, 
     predictions = OutOfFold.read(finished)
     assert predictions is not None
     if damage == "shape":
-        OutOfFold(("a",), predictions.paths, predictions.labels, predictions.logits, 3).write(tmp_path)
+        replace(predictions, classes=("a",)).write(tmp_path)
     else:
         data = (finished / "out_of_fold.safetensors").read_bytes()
         (tmp_path / "out_of_fold.safetensors").write_bytes(data[: len(data) // 2])
@@ -288,7 +289,7 @@ def test_predictions_take_on_the_correction_of_the_classifier() -> None:
     model = tiny.build(num_classes=2)
     classifier = Classifier(model, ("a", "b"), Preprocess(size=model.config.image_size))
     logits = np.array([[1.0, 0.0], [0.0, 3.0]], np.float32)
-    made = OutOfFold(("a", "b"), ("x", "y"), np.array([0, 1]), logits, 2).evaluation(classifier)
+    made = OutOfFold(("a", "b"), ("x", "y"), np.array([0, 1]), logits, 2, np.array([0, 1])).evaluation(classifier)
     assert isinstance(made, Evaluation) and made.split == "train"
     back = log_odds(made.probabilities, made.labels)
     np.testing.assert_allclose(back[:, 1] - back[:, 0], [-1, 3], rtol=1e-5)
