@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -247,17 +248,19 @@ def test_ctrl_c_in_the_final_model_keeps_the_folds_and_goes_on_to_the_same_weigh
 
 def test_a_killed_command_is_started_again(finished: Path, data: Path, tmp_path: Path) -> None:
     """SIGKILL as soon as the final model is in training; the same command with --resume-if-there goes on."""
-    folder, fields = tmp_path / "run", {"--epochs": "3", "--batch-size": "8", "--folds": str(FOLDS)}
-    flags = [*runs.FLAGS, *(part for pair in fields.items() for part in pair), "--out", str(folder)]
-    command = [sys.executable, "-m", "vitkit", "train", str(data), *flags, "--resume-if-there"]
+    folder = runs.copy_of(finished, tmp_path / "run")  # as it is after the folds
+    for name in ("report.html", "metrics.csv", "model.json", "model.safetensors", "trust.safetensors"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "checkpoints")
+    command = [sys.executable, "-m", "vitkit", "train", "--resume", str(folder)]
     process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (folder / "metrics.csv").is_file() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     process.kill()
     process.wait()
-    assert (folder / "metrics.csv").is_file(), "the final model was in training"
-    subprocess.run(command, env=runs.environment(), check=True, capture_output=True, timeout=240)
+    assert not (folder / "report.html").is_file() and (folder / "metrics.csv").is_file(), "it was in training"
+    train(recipe_for(data), folder, resume_if_there=True, say=lambda line: None)
     runs.assert_same_weights(folder, finished)
     final, expected = (json.loads((run / "folds.json").read_text())["final"] for run in (folder, finished))
     assert final == {**expected, "temperature": pytest.approx(expected["temperature"], rel=0.05)}
