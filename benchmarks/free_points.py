@@ -4,8 +4,9 @@
 
 480 random photographs of flowers are split once into training (240), validation and test (120 each). DeiT-Ti is
 fine-tuned on them with three seeds, with the defaults of `--method full` but two epochs, and with `--wise-ft`. This is
-as small as it is so that two busy cores need half an hour: differences below three points cannot be told from chance
-here, and longer fine-tunings drift further from their start, so that mixes may gain more.
+as small as it is so that two busy cores need half an hour: differences below four points (below eight for changed
+photographs) cannot be told from chance here, and longer fine-tunings drift further from their start, so that mixes may
+gain more.
 
 All test photographs are predicted as they are, and every second one changed: blurred (standard deviation of 1.5 % of
 the short side), stored as JPEG of quality 8, with other colours (saturation, brightness, contrast and a red tint), and
