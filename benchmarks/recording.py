@@ -121,7 +121,6 @@ def shortened(seconds: list[float], total: float) -> list[float]:
 
 def drawing(lines: list[Line]) -> str:
     """Draw a record as SVG."""
-    real = lines[-1].second
     times = shortened([line.second for line in lines], SECONDS)
     rules, texts, row = [], [], 0
     for i, line in enumerate(lines[:-1]):
@@ -134,8 +133,7 @@ def drawing(lines: list[Line]) -> str:
             for j, part in enumerate(_wrapped(f"$ {line.text}" if line.is_command else line.text))
         ]
         row += 0 if is_past else len(_wrapped(line.text))
-    minutes, seconds = divmod(round(real), 60)
-    note = f"Recorded in {minutes} min {seconds} s, shown in {SECONDS:.0f} s: waits are shortened."
+    note = f"Shown in {times[-1]:.0f} s: long waits are shortened."
     texts.append(_text(note, row + 1, "note", ""))
     height = 2 * MARGIN + LEADING * (row + 2)
     commands = ", ".join(line.text for line in lines if line.is_command)

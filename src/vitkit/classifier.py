@@ -56,6 +56,13 @@ class Classifier:
     It always computes in evaluation mode, even after `model.train()`: each call switches the model to evaluation mode
     and back.
 
+        >>> from vitkit import Classifier, Preprocess, create_model
+        >>> from PIL import Image
+        >>> model = create_model("vit_micro_patch4_16", num_classes=2)
+        >>> classifier = Classifier(model, ["cat", "dog"], Preprocess(size=(16, 16)))
+        >>> [prediction.label in classifier.classes for prediction in classifier.predict([Image.new("RGB", (40, 30))])]
+        [True]
+
     Attributes:
         model: the float32 model: a Vision Transformer, or a network of another library.
         classes: class names, in the order of the logits.

@@ -38,6 +38,11 @@ _SCALES = {
 class Preprocess:
     """How pictures are resized, cropped and normalised, in evaluation, prediction and export alike.
 
+        >>> from PIL import Image
+        >>> from vitkit import Preprocess
+        >>> Preprocess(size=(24, 32))(Image.new("RGB", (640, 480))).shape  # (C, H, W), float32
+        (3, 24, 32)
+
     Attributes:
         size: (height, width) of the result in pixels, or one number for a square.
         fit: `crop` resizes the short side to size / crop_pct and crops the centre; `pad` fits the whole picture and

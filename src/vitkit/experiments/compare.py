@@ -51,6 +51,11 @@ _TABLE_KEYS = (  # columns of comparison.csv
 class Comparison(Result):
     """Several models that were trained in the same way and tested on the same images.
 
+        import vitkit
+
+        comparison = vitkit.compare("PHOTOS", models=["vit_tiny_patch16_224", "torchvision:resnet18"])
+        print(comparison.folder, comparison.figures)
+
     Attributes:
         folder: the folder of comparison.html, comparison.json, comparison.csv and the runs.
         figures: the content of comparison.json.

@@ -77,6 +77,11 @@ class DeviceMemory:
 class TrainingPlan(Result):
     """The predicted cost of a training. A multiply-accumulate counts as two FLOPs; attention products are included.
 
+        >>> import vitkit
+        >>> plan = vitkit.plan("digits")
+        >>> plan.steps, plan.images_seen, plan.memory[0].fits
+        (2800, 88130, True)
+
     Attributes:
         name: the recipe or model, as the user named it.
         recipe: the complete recipe.

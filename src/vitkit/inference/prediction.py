@@ -88,6 +88,14 @@ class Ranking(Sequence[Place]):
 class Prediction:
     """The prediction for one image.
 
+        >>> from vitkit import Classifier, Preprocess, create_model
+        >>> from PIL import Image
+        >>> model = create_model("vit_micro_patch4_16", num_classes=2)
+        >>> classifier = Classifier(model, ["cat", "dog"], Preprocess(size=(16, 16)))
+        >>> prediction = classifier.predict([Image.new("RGB", (40, 30))])[0]
+        >>> prediction.label == prediction.ranking[0][0], prediction.error is None
+        (True, True)
+
     Attributes:
         path: the path as the caller named it.
         label: the most probable class; None if there is no prediction. For a multi-label model, the classes that reach

@@ -135,6 +135,11 @@ class Resized:
 class LoadReport:
     """What happened to the tensors of a checkpoint and of the model that was loaded from it.
 
+        import vitkit
+
+        report = vitkit.load("deit_tiny_patch16_224.pth").report
+        print(len(report.matched), report.resized, report.dropped)
+
     Attributes:
         source: the file, folder or name that was loaded.
         format: the recognised format.

@@ -347,6 +347,11 @@ class ViTConfig:
     The defaults are those of ViT-B/16 at 224 pixels. `image_size` and `patch_size` take one number or (height, width).
     `replace` changes fields and adjusts those that depend on them, such as the size of the MLP.
 
+        >>> from vitkit import ViTConfig
+        >>> config = ViTConfig(image_size=32, patch_size=8, layers=2, num_classes=10)
+        >>> config.image_size, config.grid, config.replace(hidden_size=96, heads=3).mlp_size
+        ((32, 32), (4, 4), 384)
+
     Raises:
         VitkitError: no model can be built with the value of a field; the message names the field.
     """

@@ -165,6 +165,12 @@ def _listen(host: str, port: int) -> socket.socket:
 class Server(Result):
     """Classifiers that answer over HTTP in threads of this process until they are stopped.
 
+        import vitkit
+
+        server = vitkit.serve("runs/digits-1")
+        print(server.url)
+        server.stop()
+
     Attributes:
         url: the address of the server.
         token: the secret that requests need; None if they need none.

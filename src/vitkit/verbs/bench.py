@@ -49,6 +49,11 @@ COLUMNS = {  # keys of a row, with the heading and the format of the column
 class Benchmark(Result):
     """The speed of each backend and precision in images per second.
 
+        import vitkit
+
+        benchmark = vitkit.bench("vit_micro_patch4_16")
+        print(benchmark.machine, benchmark.missing, benchmark.rows())
+
     Attributes:
         model: the name or path of the model.
         machine: processor, cores, gpu, threads and torch version.

@@ -32,6 +32,11 @@ _KINDS = one_of(("folder (vitkit's)", *(f"{n} ({form.tells})" if form.tells else
 class Conversion(Result):
     """A checkpoint that was written in another layout, read back and compared.
 
+        import vitkit
+
+        conversion = vitkit.convert("runs/digits-1", "digits.safetensors", to="timm")
+        print(conversion.destination, conversion.report)
+
     Attributes:
         destination: the file or folder that was written.
         to: its layout: folder (vitkit's), npz (Google's), timm or hf.

@@ -40,6 +40,11 @@ _CROP = 0.875  # fraction of the shorter side
 class Checkup(Result):
     """The contents of a data set, and its problems.
 
+        >>> import vitkit
+        >>> checkup = vitkit.doctor("digits")
+        >>> checkup.is_trustworthy, checkup.rows()[0]
+        (True, {'class': '0', 'images': 178})
+
     Attributes:
         diagnosis: the statistics and findings.
         out: the page with pictures, if one was written.

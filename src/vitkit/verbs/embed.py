@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 class Embeddings(Result):
     """The features of images.
 
+        import vitkit
+
+        embeddings = vitkit.embed("runs/digits-1", "photos")
+        print(embeddings.features.shape, embeddings.errors)  # (n, D)
+
     Attributes:
         paths: the images that could be read, in order.
         features: the features of each of them, (n, D), or (n, h * w, D) for `patches`.

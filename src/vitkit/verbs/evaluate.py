@@ -51,6 +51,11 @@ if TYPE_CHECKING:
 class EvaluationResult(Result):
     """The evaluation of a classifier on labelled images.
 
+        import vitkit
+
+        result = vitkit.evaluate("runs/digits-1")
+        print(result.figures["accuracy"], result.figures["intervals_95"]["accuracy"])  # fractions, 0 to 1
+
     Attributes:
         evaluation: every image with its label and probabilities.
         figures: the content of evaluation.json, with the accuracy (0 to 1) first. It does not count images that the

@@ -58,6 +58,11 @@ _MOST_IMAGES = 128  # for attention distances, as in the paper (app. D.7)
 class Explanations(Result):
     """Explanations of the predictions for photographs, as maps.
 
+        import vitkit
+
+        explanations = vitkit.explain("runs/digits-1", "photo.jpg", "explained")
+        print(explanations.page, explanations.unreadable)
+
     Attributes:
         method: the method of the explanations.
         explained: the folder of each image, with its page, overlays and `maps.npz`.
@@ -110,6 +115,11 @@ class Explanations(Result):
 @dataclass(frozen=True, repr=False)
 class Anatomy(Result):
     """Figures of a model: its filters, positions and attention.
+
+        import vitkit
+
+        anatomy = vitkit.explain("runs/digits-1", out="anatomy", anatomy=True)
+        print(anatomy.page, {name: array.shape for name, array in anatomy.arrays.items()})
 
     Attributes:
         page: the page with all figures. The same folder has each figure as a PNG file, and their numbers in

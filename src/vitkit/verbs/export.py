@@ -40,6 +40,11 @@ _PACKAGE_RUNTIME = FORMATS["onnx"].runtime  # which computes the model inside
 class Export(Result):
     """A file for another runtime, or a package with one, which was read back and compared with the model.
 
+        import vitkit
+
+        export = vitkit.export("runs/digits-1", "onnx")
+        print(export.file, export.image_size, export.outcome)
+
     Attributes:
         file: the file that was written.
         to: the runtime that it is for, or the kind of package.

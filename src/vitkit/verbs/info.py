@@ -57,6 +57,11 @@ class ClassifierInfo:
 class Info(Result):
     """The configuration and cost of a model.
 
+        >>> import vitkit
+        >>> info = vitkit.info("vit_base_patch16_224")
+        >>> info.cost.parameters, round(info.cost.gmacs, 1)
+        (86567656, 17.6)
+
     Attributes:
         name: the name or path of the model.
         cost: its configuration, parameters, multiply-accumulates and memory.

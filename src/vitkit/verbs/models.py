@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 class ModelList(Result):
     """Models that can be built by name.
 
+        >>> import vitkit
+        >>> vitkit.models("vit_base_patch16_224").names
+        ('vit_base_patch16_224', 'vit_base_patch16_224_in21k', 'vit_base_patch16_224_gap')
+
     Attributes:
         names: the names of the models, the smallest first.
     """

@@ -71,6 +71,11 @@ class PackPlan:
 class Pack(Result):
     """A folder with which vitkit can be installed without a network.
 
+        import vitkit
+
+        pack = vitkit.pack("stick", system=["windows"], python=["3.12"])
+        print(pack.folder, pack.wheels, pack.size)  # bytes
+
     Attributes:
         folder: the folder.
         targets: the kinds of computers, such as `windows-3.12`.

@@ -77,6 +77,11 @@ class Predictions(Result):
     `unknown` is the fraction of known images that look at least as unfamiliar, or None if the model cannot tell.
     Probabilities that are read from a file have the digits of the file.
 
+        import vitkit
+
+        for row in vitkit.predict("runs/digits-1", "photos"):
+            print(row.path, row.label, row.confidence, row.error)
+
     Attributes:
         images: the number of images.
         unreadable: the number of images that could not be read.

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 class PretrainingRun(Result):
     """A finished or interrupted pre-training, whose files are read when an attribute is used.
 
+        import vitkit
+
+        run = vitkit.pretrain("photos", out="runs/pretrained")
+        vitkit.train("labelled", weights=run.folder)
+
     Attributes:
         folder: the run folder, which is also the model folder of the best encoder. `train` accepts it as `weights`.
     """

@@ -33,6 +33,11 @@ CARD = "README.md"  # which the hub shows
 class Push(Result):
     """A model that was published on the hub, or written into a folder as it would be published.
 
+        import vitkit
+
+        push = vitkit.push("runs/digits-1", "hf:me/digits", dry_run="published")
+        print(push.folder, push.files)  # names and sizes in bytes
+
     Attributes:
         repository: the repository, as owner/name.
         files: the name and size in bytes of each file.

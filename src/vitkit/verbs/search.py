@@ -23,6 +23,11 @@ from vitkit.verbs.words import open_images_and_words
 class SearchResult(Result):
     """The images that match a text best.
 
+        import vitkit
+
+        result = vitkit.search("siglip2-folder", "photos", text="a dog on a beach")
+        print(result.nearest[0], result.errors)
+
     Attributes:
         text: the text of the query.
         nearest: the paths of the images and their cosine similarities with the text, the best first.

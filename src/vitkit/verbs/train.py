@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 class TrainingRun(Result):
     """A finished or interrupted training run, whose files are read when an attribute is used.
 
+        import vitkit
+
+        run = vitkit.train("digits")
+        print(run.folder, run.accuracy)
+
     Attributes:
         folder: the run folder, which is also the model folder of the best weights.
     """

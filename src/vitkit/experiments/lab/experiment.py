@@ -146,6 +146,11 @@ _LEVEL = 0.05  # significance level of the tests of all pairs together
 class LabResult(Result):
     """The result of an experiment.
 
+        import vitkit
+
+        result = vitkit.lab("position", "digits")
+        print(result.headings, result.cells, result.remarks)
+
     Attributes:
         experiment: the experiment.
         figures: the content of lab.json.
