@@ -92,7 +92,7 @@ class Prediction:
         >>> from PIL import Image
         >>> model = create_model("vit_micro_patch4_16", num_classes=2)
         >>> classifier = Classifier(model, ["cat", "dog"], Preprocess(size=(16, 16)))
-        >>> prediction = classifier.predict([Image.new("RGB", (40, 30))])[0]
+        >>> prediction = next(classifier.predict([Image.new("RGB", (40, 30))]))
         >>> prediction.label == prediction.ranking[0][0], prediction.error is None
         (True, True)
 
