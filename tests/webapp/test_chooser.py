@@ -107,3 +107,28 @@ def test_a_phone_may_request_what_it_sends_and_nothing_else() -> None:
     closed = ["/", "/api/folders", "/api/folders/sent", "/api/phone", "/api/data/all", "/api/chooser/open", "/static/"]
     assert all(re.fullmatch(OPEN_TO_PHONES, path) for path in open_to_it)
     assert not any(re.fullmatch(OPEN_TO_PHONES, path) for path in closed)
+
+
+@pytest.mark.parametrize("name", ["漢" * 150 + ".jpg", "é" * 400 + ".jpg", "🌻" * 90 + "/" + "🌻" * 90 + ".png"])
+def test_long_names_in_any_script_are_shortened(studio: Studio, tmp_path: Path, name: str) -> None:
+    with TestClient(studio) as client:
+        folder = client.post("/api/folders/new", json={"name": "漢" * 150}).json()
+        answer = client.post(f"/api/folders/{folder['id']}/files", params={"name": name}, content=b"photograph")
+    assert answer.status_code == 200
+    files = [path for path in (tmp_path / "uploads").rglob("*") if path.is_file()]
+    assert [path.read_bytes() for path in files] == [b"photograph"]
+    assert files[0].suffix == Path(name).suffix
+    assert set(files[0].stem) == {name[0]}
+
+
+def test_a_phone_learns_no_path_when_a_file_cannot_be_written(studio: Studio, tmp_path: Path) -> None:
+    with TestClient(studio) as client:
+        folder = client.post("/api/folders/new", json={"name": "party"}).json()
+        files = f"/api/folders/{folder['id']}/files"
+        client.post(files, params={"name": "a.jpg"}, content=b"photograph")
+        client.post(files, params={"name": "b.jpg/c.jpg"}, content=b"photograph")
+        for name in ("a.jpg/b.jpg", "b.jpg"):  # a file where a folder is needed, and the other way round
+            answer = client.post(files, params={"name": name}, content=b"photograph")
+            assert answer.status_code == 400
+            assert "b.jpg" in answer.json()["error"]
+            assert str(tmp_path) not in answer.text

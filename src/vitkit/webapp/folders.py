@@ -32,6 +32,7 @@ _SEARCHED = 5_000  # folders that are looked into, at most
 _OFFERED = 200
 _MOST = 2**31  # bytes of a file that is sent
 _LONGEST = 100  # characters of a name that is sent
+_MOST_IN_NAME = 240  # bytes of it: file systems take 255, and the name of an unfinished file is longer
 _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # devices of Windows, with any suffix
 
 
@@ -173,9 +174,17 @@ async def receive(target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *
         The size of the file so far.
 
     Raises:
-        VitkitError: it is empty or too large, a part is missing, or there is such a file already.
+        VitkitError: it is empty or too large, a part is missing, there is such a file already, or it cannot be written.
+            The message contains no path, as it is sent to phones.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return await _receive(target, chunks, offset, is_last=is_last)
+    except OSError as error:
+        raise VitkitError(f"cannot write {target.name}: {error.strerror or 'the system refused it'}") from error
+
+
+async def _receive(target: Path, chunks: AsyncIterator[bytes], offset: int, *, is_last: bool) -> int:
     partial = target.with_name(f"{target.name}.part")
     if target.exists():
         raise VitkitError(f"{target.name} is there already: it is not written over")
@@ -206,7 +215,10 @@ def _part(name: str) -> str:
     if _RESERVED.fullmatch(kept.partition(".")[0].strip()):
         kept = f"_{kept}"
     stem, suffix = os.path.splitext(kept)  # noqa: PTH122  # a part is no path
-    return f"{stem[: _LONGEST - len(suffix)]}{suffix}" if len(suffix) < 10 else kept[:_LONGEST]
+    if len(suffix) >= 10:
+        stem, suffix = kept, ""
+    most = _MOST_IN_NAME - len(suffix.encode())
+    return stem[: _LONGEST - len(suffix)].encode()[:most].decode(errors="ignore") + suffix
 
 
 class NewFolder(BaseModel):
