@@ -57,9 +57,7 @@ def load_of_run(path: Path) -> Recipe:
     recipe = build(fields, str(path))
     missing = sorted(unfold(tomllib.loads(recipe.to_toml())).keys() - fields.keys())
     if missing:
-        raise VitkitError(
-            f"{path} is damaged: the recipe of a run has all fields, but this one lacks {', '.join(missing)}"
-        )
+        raise VitkitError(f"{path} is damaged, or an earlier version of vitkit wrote it: it lacks {', '.join(missing)}")
     return recipe
 
 

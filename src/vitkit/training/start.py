@@ -265,7 +265,7 @@ def digest_of_backbone(model: Model) -> str:
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         if id(tensor) not in heads:
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
