@@ -133,7 +133,7 @@ def drawing(lines: list[Line]) -> str:
             for j, part in enumerate(_wrapped(f"$ {line.text}" if line.is_command else line.text))
         ]
         row += 0 if is_past else len(_wrapped(line.text))
-    note = f"Shown in {times[-1]:.0f} s: long waits are shortened."
+    note = f"Recorded in {lines[-1].second:.0f} s, shown in {times[-1]:.0f} s: long waits are shortened."
     texts.append(_text(note, row + 1, "note", ""))
     height = 2 * MARGIN + LEADING * (row + 2)
     commands = ", ".join(line.text for line in lines if line.is_command)

@@ -49,7 +49,7 @@ def test_progress_is_replaced_and_long_lines_are_wrapped() -> None:
     shown = [text for _, text in rows(svg)]
     assert shown[:2] == ["$ vitkit x", "reading: 2 of 2"]
     assert "".join(shown[2:-1]) == "a < b " * 20
-    assert shown[-1] == "Shown in 20 s: long waits are shortened."
+    assert shown[-1] == "Recorded in 70 s, shown in 20 s: long waits are shortened."
     assert "reading: 1 of 2" in svg
 
 
