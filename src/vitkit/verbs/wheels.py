@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -31,6 +31,7 @@ import vitkit
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
 
+find_spec = PathFinder.find_spec  # that of importlib.util asks setuptools, too, which then replaces distutils
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # has PyTorch for Linux without CUDA
 PYTHONS = ("3.11", "3.12", "3.13")
 _TIMEOUT = 20.0  # seconds to answer a question about an address
