@@ -83,27 +83,17 @@ def fit_to_images(
         None if no image of either part can be read.
     """
     train, held_out = train.some(MOST, seed), held_out.some(MOST, seed)
-    made_from = held_out.some(_MADE, seed)
-    total, done = len(train.labels) + len(held_out.labels), 0
+    n, m = len(train.labels), len(held_out.labels)
 
-    def see(images: LabelledImages) -> tuple[Seen, Ints]:
-        nonlocal done
-        rows = list[tuple[int, Pixels]]()
-        for i, row in _outcomes(classifier, images):
-            done += 1
-            if progress is not None:
-                progress(done, total)
-            if not isinstance(row, str):
-                rows.append((i, row))
-        kept = np.array([i for i, _ in rows], dtype=np.int64)
-        return _seen(classifier, [row for _, row in rows], images.labels[kept]), kept
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(done, n + m)
 
-    (seen, of_train), (known, of_known) = see(train), see(held_out)
+    seen, of_train = _see_readable(classifier, train, report)
+    known, of_known = _see_readable(classifier, held_out, lambda done: report(n + done))
     if not len(seen) or not len(known):
         return None
-    pairs = [image for i in range(len(made_from.labels)) if not isinstance(image := _try(made_from, i), str)]
-    pictures = np.stack(pairs)
-    made = {kind: _see(classifier, batch) for kind, batch in make_strangers(pictures, seed).items()}
+    made = _see_made(classifier, held_out.some(_MADE, seed), seed)
     before = None
     if frozen is not None and train.rows is not None and held_out.rows is not None:
         before = tuple(
@@ -135,32 +125,43 @@ def fit_out_of_fold(
     Returns:
         None if no image can be read.
     """
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(images.labels))[:MOST])
-    numbers = chosen.tolist()
-    images = LabelledImages(lambda i, read=images.read: read(numbers[i]), images.labels[chosen])  # type: ignore[misc]
-    rows = list[tuple[int, Pixels]]()
-    for done, (i, row) in enumerate(_outcomes(classifier, images), start=1):
-        if progress is not None:
-            progress(done, len(numbers))
-        if not isinstance(row, str):
-            rows.append((i, row))
-    if not rows:
+    made_from = images.some(_MADE, seed)
+    images = replace(images, rows=np.arange(len(images.labels))).some(MOST, seed)
+    n, chosen = len(images.labels), images.rows
+    assert chosen is not None
+    train, kept = _see_readable(classifier, images, None if progress is None else lambda done: progress(done, n))
+    if not len(train):
         return None
-    kept = np.array([i for i, _ in rows], dtype=np.int64)
-    train, fold = _seen(classifier, [row for _, row in rows], images.labels[kept]), fold[chosen][kept]
-    apart = replace(train, logits=logits[chosen][kept])
+    fold, apart = fold[chosen[kept]], replace(train, logits=logits[chosen[kept]])
     parts = [(train.at(fold != k), apart.at(fold == k)) for k in np.unique(fold).tolist()]
-    made_from = LabelledImages(images.read, images.labels).some(_MADE, seed)
-    pictures = np.stack(
-        [image for i in range(len(made_from.labels)) if not isinstance(image := _try(made_from, i), str)]
-    )
-    made = {kind: _see(classifier, batch) for kind, batch in make_strangers(pictures, seed).items()}
+    made = _see_made(classifier, made_from, seed)
     return fit_unknown(train, parts, made, (train, parts), seed=seed)
 
 
 def _of_frozen(frozen: Floats, rows: Ints, labels: Ints) -> Seen:
     there = rows >= 0
     return Seen(frozen[rows[there]], np.empty((int(there.sum()), 0)), labels[there])
+
+
+def _see_readable(
+    classifier: Classifier, images: LabelledImages, report: Callable[[int], None] | None
+) -> tuple[Seen, Ints]:
+    """Return what a classifier makes of the images that can be read, and their numbers; report how many are done."""
+    rows = list[tuple[int, Pixels]]()
+    for done, (i, row) in enumerate(_outcomes(classifier, images), start=1):
+        if report is not None:
+            report(done)
+        if not isinstance(row, str):
+            rows.append((i, row))
+    kept = np.array([i for i, _ in rows], dtype=np.int64)
+    return _seen(classifier, [row for _, row in rows], images.labels[kept]), kept
+
+
+def _see_made(classifier: Classifier, images: LabelledImages, seed: int) -> dict[str, Seen]:
+    """Return what a classifier makes of the pictures that are made from some images, by their kind."""
+    outcomes = (try_read(images.read, i) for i in range(len(images.labels)))
+    pictures = np.stack([image for image in outcomes if not isinstance(image, str)])
+    return {kind: _see(classifier, batch) for kind, batch in make_strangers(pictures, seed).items()}
 
 
 def _outcomes(classifier: Classifier, images: LabelledImages) -> Iterator[tuple[int, Pixels | str]]:
@@ -185,10 +186,6 @@ def _see(classifier: Classifier, pictures: Pixels) -> Seen:
     images = LabelledImages(lambda i: pictures[i], np.zeros(len(pictures), np.int64))
     rows = [row for _, row in _outcomes(classifier, images) if not isinstance(row, str)]
     return _seen(classifier, rows, np.empty(0, np.int64))
-
-
-def _try(images: LabelledImages, i: int) -> Pixels | str:
-    return try_read(images.read, i)
 
 
 # --- The choice -----------------------------------------------------------------------------------------------
