@@ -1,27 +1,36 @@
-"""What the studio shows before a folder is chosen: folders, runs and named data, and a place to drop photographs.
+"""What the studio shows before a folder is chosen: folders, runs and named data, and a place to add photographs.
 
 `Studio` is the application that is served. It passes requests to the chooser, or to the studio of the workspace that
 was chosen there.
+
+A phone sends photographs from a page of its own, whose address is shown as a QR code and contains a token of its own.
+The guard of the server lets this token open the page and the routes that receive photographs, and nothing else of the
+studio (`OPEN_TO_PHONES`).
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
 from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.system.environment import cache_folder, offline
-from vitkit.webapp import folders, phone
-from vitkit.webapp.app import Tab, create_app, create_page
+from vitkit.webapp import folders
+from vitkit.webapp.app import PAGE_HEADERS, STATIC, Tab, create_app, create_page
 from vitkit.webapp.workspace import Workspace
 
 _TABS = (Tab("choose", "Open", "Choose photographs, a run, or a data set."),)
-_ROUTES = "/api/chooser"
+_ROUTES, _PHONE = "/api/chooser", "/api/phone"
+SENDING_PAGE = "/send"
+OPEN_TO_PHONES = r"/send|/static/[\w./-]+|/api/folders/new|/api/folders/[0-9a-f]{16}/files"
+_QUIET_ZONE = 4  # modules around a QR code, as ISO/IEC 18004 requires
 
 
 class Choice(BaseModel):
@@ -51,13 +60,13 @@ class Studio:
         self._runs, self._opened = runs, opened
         self._chooser = create_page(_TABS, {"name": "", "choosing": True}, is_chooser=True)
         self._chooser.include_router(folders.router(runs))
-        self._chooser.include_router(phone.router(phone_link))
+        self._chooser.include_router(_phone_router(phone_link))
         self._chooser.include_router(self._router())
         self._studio: FastAPI | None = None if workspace is None else create_app(workspace, can_choose=True)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
-        is_of_chooser = str(scope.get("path", "")).startswith((_ROUTES, "/api/phone", phone.SENDING_PAGE))
+        is_of_chooser = str(scope.get("path", "")).startswith((_ROUTES, _PHONE, SENDING_PAGE))
         app = self._chooser if self._studio is None or is_of_chooser else self._studio
         await app(scope, receive, send)
 
@@ -101,3 +110,31 @@ def _named() -> list[dict[str, Any]]:
         if is_here or offline() is None:
             rows.append({"name": entry.name, "megabytes": 0 if is_here else entry.megabytes})
     return sorted(rows, key=lambda row: (row["megabytes"], row["name"]))
+
+
+def _phone_router(link: str | None) -> APIRouter:
+    """Return the routes of the page that phones open, and of the QR code that leads to it.
+
+    Args:
+        link: the address of the page with its token; None if phones cannot reach the studio.
+    """
+    routes = APIRouter()
+
+    @routes.get(_PHONE)
+    def show_code() -> dict[str, Any]:
+        return {} if link is None else {"link": link, "svg": _qr_code(link)}
+
+    @routes.get(SENDING_PAGE)
+    def sending_page() -> Response:
+        return HTMLResponse((STATIC / "send.html").read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+
+    return routes
+
+
+def _qr_code(text: str) -> str:
+    """Return a QR code as SVG."""
+    import segno
+
+    code, svg = segno.make(text, error="m", micro=False), io.BytesIO()
+    code.save(svg, kind="svg", xmldecl=False, scale=4, border=_QUIET_ZONE, dark="#000", light="#fff")
+    return svg.getvalue().decode()

@@ -69,8 +69,7 @@ def studio(
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise VitkitError("the studio needs a web server: pip install 'vitkit[studio]'")
     from vitkit.serving.guard import is_loopback, new_token, rules_of
-    from vitkit.webapp.chooser import Studio
-    from vitkit.webapp.phone import OPEN_TO_PHONES, SENDING_PAGE
+    from vitkit.webapp.chooser import OPEN_TO_PHONES, SENDING_PAGE, Studio
     from vitkit.webapp.workspace import open_workspace
 
     def opened(chosen: str | Path) -> Workspace:
