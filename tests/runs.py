@@ -30,6 +30,15 @@ QUICK: dict[str, Any] = {
     "precision": "float32",
     "workers": 0,
 }
+# A fine-tuning of the whole model, whose weights are named beside.
+FINE_TUNING: dict[str, Any] = {
+    "method": "full",
+    "epochs": 2,
+    "batch_size": 8,
+    "precision": "float32",
+    "workers": 0,
+    "split": (0.5, 0.25, 0.25),
+}
 FLAGS = (
     *(part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value))),
     *(part for name, value in SIZE.items() for part in ("--set", f"model.{name}={value}")),

@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 from sklearn.covariance import ledoit_wolf
 from sklearn.neighbors import NearestNeighbors
 
+from clouds import far, known, seen
 from vitkit.errors import VitkitError
 from vitkit.inference import (
     METHODS,
@@ -30,24 +31,6 @@ from vitkit.inference import (
 )
 
 Array = npt.NDArray[np.float64]
-CENTRES = 4 * np.eye(3, 6)
-
-
-def known(n: int, seed: int) -> Seen:
-    """Images of three classes, whose features are clouds."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 3, n)
-    return seen(CENTRES[labels] + rng.standard_normal((n, 6)), labels)
-
-
-def seen(features: Array, labels: npt.NDArray[np.int64] | None = None) -> Seen:
-    return Seen(features, features @ CENTRES.T, np.empty(0, np.int64) if labels is None else labels)
-
-
-def far(n: int, seed: int) -> Seen:
-    """Images in a direction that no class has."""
-    return seen(np.random.default_rng(seed).standard_normal((n, 6)) + 6 * np.eye(1, 6, 5))
-
 
 # --- The p-value ----------------------------------------------------------------------------------------------
 

@@ -7,29 +7,13 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import binomtest, t
 
+from clouds import far, known
 from vitkit.errors import VitkitError
 from vitkit.inference import METHODS, Seen
 from vitkit.training import LEFT_OUT, fit_unknown, make_strangers
 from vitkit.training.strangers import _best, _Detection, _for_another
 
 Array = npt.NDArray[np.float64]
-CENTRES = 4 * np.eye(3, 6)
-
-
-def known(n: int, seed: int) -> Seen:
-    """Images of three classes, whose features are clouds."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 3, n)
-    return seen(CENTRES[labels] + rng.standard_normal((n, 6)), labels)
-
-
-def seen(features: Array, labels: npt.NDArray[np.int64] | None = None) -> Seen:
-    return Seen(features, features @ CENTRES.T, np.empty(0, np.int64) if labels is None else labels)
-
-
-def far(n: int, seed: int) -> Seen:
-    """Images in a direction that no class has."""
-    return seen(np.random.default_rng(seed).standard_normal((n, 6)) + 6 * np.eye(1, 6, 5))
 
 
 def test_the_best_score_is_chosen_and_measured_on_other_strangers() -> None:

@@ -22,15 +22,6 @@ from vitkit.evaluation import Evaluation, evaluate
 from vitkit.training import ALPHAS, interpolate, mix_with_start, resume, train
 from vitkit.weights import load
 
-FIELDS: dict[str, Any] = {
-    "method": "full",
-    "epochs": 2,
-    "batch_size": 8,
-    "precision": "float32",
-    "workers": 0,
-    "split": (0.5, 0.25, 0.25),
-}
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,7 +34,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fine_tuned(place: Path, out: Path, **more: Any) -> list[str]:
     said: list[str] = []
-    fields = {"data": str(place / "photos"), "weights": str(place / "source"), "wise_ft": True, **FIELDS, **more}
+    fields = {
+        "data": str(place / "photos"),
+        "weights": str(place / "source"),
+        "wise_ft": True,
+        **runs.FINE_TUNING,
+        **more,
+    }
     train(fields, out, say=said.append)
     return said
 
@@ -163,7 +160,7 @@ def test_an_interrupted_run_ends_as_a_whole_one(place: Path, tmp_path: Path, met
         "data": str(place / "photos"),
         "weights": str(place / "source"),
         "wise_ft": True,
-        **FIELDS,
+        **runs.FINE_TUNING,
         "method": method,
     }
     with pytest.raises(Interrupted):
@@ -222,7 +219,7 @@ def test_datasets_in_memory_have_it_too(place: Path, tmp_path: Path) -> None:
         say=said.append,
         wise_ft=True,
         lp_ft=True,
-        **{name: value for name, value in FIELDS.items() if name != "split"},
+        **{name: value for name, value in runs.FINE_TUNING.items() if name != "split"},
     )
     assert len([line for line in said if line.startswith("wise-ft: ")]) == 1
     assert result.evaluation["wise_ft"]["images"] == 12

@@ -18,15 +18,7 @@ from vitkit.evaluation import evaluate
 from vitkit.training import train
 from vitkit.weights import load
 
-FIELDS: dict[str, Any] = {
-    "method": "full",
-    "epochs": 2,
-    "batch_size": 8,
-    "precision": "float32",
-    "workers": 0,
-    "split": (0.5, 0.25, 0.25),
-    "split_seed": 0,
-}
+FIELDS: dict[str, Any] = {**runs.FINE_TUNING, "split_seed": 0}
 
 
 def quiet(_: str) -> None:
