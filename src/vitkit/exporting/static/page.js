@@ -1,7 +1,7 @@
 // The page: unpacks the model and its runtime, starts the worker, and shows its answers. Nothing is requested from anywhere.
 
 const about = JSON.parse(document.getElementById("card").textContent);
-const [drop, list, status, told, least] = ["drop", "answers", "status", "told", "least"].map((id) => document.getElementById(id));
+const [drop, list, status, note, least] = ["drop", "answers", "status", "note", "least"].map((id) => document.getElementById(id));
 const SHOWN = 5; // classes
 const PICTURES = /\.(jpe?g|png|webp|gif|bmp|avif|heic|heif|tiff?|jfif|mpo)$/i;
 
@@ -54,7 +54,7 @@ async function start() {
 
 const ready = start().then(() => {
   status.hidden = true;
-  for (const own of document.querySelectorAll("[data-waits]")) own.disabled = false;
+  for (const button of document.querySelectorAll("[data-waits]")) button.disabled = false;
 }, (error) => {
   status.textContent = `The model cannot be started in this browser: ${error.message}. A current Chrome, Edge or Firefox, or Safari from version 16.4, is required.`;
   status.className = "bad";
@@ -81,9 +81,9 @@ function verdict(probabilities) {
   const ranked = about.classes.map((name, i) => ({ name, p: probabilities[i], threshold: about.thresholds?.[i] })).sort((a, b) => b.p - a.p);
   const [best] = ranked;
   if (!about.thresholds) return { ranked, names: [best.name], confidence: best.p };
-  const reached = ranked.filter((own) => own.p >= own.threshold);
-  const confidence = reached.length ? Math.min(...reached.map((own) => own.p)) : 1 - best.p;
-  return { ranked, names: about.classes.filter((name) => reached.some((own) => own.name === name)), confidence };
+  const reached = ranked.filter((row) => row.p >= row.threshold);
+  const confidence = reached.length ? Math.min(...reached.map((row) => row.p)) : 1 - best.p;
+  return { ranked, names: about.classes.filter((name) => reached.some((row) => row.name === name)), confidence };
 }
 
 function isWithheld(found) {
@@ -96,12 +96,12 @@ function sentence(found) {
 }
 
 function bars(found) {
-  return el("ul", { class: "classes" }, found.ranked.slice(0, SHOWN).map((own) => {
+  return el("ul", { class: "classes" }, found.ranked.slice(0, SHOWN).map((row) => {
     const filled = el("span");
-    filled.style.width = `${100 * own.p}%`;
-    const mark = own.threshold === undefined ? null : el("i", { title: `threshold ${percent(own.threshold)}` });
-    if (mark) mark.style.left = `${100 * own.threshold}%`;
-    return el("li", { class: found.names.includes(own.name) ? "chosen" : "" }, el("span", {}, own.name), el("span", { class: "number" }, percent(own.p)), el("span", { class: "bar", "aria-hidden": "true" }, filled, mark));
+    filled.style.width = `${100 * row.p}%`;
+    const mark = row.threshold === undefined ? null : el("i", { title: `threshold ${percent(row.threshold)}` });
+    if (mark) mark.style.left = `${100 * row.threshold}%`;
+    return el("li", { class: found.names.includes(row.name) ? "chosen" : "" }, el("span", {}, row.name), el("span", { class: "number" }, percent(row.p)), el("span", { class: "bar", "aria-hidden": "true" }, filled, mark));
   }));
 }
 
@@ -110,7 +110,7 @@ const answers = []; // { name, found, error, said } in the order in which they c
 async function take(files) {
   const pictures = [...files].filter((file) => file.type.startsWith("image/") || PICTURES.test(file.name));
   const others = [...files].length - pictures.length;
-  if (others) told.textContent = `${others} of the files ${others === 1 ? "is not a picture" : "are not pictures"} and ${others === 1 ? "was" : "were"} left out.`;
+  if (others) note.textContent = `${others} of the files ${others === 1 ? "is not a picture" : "are not pictures"} and ${others === 1 ? "was" : "were"} left out.`;
   const begun = performance.now();
   const rows = pictures.map((file) => {
     const said = el("p", { class: "said" }, "Waiting …");
@@ -138,16 +138,16 @@ async function take(files) {
     }
     answers.push(result);
     done += 1;
-    told.textContent = `${done.toLocaleString("en")} of ${rows.length.toLocaleString("en")} in ${((performance.now() - begun) / 1000).toFixed(1)} s.`;
+    note.textContent = `${done.toLocaleString("en")} of ${rows.length.toLocaleString("en")} in ${((performance.now() - begun) / 1000).toFixed(1)} s.`;
   }
 }
 
-least.addEventListener("input", () => { for (const own of answers) if (own.found) own.said.textContent = sentence(own.found); });
+least.addEventListener("input", () => { for (const answer of answers) if (answer.found) answer.said.textContent = sentence(answer.found); });
 document.getElementById("clear").addEventListener("click", () => {
   for (const shown of list.querySelectorAll("img")) URL.revokeObjectURL(shown.src);
   list.replaceChildren();
   answers.length = 0;
-  told.textContent = "";
+  note.textContent = "";
   document.getElementById("after").hidden = true;
 });
 
@@ -177,16 +177,16 @@ const [camera, video, switcher, live, rate] = ["camera", "video", "switch", "liv
 let stream = null;
 
 async function look() {
-  const own = stream;
+  const current = stream;
   const times = [];
-  while (own === stream) {
+  while (current === stream) {
     const frame = await createImageBitmap(video, { colorSpaceConversion: "none" }).catch(() => null);
     if (!frame) {
       await new Promise((next) => { setTimeout(next, 100); });
       continue;
     }
     const found = verdict((await ask({ frame }, [frame])).probabilities);
-    if (own !== stream) return;
+    if (current !== stream) return;
     times.push(performance.now());
     if (times.length > 10) times.shift();
     live.replaceChildren(el("p", { class: "said" }, sentence(found)), bars(found));
@@ -213,7 +213,7 @@ switcher.addEventListener("click", async () => {
     await video.play();
     await look();
   } catch (error) {
-    told.textContent = `The camera cannot be used: ${error.message}. Some browsers allow it only for pages from a server; choose or drop pictures instead.`;
+    note.textContent = `The camera cannot be used: ${error.message}. Some browsers allow it only for pages from a server; choose or drop pictures instead.`;
   }
 });
 
