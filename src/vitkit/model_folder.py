@@ -93,6 +93,11 @@ def read_description(folder: Path) -> dict[str, Any]:
     raise VitkitError(f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again")
 
 
+def version_of(folder: Path) -> str:
+    """Return the version of vitkit that wrote a model folder; "" if its description does not say."""
+    return str(_parse(folder / DESCRIPTION).get("vitkit_version", ""))
+
+
 def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
     """Read the record of training images that belongs to the weights; None if the model was saved without one.
 

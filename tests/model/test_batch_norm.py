@@ -23,7 +23,7 @@ from vitkit.inference import merge, plain, prepare
 from vitkit.model import VisionTransformer
 from vitkit.model.layers import BatchNorm
 from vitkit.profiling import describe
-from vitkit.training.optim import Average
+from vitkit.training.optim import WeightAverage
 from vitkit.training.recipe import Recipe
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -192,7 +192,7 @@ def test_exported_files_pass_their_check(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize("fields", [{"ema": 0.9}, {"ema": 0.0}], ids=["ema", "swa"])
 def test_averages_include_the_running_statistics(fields: dict[str, Any]) -> None:
     model = model_of(rotary="axial")  # whose tables are buffers, too
-    average = Average(model, Recipe(**fields))
+    average = WeightAverage(model, Recipe(**fields))
     seen = []
     for seed in range(3):
         randomise(model, seed)

@@ -11,14 +11,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tiny
 from vitkit.model import VisionTransformer
-from vitkit.training import Average, Recipe, add_low_rank, ema_decay, merge_low_rank
+from vitkit.training import Recipe, WeightAverage, add_low_rank, ema_decay, merge_low_rank
 
 
 def flat(model: VisionTransformer) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
 
 
-def walk(model: VisionTransformer, average: Average, steps: int) -> list[Tensor]:
+def walk(model: VisionTransformer, average: WeightAverage, steps: int) -> list[Tensor]:
     """Weights after each of some steps in random directions, all of which the average takes in."""
     path = []
     for step in range(steps):
@@ -30,7 +30,7 @@ def walk(model: VisionTransformer, average: Average, steps: int) -> list[Tensor]
 
 def test_before_the_first_update_there_is_no_average() -> None:
     model = tiny.build()
-    average = Average(model, Recipe(ema=0.9))
+    average = WeightAverage(model, Recipe(ema=0.9))
     assert not average.has_begun
     walk(model, average, 1)
     assert average.has_begun
@@ -40,7 +40,7 @@ def test_before_the_first_update_there_is_no_average() -> None:
 @pytest.mark.parametrize("limit", [0.5, 0.9, 0.9999])
 def test_the_moving_average_is_the_sum_written_out(limit: float) -> None:
     model = tiny.build()
-    average = Average(model, Recipe(ema=limit))
+    average = WeightAverage(model, Recipe(ema=limit))
     path = walk(model, average, 25)
     expected = path[0]
     for n in range(1, 25):
@@ -51,7 +51,7 @@ def test_the_moving_average_is_the_sum_written_out(limit: float) -> None:
 
 def test_once_warmed_up_it_is_torchs() -> None:
     model = tiny.build()
-    average = Average(model, Recipe(ema=0.5))
+    average = WeightAverage(model, Recipe(ema=0.5))
     walk(model, average, 8)
     assert ema_decay(8, 0.5) == 0.5
     oracle = AveragedModel(average.model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -73,7 +73,7 @@ def test_a_short_run_is_mostly_its_end() -> None:
 
 def test_stochastic_weight_averaging_is_the_equal_mean() -> None:
     model = tiny.build()
-    average = Average(model, Recipe(swa=0.5))
+    average = WeightAverage(model, Recipe(swa=0.5))
     path = walk(model, average, 7)
     assert torch.allclose(flat(average.model), torch.stack(path).mean(dim=0), atol=1e-6)
 
@@ -81,7 +81,7 @@ def test_stochastic_weight_averaging_is_the_equal_mean() -> None:
 @pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}], ids=str)
 def test_an_average_survives_its_state_dict_to_the_bit(fields: dict[str, Any]) -> None:
     model, other = tiny.build(), tiny.build(seed=4)
-    average, restored = Average(model, Recipe(**fields)), Average(other, Recipe(**fields))
+    average, restored = WeightAverage(model, Recipe(**fields)), WeightAverage(other, Recipe(**fields))
     walk(model, average, 3)
     restored.load_state_dict(average.state_dict())
     tiny.randomise(model, seed=99)
@@ -92,7 +92,7 @@ def test_an_average_survives_its_state_dict_to_the_bit(fields: dict[str, Any]) -
 
 def test_the_average_has_no_gradient_and_the_model_keeps_its_own() -> None:
     model = tiny.build()
-    average = Average(model, Recipe(ema=0.9))
+    average = WeightAverage(model, Recipe(ema=0.9))
     assert not any(parameter.requires_grad for parameter in average.parameters())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -100,7 +100,7 @@ def test_the_average_has_no_gradient_and_the_model_keeps_its_own() -> None:
 def test_low_rank_changes_are_averaged_and_merged() -> None:
     model = tiny.build()
     add_low_rank(model, 2, 0)
-    average = Average(model, Recipe(ema=0.9))
+    average = WeightAverage(model, Recipe(ema=0.9))
     walk(model, average, 3)
     whole = merge_low_rank(average.model)
     images = tiny.images()

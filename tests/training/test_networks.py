@@ -23,12 +23,12 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model import Network, config_of
 from vitkit.model.build import build
 from vitkit.training import (
-    Average,
     Loop,
     Recipe,
     Request,
     RunningStatistics,
     SafePoint,
+    WeightAverage,
     ema_decay,
     load_fields,
     resume,
@@ -284,7 +284,7 @@ def test_weights_to_go_back_to_have_their_statistics() -> None:
 @pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}])
 def test_an_average_has_the_statistics_averaged_as_the_weights(fields: dict[str, float]) -> None:
     model = small()
-    average = Average(model, Recipe(**fields))
+    average = WeightAverage(model, Recipe(**fields))
     expected: dict[str, Tensor] = {}
     for step in range(3):
         model.train()(torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(step)))

@@ -25,7 +25,7 @@ _ROLES = {"train": "learned from", "val": "to choose by", "test": "held back for
 _LISTED = 30  # classes
 
 
-class ModelFacts(Protocol):
+class CardFacts(Protocol):
     """What a card says of a model; a `Classifier` has it, and so does the plan of one that is not loaded."""
 
     @property
@@ -38,7 +38,7 @@ class ModelFacts(Protocol):
     def provenance(self) -> Mapping[str, Any]: ...
 
 
-def model_card(name: str, model: ModelFacts, made_with: str, run: Path | None = None) -> str:
+def model_card(name: str, model: CardFacts, made_with: str, run: Path | None = None) -> str:
     """Return a model card in Markdown: the model, its training data and its accuracy, without local paths.
 
     Args:

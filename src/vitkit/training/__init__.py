@@ -29,7 +29,7 @@ __all__, __getattr__ = public(
         "loggers": "loggers_of",
         "loop": "Interruption Loop MicroBatch",
         "losses": "Objective binary_loss distillation_loss label_loss",
-        "optim": "Average build_optimizer ema_decay lr_factor parameter_groups swa_factor swa_start",
+        "optim": "WeightAverage build_optimizer ema_decay lr_factor parameter_groups swa_factor swa_start",
         "out_of_fold": "OutOfFold",
         "pretraining.network": "SelfSupervised colours corrupt painted patchify shuffled unpatchify",
         "pretraining.objectives": "MaskedAutoencoding MaskedPatchPrediction decoder_config",

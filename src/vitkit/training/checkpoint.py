@@ -34,7 +34,7 @@ from vitkit.training.distributed import ALONE, ProcessGroup, full_state, is_shar
 from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.finalize import correction_of, with_correction
 from vitkit.training.losses import EpochSums
-from vitkit.training.optim import Average, build_optimizer, lr_factor, swa_factor, swa_start
+from vitkit.training.optim import WeightAverage, build_optimizer, lr_factor, swa_factor, swa_start
 from vitkit.training.pretraining.network import SelfSupervised
 from vitkit.training.recipe import SAVE_EVERY, Recipe, parse_duration
 from vitkit.training.run_folder import ZERO_SHOT, append_metrics, truncate_metrics
@@ -135,7 +135,7 @@ class TrainingState:
     clock: Clock
     guard: StabilityGuard
     pieces: Pieces
-    average: Average | None
+    average: WeightAverage | None
     safe_point: SafePoint
     scaler: torch.amp.GradScaler
     epoch: int = 0
@@ -171,7 +171,7 @@ class TrainingState:
             make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
         """
         guard = guard or StabilityGuard(print)
-        average = Average(model, recipe) if recipe.ema or recipe.swa else None
+        average = WeightAverage(model, recipe) if recipe.ema or recipe.swa else None
         return cls(
             model,
             build_optimizer(model, recipe, make_optimizer),

@@ -87,9 +87,7 @@ def _resolve_probe(request: Request, start: Start, runs: Sequence[Path]) -> Star
     """Resolve the same request for a probe, with the same test images."""
     fields = {**request.fields, "method": "probe"}
     probe = resolve(fields, runs=runs)
-    if _tested(probe) != _tested(
-        start
-    ):  # large groups of images may be divided in another way without validation images
+    if _tested(probe) != _tested(start):  # without validation images, large groups may be divided in another way
         probe = resolve({**fields, "split": start.recipe.split}, runs=runs)
     return probe
 

@@ -3,7 +3,7 @@
 A step moves the weights along the mean gradient of a batch, or of several (`grad_accum`): read `Loop.take_step`
 first. Several processes compute their shares of each batch and sum their gradients. Other modules handle lack of memory
 (`stability.Pieces`), values that are not finite (`stability.FiniteCheck`), epochs that made the model worse
-(`stability.SafePoint`), averages of the weights (`optim.Average`), time budgets (`checkpoint.Clock`), and signals
+(`stability.SafePoint`), averages of the weights (`optim.WeightAverage`), time budgets (`checkpoint.Clock`), and signals
 (`Interruption`).
 """
 

@@ -154,7 +154,12 @@ def ema_decay(updates: int, limit: float) -> float:
     return min(limit, (1 + updates) / (10 + updates))
 
 
-class Average(nn.Module):
+def has_batch_norms(model: nn.Module) -> bool:
+    """Return whether a model has batch norms, whose running statistics belong to its own weights."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+class WeightAverage(nn.Module):
     """A running average of a model's weights, on the model's device.
 
     Args:
@@ -165,7 +170,7 @@ class Average(nn.Module):
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__()
         self._limit = recipe.ema
-        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        has_statistics = has_batch_norms(model)
         update = self._update_ema if recipe.ema else self._update_mean if has_statistics else None
         self.averaged = AveragedModel(model, multi_avg_fn=update, use_buffers=has_statistics)
         for parameter in self.averaged.parameters():

@@ -900,7 +900,7 @@ def _work_on_datasets(
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenImages:
     """The validation images that the weights have seen, in this run or before, including copies.
 
     Attributes:
@@ -914,7 +914,7 @@ class _Seen:
 
 def _look_up(
     blueprint: Blueprint, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
-) -> tuple[bytes, _Seen]:
+) -> tuple[bytes, _SeenImages]:
     """Return the record of the weights after the run, and what it implies for the validation images."""
     before = ancestry_of(blueprint.recipe, blueprint.pictures, None if teacher is None else teacher.pictures)
     facts, table = data_survey.facts(classifier.preprocess), data_survey.table
@@ -924,7 +924,7 @@ def _look_up(
     record = before.merge(make_record(facts, labels, roles, is_whole=data_survey.is_certain))
     seen = seen_of({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
     is_doubtful = bool(before.seen) and not data_survey.is_certain
-    return record.to_bytes(), _Seen(seen, _DOUBT if is_doubtful else DOUBTS[overlap.looked_for])
+    return record.to_bytes(), _SeenImages(seen, _DOUBT if is_doubtful else DOUBTS[overlap.looked_for])
 
 
 # If the weights come from a run, its pictures are recognised by their appearance.
@@ -954,7 +954,7 @@ def _data_of(
     return batches, HeadImages(plain, augmented, held_out)
 
 
-def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> None:
+def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _SeenImages) -> None:
     """Calibrate the saved model, and write its figures on the validation images."""
     if not len(val):
         predictions = OutOfFold.read(run.folder)
@@ -988,7 +988,7 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
 
 
 def _judge_user_datasets(
-    classifier: Classifier, *, recipe: Recipe, val: EvaluationOf, seen: _Seen
+    classifier: Classifier, *, recipe: Recipe, val: EvaluationOf, seen: _SeenImages
 ) -> Evaluation | None:
     return unseen_part(_ask(classifier.use(images=len(val), device=choose_device(recipe)), val), seen.roles)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.seen import PictureRecord
@@ -32,6 +32,7 @@ from vitkit.model.build import stored_weights
 from vitkit.system.files import without_place
 from vitkit.system.run_files import RECIPE, SPLIT, fold_folder
 from vitkit.training.finalize import correction_of, record_correction, shift_head_bias
+from vitkit.training.optim import has_batch_norms
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_of_run
 from vitkit.weights import load
@@ -82,7 +83,7 @@ def open_runs(folders: Sequence[Path]) -> list[Ingredient]:
             raise VitkitError(
                 f"{ingredients[0].folder} and {other.folder} {difference}, so their weights have no meaningful mean"
             )
-    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in ingredients[0].classifier.model.modules()):
+    if has_batch_norms(ingredients[0].classifier.model):
         raise VitkitError(
             "the running statistics of batch norms belong to the weights of one model: no average of them"
         )
@@ -208,7 +209,7 @@ def _uncorrected(classifier: Classifier) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Step:
+class TriedRun:
     """A run that a greedy average has tried.
 
     Attributes:
@@ -230,7 +231,7 @@ class Step:
 
 def choose_greedily(
     runs: Sequence[Ingredient], images: SharedImages, judge: Callable[[Classifier], Evaluation]
-) -> list[Step]:
+) -> list[TriedRun]:
     """Add one run after the other, the best first, and keep each that does not make the average worse (algorithm 1).
 
     Args:
@@ -242,10 +243,10 @@ def choose_greedily(
     order = sorted(range(len(runs)), key=lambda i: -alone[i])
     first = order[0]
     used, best = [runs[first]], alone[first]
-    steps = [Step(runs[first], best, best, is_used=True)]
+    steps = [TriedRun(runs[first], best, best, is_used=True)]
     for i in order[1:]:
         accuracy = judge(average([*used, runs[i]], runs, images, "greedy")).accuracy
-        steps.append(Step(runs[i], alone[i], accuracy, is_used=accuracy >= best))
+        steps.append(TriedRun(runs[i], alone[i], accuracy, is_used=accuracy >= best))
         if accuracy >= best:
             used, best = [*used, runs[i]], accuracy
     return steps

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
@@ -32,6 +32,7 @@ from vitkit.system.files import replacing
 from vitkit.system.progress import Say
 from vitkit.system.run_files import START
 from vitkit.training.finalize import PriorCorrection, with_correction
+from vitkit.training.optim import has_batch_norms
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import ZERO_SHOT
 
@@ -52,7 +53,7 @@ def check_start(recipe: Recipe, model: Model) -> None:
             "--wise-ft mixes the fine-tuned weights with those at the start, whose head must classify: use --lp-ft, or "
             "--head-from names"
         )
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    if has_batch_norms(model):
         raise VitkitError(
             "--wise-ft: the running statistics of this model's batch norms belong to its own weights and cannot be "
             "mixed: leave it out"
@@ -113,10 +114,8 @@ def mix_with_start(
     if classifier.provenance["metrics"]["epoch"] == ZERO_SHOT:
         say("wise-ft: the model is the zero-shot one that the training started from, so there is nothing to mix")
         return
-    start, end = (
-        _read(folder / START),
-        {name: value.clone() for name, value in stored_weights(classifier.model).items()},
-    )
+    start = _read(folder / START)
+    end = {name: value.clone() for name, value in stored_weights(classifier.model).items()}
     if start.keys() != end.keys():
         raise VitkitError(f"{folder / START} belongs to another model: delete the run, and train again")
     plain = judge(classifier)

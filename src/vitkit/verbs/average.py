@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.table import ImageTable
     from vitkit.evaluation.metrics import Evaluation
-    from vitkit.training.soup import Ingredient, SharedImages, Step
+    from vitkit.training.soup import Ingredient, SharedImages, TriedRun
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,10 +184,10 @@ def _finish(
     data: str | Path | None,
     device: DeviceName,
     note: Say,
-    steps: Sequence[Step],
+    steps: Sequence[TriedRun],
 ) -> dict[str, Any] | None:
     """Write the model folder, calibrate the model, and return the figures; None if no image tests it."""
-    from vitkit.data.split_file import look_over, roles_in_run, split_to_dict
+    from vitkit.data.split_file import groups_to_list, look_over, roles_in_run, split_to_dict
     from vitkit.evaluation.figures import chosen_of_model, seen_of
     from vitkit.training.finalize import ValidationFacts
     from vitkit.training.report import settle
@@ -195,7 +195,8 @@ def _finish(
 
     classifier.save(folder)
     write_json(folder / SPLIT, {**split_to_dict(images.table), "contents": images.contents})
-    write_json(folder / GROUPS, _listed(images.groups))
+    grouped = images.table.take([i for i, path in enumerate(images.table.paths) if path in images.groups])
+    write_json(folder / GROUPS, groups_to_list(grouped, [images.groups[path] for path in grouped.paths]))
     table, changes = look_over(images.table, images.contents, ["val"])
     if changes:
         note(f"{changes.text}; they are left out")
@@ -214,13 +215,6 @@ def _finish(
     figures = {**result.figures, "average": about}
     write_json(folder / EVALUATION, figures)
     return figures
-
-
-def _listed(groups: dict[str, int]) -> list[list[str]]:
-    members: dict[int, list[str]] = {}
-    for path, number in groups.items():
-        members.setdefault(number, []).append(path)
-    return [paths for paths in members.values() if len(paths) > 1]
 
 
 def _compare(
@@ -246,9 +240,11 @@ def _compare(
     rows = []
     for run in runs:
         classifier = run.classifier.use(images=len(table), device=device, features=False)
-        own = evaluate(classifier, replace(table, splits=("test",) * len(table)), "all", partial(progress, "comparing"))
-        own = replace(own, labels=counted.labels, groups=counted.groups)
-        rows.append({"run": run.name, "accuracy": own.accuracy, "gain": gain(own, counted).to_dict()})
+        alone = evaluate(
+            classifier, replace(table, splits=("test",) * len(table)), "all", partial(progress, "comparing")
+        )
+        alone = replace(alone, labels=counted.labels, groups=counted.groups)
+        rows.append({"run": run.name, "accuracy": alone.accuracy, "gain": gain(alone, counted).to_dict()})
     return rows
 
 

@@ -194,13 +194,12 @@ def _runtime() -> Path:
 def _card(classifier: Classifier, place: Path | None, out: Path) -> str:
     """Return the model card; its figures are those of the run, if the model is one."""
     import vitkit
-    from vitkit.model_folder import DESCRIPTION
+    from vitkit.model_folder import DESCRIPTION, version_of
     from vitkit.reporting.model_card import model_card
-    from vitkit.system.files import read_json
 
     if place is None or not (place / DESCRIPTION).is_file():
         return model_card(out.stem, classifier, vitkit.__version__)
-    return model_card(out.stem, classifier, str(read_json(place / DESCRIPTION).get("vitkit_version", "")), place)
+    return model_card(out.stem, classifier, version_of(place), place)
 
 
 def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import vitkit
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.names import is_model_name
-from vitkit.model_folder import DESCRIPTION
+from vitkit.model_folder import version_of
 from vitkit.reporting.model_card import markdown_text, model_card
 from vitkit.system.environment import offline
-from vitkit.system.files import exclusive, is_empty, read_json, write_text
+from vitkit.system.files import exclusive, is_empty, write_text
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.verbs.inputs import open_model
@@ -134,9 +134,7 @@ def push(
 
 def _write(folder: Path, classifier: Classifier, card: str, *, with_record: bool) -> dict[str, int]:
     """Write the files to publish, and return their sizes."""
-    if not with_record:
-        classifier.pictures = None
-    classifier.save(folder)
+    (classifier if with_record else replace(classifier, pictures=None)).save(folder)
     write_text(folder / CARD, card)
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 
@@ -191,7 +189,7 @@ def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str
         "- vision-transformer",
         "- image-classification",
     ]
-    made_with = "" if run is None else str(read_json(run / DESCRIPTION).get("vitkit_version", ""))
+    made_with = "" if run is None else version_of(run)
     card = model_card(f"hf:{repository}", model, made_with or vitkit.__version__, run)
     weights = model.provenance.get("weights", {})
     parts = [

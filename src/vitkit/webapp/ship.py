@@ -14,9 +14,8 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.browser_page import RUNTIME_MEGABYTES, RUNTIME_URL
 from vitkit.exporting.formats import FORMATS, Format
 from vitkit.exporting.packages import PACKAGES, Package
-from vitkit.model_folder import DESCRIPTION
+from vitkit.model_folder import DESCRIPTION, version_of
 from vitkit.reporting.model_card import model_card
-from vitkit.system.files import read_json
 from vitkit.webapp.likeness import Background
 from vitkit.webapp.workspace import Workspace
 from vitkit.weights.download import cache_path
@@ -112,7 +111,7 @@ def card_of(workspace: Workspace, run: str) -> str:
 
     folder = _folder(workspace, run)
     model = inspect(folder)  # which refuses what is damaged
-    return model_card(run, model, str(read_json(folder / DESCRIPTION).get("vitkit_version", "")), folder)
+    return model_card(run, model, version_of(folder), folder)
 
 
 def _folder(workspace: Workspace, run: str) -> Path:
