@@ -118,8 +118,8 @@ class TrainingState:
         epoch: the current epoch, from 0.
         batch: the number of this epoch's batches that have been learned from.
         step: the number of steps that the optimiser has taken.
-        metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc. Callbacks may add more,
-            which are passed to the loggers.
+        metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc, and the
+            share of time that it waited for images. Callbacks may add more, which are passed to the loggers.
         sums: the sums of this epoch's losses and correct answers, in this process.
         is_trained: whether the steps of this epoch are over, so that only its validation is left.
         should_stop: a callback may set it to end the training after this step. With several processes, the training
@@ -519,6 +519,8 @@ class RunWriter:
         epoch, metrics = state.epoch, self._figures(state)
         if self.team.is_main:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
+            if (waiting := state.metrics.get("waiting")) is not None:  # None if the run was resumed after the last step
+                row["waiting"] = round(waiting, 3)
             append_metrics(self.folder / METRICS, row)
         if epoch == swa_start(self.recipe):  # from now on the average is the model, even if it is worse
             self.best = None
@@ -533,7 +535,7 @@ class RunWriter:
         if self.team.is_main:
             save(content, self.folder / LAST)
         self._saved = time.monotonic()
-        self.say(_line(epoch, self.recipe.epochs, metrics, state.clock.elapsed, is_best))
+        self.say(_line(epoch, self.recipe.epochs, state.metrics | metrics, state.clock.elapsed, is_best))
         if is_stale:
             self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")
 
@@ -596,9 +598,14 @@ def epoch_name(epoch: int, metrics: dict[str, float]) -> str:
     return "-".join([f"epoch-{epoch:04d}", *figures])
 
 
+_MUCH_WAITING = 0.1  # the share of an epoch from which the log mentions it
+
+
 def _line(epoch: int, epochs: int, metrics: dict[str, float], seconds: float, is_best: bool) -> str:
     parts = [f"epoch {epoch + 1:>3}/{epochs}"]
     shown = ("train_loss", "val_loss", "val_acc", "val_map")
     parts += [f"{name} {metrics[name]:.4f}" for name in shown if name in metrics]
     parts += [f"lr {metrics['lr']:.2e}", f"{seconds:.0f} s"]
+    if metrics.get("waiting", 0.0) >= _MUCH_WAITING:
+        parts.append(f"{metrics['waiting']:.0%} waiting for images")
     return "  ".join(parts) + ("  *" if is_best else "")

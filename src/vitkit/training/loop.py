@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -161,6 +161,32 @@ class MicroBatch:
         self.hits.append(hits)
 
 
+class AwaitedBatches:
+    """Pass on the batches of a data loader, and measure how long the model has to wait for them.
+
+    On a GPU the processor is ahead of the steps, and a short wait does not make the GPU idle: there the share is an
+    upper bound.
+    """
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches, self._began, self._waited = batches, time.perf_counter(), 0.0
+
+    def __iter__(self) -> AwaitedBatches:
+        return self
+
+    def __next__(self) -> Batch:
+        began = time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self._waited += time.perf_counter() - began
+
+    @property
+    def waiting(self) -> float:
+        """The share of the time since the first batch was requested that was spent waiting, in [0, 1]."""
+        return self._waited / max(time.perf_counter() - self._began, 1e-9)
+
+
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the methods that a callback may have
 # `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt.
 
@@ -251,7 +277,7 @@ class Loop:
         self.interruption.after_step(at_once=True)  # the end of the previous epoch may have taken long
         if state.is_trained:
             return
-        batches = self.data.train_batches(state.epoch, state.batch)
+        batches = AwaitedBatches(self.data.train_batches(state.epoch, state.batch))
         for first in range(state.batch, self.data.batches, accumulated):
             self.take_step(first, islice(batches, accumulated))
             state.batch = min(first + accumulated, self.data.batches)
@@ -260,6 +286,7 @@ class Loop:
             self._show(first)
             if should_stop:
                 break
+        state.metrics["waiting"] = batches.waiting
         self.end_epoch()
 
     def between_steps(self) -> bool:

@@ -248,7 +248,7 @@ def sweep(folder: Path) -> None:
 
 
 ZERO_SHOT = -1  # the row of the zero-shot model, before epoch 0
-COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "lr", "seconds")
+COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "lr", "seconds", "waiting")
 
 
 def append_metrics(path: Path, row: dict[str, Any]) -> None:
