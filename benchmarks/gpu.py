@@ -22,15 +22,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ from vitkit.data.decode import decode
 from vitkit.inference import prepare
 from vitkit.model import config_for
 from vitkit.profiling import ACCELERATORS, Ceiling, Contender, Timing, compare, interleave, random_model, stopwatch_for
+from vitkit.system.progress import ignore
 from vitkit.training import parse_duration, read_metrics
 
 Row = dict[str, Any]
@@ -130,7 +132,7 @@ class TooLong(Exception):
 def at_most(seconds: int) -> Iterator[None]:
     """Raise `TooLong` in the main thread after some seconds; a call into a library is left when it returns."""
 
-    def ring(number: int, frame: FrameType | None) -> None:
+    def ring(*_: object) -> None:
         raise TooLong(f"it needed more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, ring)
@@ -238,14 +240,13 @@ def loop(bench: Bench) -> None:
                 compile="off" if bench.device.type == "cpu" else "auto",
                 workers=0 if bench.device.type == "cpu" else None,
                 color_jitter=0.0,
-                unchecked=True,
                 out=out,
                 force=True,
-                say=lambda line: None,
+                say=ignore,
             )
             rows = read_metrics(out / "metrics.csv")
             images = bench.scale.photographs * 0.7  # the training images of the usual split
-            seconds = [after["seconds"] - before["seconds"] for before, after in zip(rows, rows[1:], strict=False)]
+            seconds = [after["seconds"] - before["seconds"] for before, after in pairwise(rows)]
             bench.write(
                 key,
                 images_per_s=round(images / max(min(seconds), 0.1), 1),  # the validation is included
@@ -334,18 +335,18 @@ def verbs(bench: Bench) -> None:
     for label, name in bench.scale.predict.items():
         model = vitkit.create_model(name, num_classes=len(classes))
         classifier = vitkit.Classifier(model, classes, vitkit.Preprocess(size=model.config.image_size))
-        works: dict[str, tuple[int, Callable[[], object]]] = {
-            "predict": (len(files), lambda: vitkit.predict(classifier, files, device=bench.device.type)),
-            "embed": (len(files), lambda: vitkit.embed(classifier, files, device=bench.device.type)),
-            "explain": (16, lambda: [classifier.explain(file) for file in files[:16]]),
+        works: dict[str, tuple[Sequence[str], Callable[[Sequence[str]], object]]] = {
+            "predict": (files, partial(vitkit.predict, classifier, device=bench.device.type)),
+            "embed": (files, partial(vitkit.embed, classifier, device=bench.device.type)),
+            "explain": (files[:16], lambda some, explain=classifier.explain: list(map(explain, some))),
         }
-        for verb, (count, work) in works.items():
+        for verb, (images, work) in works.items():
             if f"{label} {verb}" in bench.done:
                 continue
-            began = time.perf_counter()
+            count, began = len(images), time.perf_counter()
             try:
                 with at_most(bench.scale.way_limit):
-                    work()
+                    work(images)
             except Exception as error:
                 bench.write(f"{label} {verb}", left_out=_reason(error))
                 continue
@@ -385,12 +386,12 @@ def photographs(bench: Bench) -> Path:
     """Make JPEGs of ten classes with coarse and fine structure, once for all stages."""
     folder, scale = bench.folder / "photographs", bench.scale
     if not folder.is_dir():
-        partial = folder.with_name("photographs being made")
+        unfinished = folder.with_name("photographs being made")
         with ProcessPoolExecutor() as pool:
             list(
                 pool.map(_photograph, *zip(*((partial, i, scale.size) for i in range(scale.photographs)), strict=True))
             )
-        partial.rename(folder)
+        unfinished.rename(folder)
     return folder
 
 

@@ -198,7 +198,7 @@ def walk(name: str, folder: Path) -> Walk:
         "from scratch": lambda: vitkit.train(photos, weights="none", model="vit_micro_patch8_16", epochs=1, **quiet),
         "from a run": lambda: vitkit.train(photos, weights=str(folder / "run"), method="full", epochs=1, **quiet),
         "load a timm .pth": lambda: vitkit.load(folder / "timm.pth"),
-        "predict": lambda: vitkit.predict(folder / "run", image),
+        "predict": lambda: vitkit.predict(folder / "run", image, precision="bfloat16"),  # on any CPU
     }
     taken = Walk()
     sys.setprofile(taken)

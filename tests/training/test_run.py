@@ -266,10 +266,14 @@ def test_a_resume_of_a_run_whose_time_is_spent_trains_no_further(out_of_time: Pa
 
 
 @pytest.fixture(scope="module")
-def out_of_patience(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose learning rate is so high that it grows no better, and that stopped for it."""
-    fields = {"model_fields": None, "epochs": 12, "monitor": "val_loss", "schedule": "constant"}
-    recipe = runs.quick(data, patience=2, lr=0.5, clip_grad=0.0, **fields)
+def out_of_patience(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that stopped because it grew no better: in the validation images, colours have each other's names."""
+    root = tmp_path_factory.mktemp("data")
+    for seed, split in enumerate(("train", "val", "test")):
+        runs.photos(root / split, seed=seed)
+    for before, after in (("red", "one"), ("blue", "red"), ("green", "blue"), ("one", "green")):
+        (root / "val" / before).rename(root / "val" / after)
+    recipe = runs.quick(root, patience=2, epochs=12, monitor="val_loss", schedule="constant", lr=3e-3)
     folder, said = train(recipe.replace(warmup=0.0), tmp_path_factory.mktemp("runs") / "out_of_patience")
     assert "no better val_loss in 2 epochs: stopping" in said
     return folder

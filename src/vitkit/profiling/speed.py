@@ -391,6 +391,8 @@ class Ceiling:
 
 
 def _ways(product: Product, dtype: torch.dtype, device: torch.device) -> list[Work]:
+    from vitkit.inference.backends.optimized import can_pack
+
     B, rows, inner, columns = product.batch, product.rows, product.inner, product.columns
     make: dict[str, Any] = {"dtype": dtype, "device": device}
     if B > 1:
@@ -404,7 +406,7 @@ def _ways(product: Product, dtype: torch.dtype, device: torch.device) -> list[Wo
     )
     across = weight.t().contiguous()
     ways: list[Work] = [lambda: torch.mm(x, weight.t(), out=y), lambda: torch.mm(x, across, out=y)]
-    if device.type == "cpu" and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if device.type == "cpu" and can_pack(dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""))
     return ways
