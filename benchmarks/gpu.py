@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -388,9 +388,8 @@ def photographs(bench: Bench) -> Path:
     if not folder.is_dir():
         unfinished = folder.with_name("photographs being made")
         with ProcessPoolExecutor() as pool:
-            list(
-                pool.map(_photograph, *zip(*((partial, i, scale.size) for i in range(scale.photographs)), strict=True))
-            )
+            numbers = range(scale.photographs)
+            list(pool.map(_photograph, repeat(unfinished), numbers, repeat(scale.size), chunksize=64))
         unfinished.rename(folder)
     return folder
 
