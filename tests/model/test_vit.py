@@ -630,6 +630,7 @@ def test_a_compiled_model_has_the_same_gradients() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.accept  # it compiles C++ for most of a minute
 @pytest.mark.usefixtures("clean_dynamo")
 @torch.no_grad()
 def test_inductor_gives_the_same_logits() -> None:

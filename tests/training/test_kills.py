@@ -24,6 +24,7 @@ def kills(*arguments: str, seconds: float) -> str:
     return done.stdout
 
 
+@pytest.mark.accept
 def test_two_processes_survive_a_kill_a_signal_and_a_kill_in_the_middle_of_a_save() -> None:
     (line,) = kills("--smoke", seconds=300).splitlines()
     assert "kills 3 " in line
