@@ -45,8 +45,8 @@ def readers(folder: Path, files: Sequence[Path]) -> dict[str, Read]:
     preprocess = Preprocess(size=(224, 224), mean=IMAGENET_MEAN, std=IMAGENET_STD)
     table = split(read_source(folder), (0.8, 0.1, 0.1), 0)
 
-    def training(preset: str) -> Read:
-        recipe = Recipe(**PRESETS[preset])
+    def training(preset: str, **fields: float) -> Read:
+        recipe = Recipe(**PRESETS[preset] | fields)
         data = ImageData(table, preprocess, augment_of(recipe), batch_size=1, workers=0, seed=0)
         return lambda i: data.train[0, i % len(data.train)]
 
@@ -64,7 +64,7 @@ def readers(folder: Path, files: Sequence[Path]) -> dict[str, Read]:
         "Pillow's decoding alone": lambda i: Image.open(files[i]).convert("RGB"),
         "vitkit predict": lambda i: preprocess(decode(files[i], preprocess.short_side)),
         "torchvision resize and crop": lambda i: evaluation(default_loader(files[i])),
-        "vitkit crops and mirror images": training("full"),
+        "vitkit crops and mirror images": training("full", color_jitter=0.0),
         "torchvision crops and mirror images": lambda i: crops(default_loader(files[i])),
         "vitkit from scratch": training("scratch"),
         "torchvision crops, mirror images and colours": lambda i: jitter(default_loader(files[i])),
