@@ -4,18 +4,20 @@
 was chosen there.
 
 A phone sends photographs from a page of its own, whose address is shown as a QR code and contains a token of its own.
-The guard of the server lets this token open the page and the routes that receive photographs, and nothing else of the
-studio (`OPEN_TO_PHONES`).
+The guard of the server lets this token open the page and its routes, and nothing else of the studio (`OPEN_TO_PHONES`).
+A phone that makes a folder receives a random key, and can send photographs only to folders whose keys it has. Answers
+to phones contain no paths.
 """
 
 from __future__ import annotations
 
 import io
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
@@ -29,7 +31,7 @@ from vitkit.webapp.workspace import Workspace
 _TABS = (Tab("choose", "Open", "Choose photographs, a run, or a data set."),)
 _ROUTES, _PHONE = "/api/chooser", "/api/phone"
 SENDING_PAGE = "/send"
-OPEN_TO_PHONES = r"/send|/static/[\w./-]+|/api/folders/new|/api/folders/[0-9a-f]{16}/files"
+OPEN_TO_PHONES = r"/send|/send/new|/send/[0-9a-f]{32}/files|/static/[\w./-]+"
 _QUIET_ZONE = 4  # modules around a QR code, as ISO/IEC 18004 requires
 
 
@@ -61,7 +63,12 @@ class Studio:
         self._chooser = create_page(_TABS, {"name": "", "choosing": True}, is_chooser=True)
         self._chooser.include_router(folders.router(runs))
         self._chooser.include_router(_phone_router(phone_link))
+        self._chooser.include_router(self._sending_router())
         self._chooser.include_router(self._router())
+        self._show(workspace)
+
+    def _show(self, workspace: Workspace | None) -> None:
+        self._photographs = None if workspace is None else workspace.photographs
         self._studio: FastAPI | None = None if workspace is None else create_app(workspace, can_choose=True)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -82,13 +89,37 @@ class Studio:
         @routes.post("/open")
         def open_(choice: Choice) -> dict[str, Any]:
             workspace = self._opened(self._source(choice))
-            self._studio = create_app(workspace, can_choose=True)
+            self._show(workspace)
             return {"name": workspace.name}
 
         @routes.post("/close")
         def close() -> dict[str, Any]:
-            self._studio = None
+            self._show(None)
             return {}
+
+        return routes
+
+    def _sending_router(self) -> APIRouter:
+        """Return the routes with which phones send photographs. They stay when another workspace is opened."""
+        routes = APIRouter(prefix=SENDING_PAGE)
+        made: dict[str, Path] = {}  # by the key that only the phone has that made the folder
+
+        @routes.post("/new")
+        def make(new: folders.NewFolder) -> dict[str, Any]:
+            try:
+                path = folders.new_folder(self._runs, new.name, self._photographs)
+            except (VitkitError, OSError) as error:
+                raise VitkitError("the studio cannot receive photographs: ask the person who started it") from error
+            made[key := secrets.token_hex(16)] = path
+            return {"id": key, "title": path.name}
+
+        @routes.post("/{key}/files")
+        async def add(key: str, name: str, request: Request, offset: int = 0, last: bool = True) -> dict[str, Any]:
+            if key not in made:
+                raise VitkitError("the studio was started again, or this is not your folder: scan the code again")
+            target = folders.target_in(made[key], name)
+            size = await folders.receive(target, request.stream(), offset, is_last=last)
+            return {"name": target.name, "bytes": size}
 
         return routes
 

@@ -5,15 +5,17 @@ import { count, el, fill } from "./dom.js";
 import { timeLeft } from "./progress.js";
 
 const PART = 16 * 2 ** 20; // bytes that are sent at a time
+const FOLDERS = "/api/folders"; // the routes that make folders and receive their files
 const KINDS = "image/*,.heic,.heif,.avif,.zip,.tar,.tgz";
 
 /** A place to drop photographs, folders and archives, or to send them from a phone; `done(folder)` gets the new folder. */
 export function uploadPlace(done, isPhone = false) {
+  const routes = isPhone ? "/send" : FOLDERS;
   const told = el("div", { role: "status" });
   const send = async (files) => {
     if (!files.length) return;
     try {
-      const folder = await upload(files, (text, part) => fill(told, el("p", {}, text), el("progress", { value: part, max: 1, "aria-label": "Sending" })));
+      const folder = await upload(routes, files, (text, part) => fill(told, el("p", {}, text), el("progress", { value: part, max: 1, "aria-label": "Sending" })));
       fill(told);
       if (folder) await done(folder);
     } catch (error) {
@@ -94,20 +96,20 @@ async function walk(entry, above = "") {
   return (await Promise.all(inside.map((own) => walk(own, path)))).flat();
 }
 
-async function upload(files, tell) {
+async function upload(routes, files, tell) {
   const pictures = files.filter(([path]) => !path.split("/").some((part) => part.startsWith(".")));
   const [first] = pictures;
   if (!first) throw new Error("There are no photographs among these files.");
   const top = first[0].split("/")[0];
   const isFolder = pictures.every(([path]) => path.startsWith(`${top}/`));
-  const folder = await post("/api/folders/new", { name: isFolder ? top : pictures.length === 1 ? first[0].replace(/\.[^.]*$/, "") : "photographs" });
+  const folder = await post(`${routes}/new`, { name: isFolder ? top : pictures.length === 1 ? first[0].replace(/\.[^.]*$/, "") : "photographs" });
   const total = pictures.reduce((sum, [, file]) => sum + file.size, 0);
   const begun = performance.now();
   let [sent, kept, refused] = [0, 0, null];
   for (const [path, file] of pictures) {
     const name = isFolder ? path.slice(top.length + 1) : path;
     try {
-      await sendFile(folder.id, name, file, (bytes) => {
+      await sendFile(folder.id, name, file, routes, (bytes) => {
         sent += bytes;
         const left = (performance.now() - begun) / 1000 * (total - sent) / Math.max(1, sent);
         tell(`Sending: ${(kept + 1).toLocaleString("en")} of ${pictures.length.toLocaleString("en")}, ${timeLeft(left)}`, sent / Math.max(1, total));
@@ -124,12 +126,12 @@ async function upload(files, tell) {
 }
 
 /** Sends one file into a folder in parts; `tell(bytes)` is called after each. */
-export async function sendFile(id, name, file, tell = () => {}) {
+export async function sendFile(id, name, file, routes = FOLDERS, tell = () => {}) {
   let offset = 0;
   do {
     const part = file.slice(offset, offset + PART);
     const last = offset + part.size >= file.size;
-    const response = await fetch(`/api/folders/${id}/files?${new URLSearchParams({ name, offset, last })}`, { method: "POST", body: part, headers: { "Content-Type": "application/octet-stream" } });
+    const response = await fetch(`${routes}/${id}/files?${new URLSearchParams({ name, offset, last })}`, { method: "POST", body: part, headers: { "Content-Type": "application/octet-stream" } });
     const told = await response.json();
     if (!response.ok) throw Object.assign(new Error(told.error), { status: response.status });
     offset += part.size;
