@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitkit.classifier import Classifier
 from vitkit.inference import HeldOut, Trust, Unknown
+from vitkit.inference.unknown import Method
 from vitkit.model import VisionTransformer, ViTConfig
 
 M = TypeVar("M", bound=nn.Module)
@@ -251,13 +252,13 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     )
 
 
-def with_score(classifier: Classifier, folder: Path) -> Classifier:
+def with_score(classifier: Classifier, folder: Path, method: Method = "joint") -> Classifier:
     """A classifier with a score for unknown images that was fitted to the pictures of a folder."""
     pixels = np.stack([np.asarray(classifier.read(path)) for path in sorted(folder.iterdir())])
     seen = classifier.seeing()(pixels)
     seen = replace(seen, labels=seen.logits.argmax(axis=1))
     half = np.arange(len(pixels)) < len(pixels) // 2
-    unknown = Unknown.fit("joint", seen.at(half), seen.at(~half))
+    unknown = Unknown.fit(method, seen.at(half), seen.at(~half))
     held_out = HeldOut.of(classifier.calibrated(seen.logits), seen.labels)
     classifier.trust = Trust(held_out, unknown).to_bytes()
     return classifier

@@ -28,6 +28,7 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.exporting import browser_page, load_exported
 from vitkit.exporting.browser_page import columns_first
+from vitkit.inference.unknown import METHODS
 from vitkit.verbs.export import export
 from vitkit.weights import download, load
 
@@ -311,6 +312,52 @@ def test_the_answers_are_those_of_predict(
     np.testing.assert_allclose(found, expected, atol=1e-5 if precision == "float32" else 2e-3)
 
 
+@pytest.mark.skipif(RUNTIME is None, reason="ONNX Runtime Web is neither in VITKIT_TEST_DATA nor in the cache")
+@pytest.mark.parametrize("method", METHODS)
+def test_unknown_images_are_marked_as_predict_does(
+    browser: Browser, tmp_path: Path, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert RUNTIME is not None
+    monkeypatch.setattr(download, "fetch_url", lambda url, sha256: RUNTIME)
+    known = [photos.save(photos.noise(30, 40, seed), tmp_path / "known" / f"{seed}.png") for seed in range(60)]
+    own = tiny.with_score(classifier(), known[0].parent, method)
+    made = export(own, out=tmp_path / "model.html")
+    flat = [photos.save(Image.new("RGB", (30, 20), colour), tmp_path / f"{colour}.png") for colour in ("red", "white")]
+    files = [*(photos.save(photos.noise(30, 40, seed), tmp_path / f"{seed}.png") for seed in range(90, 100)), *flat]
+    expected = {Path(row.path).name: row for row in own.predict(list(map(str, files)))}
+    with watched(browser) as page:
+        page.goto(made.file.as_uri())
+        page.set_input_files("#files", list(map(str, files)))
+        wait(page, len(files))
+        found = dict(page.evaluate("answers.map((own) => [own.name, own.unknown])"))
+        assert found == pytest.approx({name: row.unknown for name, row in expected.items()}, abs=1e-3)
+        assert len(set(found.values())) > 2
+        level = sorted(found.values())[3]
+        page.get_by_label("Mark what looks less familiar").fill(f"{100 * level + 0.01:.2f}")
+        marked = page.locator(".answer", has_text="Unlike the training images: only")
+        assert marked.count() == sum(value <= level for value in found.values()) < len(files)
+        assert is_within(page) and serious(page) == []
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save as .csv").click()
+        rows = list(csv.DictReader(Path(saved.value.path()).read_text(encoding="utf-8").splitlines()))
+    assert {row["path"]: float(row["unknown"]) for row in rows} == pytest.approx(found, abs=1e-6)
+
+
+def test_a_page_without_a_score_marks_nothing(page_of: Any, browser: Browser) -> None:
+    with watched(browser) as page:
+        page.goto(page_of())
+        assert page.locator("#unlike").count() == 0
+
+
+def test_half_precision_numbers_are_those_of_numpy(browser: Browser) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = every[np.isfinite(every)]
+    with watched(browser) as page:
+        page.add_script_tag(path=STATIC / "unknown.js")
+        found = page.evaluate("(bits) => [...halves(Uint16Array.from(bits).buffer)]", finite.view(np.uint16).tolist())
+    np.testing.assert_array_equal(np.array(found), finite.astype(np.float64))
+
+
 def test_the_page_has_the_colours_of_the_studio() -> None:
     studio, page = STATIC.parents[1] / "webapp" / "static" / "studio.css", STATIC / "page.css"
     theirs, ours = (re.findall(r"--[\w-]+: [^;]+;", file.read_text()) for file in (studio, page))
@@ -389,23 +436,43 @@ def test_an_archive_has_everything_that_its_instructions_name(archive: Path, mod
     assert (archive / "MODEL_CARD.md").read_text(encoding="utf-8").startswith("# own\n")
 
 
-def test_the_script_answers_for_a_model_with_a_score_for_unknown_images(
-    vitkit: Any, model: Path, tmp_path: Path
+@pytest.mark.parametrize("method", METHODS)
+def test_the_script_says_how_unfamiliar_pictures_are_as_predict_does(
+    vitkit: Any, model: Path, tmp_path: Path, method: Any
 ) -> None:
     data = tmp_path / "photos"
-    for i in range(12):
-        photos.save(photos.noise(30, 40, i), data / f"{i}.png")
-    tiny.with_score(load(model), data).save(tmp_path / "scored")
+    for seed in range(60):
+        photos.save(photos.noise(30, 40, seed), tmp_path / "known" / f"{seed}.png")
+        photos.save(photos.noise(30, 40, 100 + seed), data / f"{seed}.png")
+    photos.save(Image.new("RGB", (30, 20), "red"), data / "red.png")
+    tiny.with_score(load(model), tmp_path / "known", method).save(tmp_path / "scored")
     assert vitkit("export", tmp_path / "scored", "-o", tmp_path / "own.zip").code == 0
     with zipfile.ZipFile(tmp_path / "own.zip") as packed:
         packed.extractall(tmp_path)
     command = [sys.executable, tmp_path / "own" / "predict.py", data, "-o", tmp_path / "answers.csv"]
+    expected = list(load(tmp_path / "scored").predict(sorted(map(str, data.iterdir()))))
+    level = sorted(own.unknown or 0 for own in expected)[10] + 1e-6
+    for more in ([], ["--unknown", str(level)]):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        rows = {
+            Path(row["path"]).name: row
+            for row in csv.DictReader(io.StringIO((tmp_path / "answers.csv").read_text("utf-8-sig")))
+        }
+        for own in expected:
+            row = rows[Path(own.path).name]
+            assert float(row["confidence"]) == pytest.approx(own.confidence, abs=2e-6)
+            assert float(row["unknown"]) == pytest.approx(own.unknown, abs=1e-3)
+            assert own.unknown is not None and own.label is not None
+            assert row["label"] == ("?" if more and float(row["unknown"]) <= level else own.label)
+    assert 0 < sum(row["label"] == "?" for row in rows.values()) < len(rows)
+
+
+def test_the_script_of_a_model_without_a_score_refuses_a_level(archive: Path, tmp_path: Path) -> None:
+    photos.save(photos.noise(), tmp_path / "a.png")
+    command = [sys.executable, archive / "predict.py", tmp_path / "a.png", "--unknown", "0.05"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), done
-    rows = csv.DictReader(io.StringIO((tmp_path / "answers.csv").read_text("utf-8-sig")))
-    found = {Path(row["path"]).name: float(row["confidence"]) for row in rows}
-    expected = {Path(own.path).name: own.confidence for own in load(model).predict(sorted(map(str, data.iterdir())))}
-    assert found == pytest.approx(expected, abs=2e-6)
+    assert done.returncode == 2 and "this model has no score for images of unknown things" in done.stderr
 
 
 def test_the_script_in_an_archive_answers_as_predict_does(archive: Path, model: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """One HTML file that classifies photographs in a browser, without a network and without an installation.
 
 The page contains the model as an ONNX file, ONNX Runtime Web, and the scripts in `static/`. `pixels.js` computes the
-pixels as `Preprocess` does. A Content-Security-Policy forbids every request, so that photographs stay on the machine.
+pixels as `Preprocess` does, and `unknown.js` the score for images of unknown things. A Content-Security-Policy forbids
+every request, so that photographs stay on the machine.
 
 The runtime is published on npm. It is not part of vitkit: the caller downloads it once, and hands over its archive.
 """
@@ -17,15 +18,20 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
+from vitkit.inference.trust import parsed
+from vitkit.inference.unknown import PARTS, Unknown, neighbour
 from vitkit.text.html import script_data, source_hash
 
 RUNTIME_VERSION = "1.30.0"
@@ -38,6 +44,10 @@ _STATIC = Path(__file__).parent / "static"
 _LEVELS = {"model": 1}  # of compression: weights hardly become smaller with more
 _GZIP = 31  # the format, for zlib
 _BLOCK = 6 * 2**20  # bytes in one element; a multiple of 3, so that each can be decoded alone
+_FAMILIAR = (
+    '<label for="unlike">Mark what looks less familiar than all but</label>'
+    '<input type="number" id="unlike" min="0" max="100" step="0.5" value="5"> % of known photographs\n'
+)
 _PART = '<script type="text/plain" data-part="{}">'
 
 
@@ -115,7 +125,7 @@ def _runtime(archive: Path) -> tuple[bytes, bytes]:
 
 def _worker() -> bytes:
     """Return the scripts of the worker in a scope of their own, as the runtime's names are short."""
-    texts = [(_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "worker.js")]
+    texts = [(_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js")]
     return f"(() => {{\n{''.join(texts)}}})();\n".encode()
 
 
@@ -136,6 +146,7 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
         f"style-src '{source_hash(styles)}'; img-src blob: data:; media-src blob:; base-uri 'none'; form-action 'none'"
     )
     height, width = card.preprocess.size
+    data = _data(card)
     many = f"{len(card.classes):,} classes" if len(card.classes) != 1 else "one class"
     several = " A photograph may show several of them, or none." if card.thresholds is not None else ""
     described = f"<details><summary>About the model</summary><pre>{escape(about)}</pre></details>" if about else ""
@@ -148,18 +159,41 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
         megabytes=f"{size / 1e6:.0f}",
         classes=escape(", ".join(card.classes)),
         described=described,
+        familiar=_FAMILIAR if "unknown" in data else "",
         width=str(width),
         height=str(height),
         version=escape(card.vitkit_version),
         licence=escape((_STATIC / "onnxruntime.LICENSE").read_text(encoding="utf-8")),
-        card=script_data(_data(card)),
+        card=script_data(data),
     )
 
 
 def _data(card: Card) -> dict[str, Any]:
-    """Return what the scripts read: the card, with the order in which pictures are resampled."""
-    data: dict[str, Any] = json.loads(card.to_json())
-    return data | {"preprocess": data["preprocess"] | {"columns_first": columns_first()}}
+    """Return what the scripts read: the card, the order in which pictures are resampled, and the score of `_score`."""
+    data: dict[str, Any] = json.loads(replace(card, trust=None).to_json())
+    data |= {"preprocess": data["preprocess"] | {"columns_first": columns_first()}}
+    unknown = None if card.trust is None else parsed(card.trust, len(card.classes)).unknown
+    return data if unknown is None or not card.features else data | {"unknown": _score(unknown)}
+
+
+def _score(unknown: Unknown) -> dict[str, Any]:
+    """Return what `unknown.js` needs to say how unfamiliar a picture is."""
+    parts = [
+        {
+            "name": score.method,
+            "weight": PARTS[unknown.method][score.method],
+            "nearest": neighbour(len(score.points)),
+            **{name: _bytes(array) for name in ("points", "whitening") if (array := getattr(score, name)).size},
+        }
+        for score in unknown.scores
+    ]
+    return {"parts": parts, "known": _bytes(unknown.known)}
+
+
+def _bytes(array: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return an array as base64, row by row, with the number of bytes of a value."""
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return {"bytes": base64.b64encode(little.tobytes()).decode(), "size": array.dtype.itemsize}
 
 
 def columns_first() -> bool:

@@ -1,7 +1,7 @@
 // The page: unpacks the model and its runtime, starts the worker, and shows its answers. Nothing is requested from anywhere.
 
 const about = JSON.parse(document.getElementById("card").textContent);
-const [drop, list, status, note, least] = ["drop", "answers", "status", "note", "least"].map((id) => document.getElementById(id));
+const [drop, list, status, note, least, unlike] = ["drop", "answers", "status", "note", "least", "unlike"].map((id) => document.getElementById(id));
 const SHOWN = 5; // classes
 const PICTURES = /\.(jpe?g|png|webp|gif|bmp|avif|heic|heif|tiff?|jfif|mpo)$/i;
 
@@ -95,6 +95,13 @@ function sentence(found) {
   return `${found.names.join(", ") || "None of the classes"}, ${percent(found.confidence)}`;
 }
 
+/** How a picture compares with the known ones, of which the part `unknown` look at least as unfamiliar. */
+function familiarity(place, unknown) {
+  const isUnlike = unknown <= Number(unlike.value) / 100;
+  place.className = isUnlike ? "bad small" : "small soft";
+  place.textContent = `${isUnlike ? "Unlike the training images: only " : ""}${percent(unknown)} of known photographs look as unfamiliar to the model, or more.`;
+}
+
 function bars(found) {
   return el("ul", { class: "classes" }, found.ranked.slice(0, SHOWN).map((row) => {
     const filled = el("span");
@@ -105,7 +112,7 @@ function bars(found) {
   }));
 }
 
-const answers = []; // { name, found, error, said } in the order in which they came
+const answers = []; // { name, found, error, said, and unknown and familiar if the model has such a score } in the order in which they came
 
 async function take(files) {
   const pictures = [...files].filter((file) => file.type.startsWith("image/") || PICTURES.test(file.name));
@@ -126,10 +133,16 @@ async function take(files) {
   for (const row of rows) {
     const result = { name: row.name, said: row.said };
     try {
-      const { probabilities, milliseconds } = await ask({ file: row.file });
+      const { probabilities, unknown, milliseconds } = await ask({ file: row.file });
       result.found = verdict(probabilities);
       result.probabilities = probabilities;
       row.said.textContent = sentence(result.found);
+      if (unknown !== null) {
+        result.unknown = unknown;
+        result.familiar = el("p", {});
+        familiarity(result.familiar, unknown);
+        row.body.append(result.familiar);
+      }
       row.body.append(bars(result.found), el("p", { class: "small soft" }, `${Math.round(milliseconds).toLocaleString("en")} ms`));
     } catch (error) {
       result.error = error.message;
@@ -142,6 +155,7 @@ async function take(files) {
   }
 }
 
+unlike?.addEventListener("input", () => { for (const answer of answers) if (answer.familiar) familiarity(answer.familiar, answer.unknown); });
 least.addEventListener("input", () => { for (const answer of answers) if (answer.found) answer.said.textContent = sentence(answer.found); });
 document.getElementById("clear").addEventListener("click", () => {
   for (const shown of list.querySelectorAll("img")) URL.revokeObjectURL(shown.src);
@@ -156,8 +170,8 @@ document.getElementById("save").addEventListener("click", () => {
     const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value; // which a spreadsheet would compute
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  const rows = answers.map(({ name, found, error }) => [cell(name), cell(found && !isWithheld(found) ? found.names.join(";") : ""), found ? found.confidence.toFixed(6) : "", cell(error || "")].join(","));
-  const link = el("a", { download: "predictions.csv", href: URL.createObjectURL(new Blob([["path,label,confidence,error", ...rows, ""].join("\n")], { type: "text/csv" })) });
+  const rows = answers.map(({ name, found, error, unknown }) => [cell(name), cell(found && !isWithheld(found) ? found.names.join(";") : ""), found ? found.confidence.toFixed(6) : "", cell(error || ""), ...(unlike ? [unknown?.toFixed(6) ?? ""] : [])].join(","));
+  const link = el("a", { download: "predictions.csv", href: URL.createObjectURL(new Blob([[`path,label,confidence,error${unlike ? ",unknown" : ""}`, ...rows, ""].join("\n")], { type: "text/csv" })) });
   link.click();
   URL.revokeObjectURL(link.href);
 });
@@ -185,11 +199,14 @@ async function look() {
       await new Promise((next) => { setTimeout(next, 100); });
       continue;
     }
-    const found = verdict((await ask({ frame }, [frame])).probabilities);
+    const { probabilities, unknown } = await ask({ frame }, [frame]);
+    const found = verdict(probabilities);
     if (current !== stream) return;
     times.push(performance.now());
     if (times.length > 10) times.shift();
-    live.replaceChildren(el("p", { class: "said" }, sentence(found)), bars(found));
+    const said = el("p", {});
+    if (unknown !== null) familiarity(said, unknown);
+    live.replaceChildren(el("p", { class: "said" }, sentence(found)), said, bars(found));
     if (times.length > 1) rate.textContent = `${((1000 * (times.length - 1)) / (times.at(-1) - times[0])).toFixed(1)} answers a second`;
   }
 }

@@ -4,6 +4,7 @@ It needs onnxruntime, numpy and pillow, and no network. Pictures are decoded and
 """
 
 import argparse
+import base64
 import csv
 import json
 import math
@@ -24,21 +25,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("photos", nargs="+", type=Path, help="photographs, or folders of them")
     parser.add_argument("-o", "--out", type=Path, help="write a .csv file instead of printing the answers")
+    parser.add_argument(
+        "--unknown", type=float, help="label ? what looks less familiar than all but this part (0 to 1)"
+    )
     parser.add_argument("--model", type=Path, default=Path(__file__).with_name("model.onnx"))
     arguments = parser.parse_args()
     session = onnxruntime.InferenceSession(arguments.model, providers=["CPUExecutionProvider"])
     card = json.loads(session.get_modelmeta().custom_metadata_map["vitkit"])
-    rows = (row(session, card, path) for path in found(arguments.photos))
+    score = unknown_score(card)
+    if arguments.unknown is not None and score is None:
+        parser.error("--unknown: this model has no score for images of unknown things")
+    rows = (row(session, card, score, path) for path in found(arguments.photos))
     if arguments.out is None:
-        for name, label, confidence, error in rows:
-            print(f"{name}: {error}" if error else f"{name}: {label or 'none of the classes'} ({confidence:.1%})")
+        for name, label, confidence, unknown, error in rows:
+            said = "?" if is_unknown(unknown, arguments.unknown) else label or "none of the classes"
+            familiar = "" if score is None else f", unknown {unknown:.3f}"
+            print(f"{name}: {error}" if error else f"{name}: {said} ({confidence:.1%}{familiar})")
         return
     with arguments.out.open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file)
-        writer.writerow(["path", "label", "confidence", "error"])
-        for name, label, confidence, error in rows:
-            shown = "" if error else f"{confidence:.6f}"
-            writer.writerow([harmless(str(name)), harmless(label), shown, harmless(error)])
+        writer.writerow(["path", "label", "confidence", "error", *([] if score is None else ["unknown"])])
+        for name, label, confidence, unknown, error in rows:
+            said = "?" if is_unknown(unknown, arguments.unknown) else label
+            shown = [] if score is None else ["" if error else f"{unknown:.6f}"]
+            numbers = "" if error else f"{confidence:.6f}"
+            writer.writerow([harmless(str(name)), harmless(said), numbers, harmless(error), *shown])
     print(arguments.out)
 
 
@@ -50,16 +61,21 @@ def found(places: list[Path]) -> Iterator[Path]:
             yield place
 
 
-def row(session: Any, card: Card, path: Path) -> tuple[Path, str, float, str]:
-    """Return the path, the label, its confidence, and the reason if the picture cannot be read."""
+def row(session: Any, card: Card, score: Any, path: Path) -> tuple[Path, str, float, float, str]:
+    """Return the path, the label, its confidence, how unfamiliar it is, and the reason if it cannot be read."""
     try:
         image = decode(path, card["preprocess"])
     except Exception as error:  # a damaged file may raise anything
-        return path, "", math.nan, f"cannot be read: {error}"
+        return path, "", math.nan, math.nan, f"cannot be read: {error}"
     pixels = normalise(resize(image, card["preprocess"]), card["preprocess"])
-    (logits,) = session.run(["logits"], {"images": pixels[None]})
-    label, confidence = decide(probabilities(logits[0], card), card)
-    return path, label, confidence, ""
+    outputs = session.run(["logits"] if score is None else ["logits", "features"], {"images": pixels[None]})
+    label, confidence = decide(probabilities(outputs[0][0], card), card)
+    unknown = math.nan if score is None else unfamiliar(score, *(output[0].astype(np.float64) for output in outputs))
+    return path, label, confidence, unknown, ""
+
+
+def is_unknown(unknown: float, level: float | None) -> bool:
+    return level is not None and unknown <= level
 
 
 def decide(p: Any, card: Card) -> tuple[str, float]:
@@ -76,6 +92,49 @@ def probabilities(logits: Any, card: Card) -> Any:
         return np.exp(-np.logaddexp(0, -scaled))
     powers = np.exp(scaled - scaled.max())
     return powers / powers.sum()
+
+
+# How unfamiliar a picture is: the part of known pictures that look at least as unfamiliar (vitkit predict --unknown).
+
+WEIGHTS = {"joint": {"neighbours": 0.3, "energy": 0.7}}
+
+
+def unknown_score(card: Card) -> Any:
+    """Return the method and the arrays of the score; None if the model has none. They are stored as .safetensors."""
+    if not card.get("features"):
+        return None
+    data = base64.b64decode(card["trust"])
+    start = 8 + int.from_bytes(data[:8], "little")
+    header, arrays = json.loads(data[8:start]), {}
+    kinds = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4"}
+    method = json.loads(header.pop("__metadata__")["trust"])["unknown"]["method"]
+    for name, entry in header.items():
+        first, last = (start + place for place in entry["data_offsets"])
+        array = np.frombuffer(data[first:last], kinds[entry["dtype"]]).reshape(entry["shape"])
+        arrays[name.removeprefix("unknown.")] = array.astype(np.float64)
+    return method, arrays
+
+
+def unfamiliar(score: Any, logits: Any, features: Any) -> float:
+    """Return the p-value of one picture."""
+    method, arrays = score
+    parts = WEIGHTS.get(method, {method: 1.0})
+    known, weights = arrays["known"], np.array([*parts.values()])[:, None]  # (parts, n), (parts, 1)
+    scores = np.array([[strangeness(part, arrays, logits, features)] for part in parts])
+    tails = known.shape[1] - np.stack([np.searchsorted(np.sort(own), own) for own in known])
+    least = ((tails + (scores >= known)) / weights).min(axis=0)
+    tail = ((1 + (known >= scores).sum(axis=1)) / weights[:, 0]).min()
+    return float((1 + (least <= tail).sum()) / (known.shape[1] + 1))
+
+
+def strangeness(part: str, arrays: dict[str, Any], logits: Any, features: Any) -> float:
+    if part == "energy":
+        return float(-(logits.max() + np.log(np.exp(logits - logits.max()).sum())))
+    points = arrays[f"{part}.points"]
+    if part == "mahalanobis":
+        return float(((points - features @ arrays["mahalanobis.whitening"]) ** 2).sum(axis=1).min())
+    distances = np.sort(((points - features / max(np.linalg.norm(features), 1e-12)) ** 2).sum(axis=1))
+    return float(distances[max(1, min(10, len(points) // 10)) - 1])
 
 
 def decode(path: Path, preprocess: Card) -> Image.Image:

@@ -1,11 +1,13 @@
 // Runs in a worker of the page: decodes a picture, prepares its pixels and computes the probabilities of its classes.
-// The runtime, whose exports are the object `ort`, and pixels.js stand in front of it.
+// The runtime, whose exports are the object `ort`, pixels.js and unknown.js stand in front of it.
 
 let session = null;
 let about = null;
+let score = null; // for images of unknown things, if the model has one
 
 async function start({ model, wasm, card }) {
   about = card;
+  score = card.unknown ? opened(card.unknown) : null;
   ort.env.wasm.numThreads = 1; // a page from a file may not share memory between threads
   ort.env.wasm.wasmBinary = wasm;
   ort.env.logLevel = "error";
@@ -13,15 +15,16 @@ async function start({ model, wasm, card }) {
   return {};
 }
 
-/** The probabilities of a picture, a file or a frame of the camera. */
+/** The probabilities of a picture, a file or a frame of the camera, and how unfamiliar it is. */
 async function answer({ file, frame }) {
   const began = performance.now();
   const input = prepare(frame ? pixels(frame) : await decode(file), about.preprocess, Boolean(file) && await isJpeg(file));
   const { size, mean } = about.preprocess;
-  const { logits } = await session.run({ images: new ort.Tensor("float32", input, [1, mean.length, size[0], size[1]]) });
+  const { logits, features } = await session.run({ images: new ort.Tensor("float32", input, [1, mean.length, size[0], size[1]]) });
   const probabilities = about.thresholds ? sigmoid(logits.data) : softmax(logits.data);
   if (!probabilities.every(Number.isFinite)) throw new Error("the model gives no finite number for this picture");
-  return { probabilities, milliseconds: performance.now() - began };
+  const unknown = score ? unfamiliar(score, Float64Array.from(logits.data), Float64Array.from(features.data)) : null;
+  return { probabilities, unknown, milliseconds: performance.now() - began };
 }
 
 /** Decodes a file without colour management, upright, as `vitkit predict` does. */
