@@ -57,6 +57,21 @@ def test_an_answer_is_that_of_predict(studio: Studio, place: Workspace, tmp_path
         assert client.post("/api/live/answer", params={"run": run}, content=content).status_code == 400
 
 
+def test_live_and_look_open_a_model_once(
+    studio: Studio, place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitkit import weights
+
+    opened: list[Path] = []
+    load = weights.load
+    monkeypatch.setattr(weights, "load", lambda folder: opened.append(folder) or load(folder))
+    content = pictures.save(pictures.smooth(60, 40), tmp_path / "frame.jpg").read_bytes()
+    for address in ("/api/live/answer", "/api/look/see", "/api/live/answer"):
+        answer = TestClient(studio).post(address, params={"run": "first"}, content=content)
+        assert answer.status_code == 200, answer.text
+    assert opened == [place.runs / "first"]
+
+
 def test_pictures_are_added_to_folders_that_were_sent_and_to_no_other(studio: Studio, tmp_path: Path) -> None:
     client = TestClient(studio)
     made = client.post("/api/folders/new", json={"name": "recorded"}).json()

@@ -11,13 +11,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
-from vitkit.webapp.look import Models, picture_in
+from vitkit.webapp.look import models_of, picture_in
 from vitkit.webapp.workspace import Workspace
 
 
 def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
-    routes, models = APIRouter(prefix="/api/live"), Models(workspace)
+    routes, models = APIRouter(prefix="/api/live"), models_of(workspace)
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:

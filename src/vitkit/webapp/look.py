@@ -6,6 +6,7 @@ import base64
 import io
 import threading
 from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
@@ -121,6 +122,12 @@ class Models:
         return self._kept[key]
 
 
+@lru_cache(maxsize=1)  # one workspace is open at a time
+def models_of(workspace: Workspace) -> Models:
+    """Return the models of a workspace, which its tabs share."""
+    return Models(workspace)
+
+
 def _pixels(classifier: Classifier, content: bytes) -> tuple[Any, Any]:
     """Preprocess a picture for the model; return (1, C, height, width) as a tensor and as a numpy array."""
     import torch
@@ -189,7 +196,7 @@ def _shown(picture: Image.Image) -> str:
 
 def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab. Each request contains its picture; none is stored."""
-    routes, models = APIRouter(prefix="/api/look"), Models(workspace)
+    routes, models = APIRouter(prefix="/api/look"), models_of(workspace)
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
