@@ -4,9 +4,10 @@
 
 Needs Chromium and Playwright; ONNX Runtime Web is downloaded once (33 MB). The page is opened from file:// and all its
 requests are refused. `camera` are photographs that are enlarged to 12 megapixels, with grain, and `mosaic` are mosaics
-of 64 photographs of the same size; `vitkit predict` decodes both at a reduced scale. `orientation`, `alpha`, `grey` and
-`profile` are the photographs again, with an EXIF orientation, as PNG with transparency, in grey, and with a colour
-profile that exchanges red and blue.
+of 64 photographs of the same size; `vitkit predict` decodes both at a reduced scale. `camera decoded` and `mosaic
+decoded` are these pictures as PNG files of the pixels that it decodes: what remains is not the decoder's.
+`orientation`, `alpha`, `grey` and `profile` are the photographs again, with an EXIF orientation, as PNG with
+transparency, in grey, and with a colour profile that exchanges red and blue.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from PIL import Image, ImageCms, ImageOps
 from tables import save_table
 
 import vitkit
+from vitkit.data.decode import picture_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -42,6 +44,9 @@ def main() -> None:
         kinds = {"photographs": chosen, **_variants(chosen[:: max(1, len(chosen) // 20)], Path(folder))}
         kinds["camera"] = _enlarged(chosen[:: max(1, len(chosen) // options.large)][: options.large], Path(folder))
         kinds["mosaic"] = _mosaics(chosen, options.large, Path(folder))
+        short = vitkit.load(options.run).preprocess.short_side
+        for kind in ("camera", "mosaic"):
+            kinds[f"{kind} decoded"] = [_decoded(path, short) for path in kinds[kind]]
         page = Path(folder) / "model.html"
         vitkit.export(options.run, out=page, precision=options.precision)
         rows = _compare(options.run, page, kinds)
@@ -105,6 +110,13 @@ def _mosaics(photographs: list[Path], count: int, folder: Path) -> list[Path]:
     return made
 
 
+def _decoded(path: Path, short_side: int) -> Path:
+    """Write what `vitkit predict` decodes from a file as a PNG file."""
+    with picture_of(str(path), short_side, path.read_bytes()) as picture:
+        picture.image.save(path.with_suffix(".png"))
+    return path.with_suffix(".png")
+
+
 def _compare(run: str, page: Path, kinds: dict[str, list[Path]]) -> list[dict[str, Any]]:
     from playwright.sync_api import sync_playwright
 
@@ -120,7 +132,8 @@ def _compare(run: str, page: Path, kinds: dict[str, list[Path]]) -> list[dict[st
         tab.locator("#status").wait_for(state="hidden", timeout=300_000)
         start = time.perf_counter() - begun
         for kind, files in kinds.items():
-            ours = np.stack([row for _, row in classifier.stream(list(map(str, files)))])
+            originals = [path.with_suffix(".jpg") if kind.endswith("decoded") else path for path in files]
+            ours = np.stack([row for _, row in classifier.stream(list(map(str, originals)))])
             theirs, seconds = _ask(tab, files)
             difference = np.abs(ours - theirs)
             rows.append(

@@ -1,6 +1,7 @@
 """Drive the whole workflow of the studio in Chromium as a new user would, and count clicks, keys and minutes.
 
     python benchmarks/studio_workflow.py garden PHOTOS WEIGHTS [--photographs 300] [--new 500] [--wrong 12]
+    python benchmarks/studio_workflow.py lesson PHOTOS WEIGHTS [--photographs 20]
     python benchmarks/studio_workflow.py many [--photographs 20000]
 
 `garden` takes photographs from PHOTOS (one folder per class) and hides their classes. It labels them by keys, a few of
@@ -8,6 +9,10 @@ them wrongly, trains with the page's own settings, reviews the suspected label e
 photographs, saves the workbook and the archive with the model, and opens the page for browsers as a file. The archive's
 instructions are then followed in a new environment without a network, and its answers are compared with the workbook.
 What is waited for is counted apart from what is pressed.
+
+`lesson` walks through the hour of docs/guide/classroom.md with the mouse, as the studio that `vitkit pack` installs is
+started: it opens the digits, trains a new model for two minutes, looks at its errors, brings photographs of two classes
+as a folder, checks them, trains the last layer, and looks inside one that is wrong, or else the first one.
 
 `many` makes small photographs, and measures the time to the first pictures of the page, frames a second while it is
 scrolled, and the memory of the studio and of the page. Both need Chromium, Playwright and the studio, and write
@@ -67,10 +72,14 @@ def main() -> None:
     garden.add_argument("--photographs", type=int, default=300)
     garden.add_argument("--new", type=int, default=500)
     garden.add_argument("--wrong", type=int, default=12, help="labels that are given wrongly at first")
+    lesson = modes.add_parser("lesson")
+    lesson.add_argument("photos", type=Path)
+    lesson.add_argument("weights", type=Path)
+    lesson.add_argument("--photographs", type=int, default=20, help="of each of the two classes")
     many = modes.add_parser("many")
     many.add_argument("--photographs", type=int, default=20_000)
     options = parser.parse_args()
-    rows = measure_workflow(options) if options.mode == "garden" else measure_many(options.photographs)
+    rows = {"garden": measure_workflow, "lesson": measure_lesson, "many": measure_many}[options.mode](options)
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     write(options.mode, rows)
@@ -357,11 +366,92 @@ def workbook(file: Path) -> list[dict[str, str]]:
     return [{title: row.get(column, "") for column, title in header.items()} for row in table[1:]]
 
 
+# --- The lesson ----------------------------------------------------------------------------------------------
+
+
+def measure_lesson(options: argparse.Namespace) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as place:
+        folder, things = Path(place) / "lesson", Path(place) / "things"
+        folder.mkdir()
+        shutil.copy(options.weights, folder)
+        classes = sorted(path for path in options.photos.iterdir() if path.is_dir())[-2:]
+        for of_class in classes:
+            (things / of_class.name).mkdir(parents=True)
+            for file in sorted(of_class.glob("*.jpg"))[: options.photographs]:
+                shutil.copy(file, things / of_class.name)
+        with studio(folder) as (address, _), chromium() as page:
+            page.goto(address)
+            journey = Journey(page)
+            digits(page, journey)
+            photographs(page, journey, things)
+            inside(page, journey, things)
+        return [*journey.rows, journey.total()]
+
+
+def digits(page: Any, journey: Journey) -> None:
+    page.get_by_role("region", name="Data sets to try").get_by_role("button", name="digits").click()
+    with journey.waiting():
+        page.wait_for_selector(".cell img.there")
+    page.get_by_role("link", name="Train").click()
+    page.get_by_label("Begin from").select_option(label="A new model")
+    page.get_by_label("At most").select_option(label="2 minutes")
+    page.get_by_role("button", name="Train", exact=True).click()
+    page.get_by_role("heading", name="digits-1").wait_for()
+    with journey.waiting():
+        page.get_by_role("button", name="See the results").wait_for(timeout=LONGEST)
+    right = page.locator(".run strong").first.inner_text()
+    page.get_by_role("button", name="See the results").click()
+    with journey.waiting():
+        page.get_by_role("region", name="Runs").wait_for()
+        page.wait_for_load_state("networkidle")
+    journey.end("digits", right)
+
+
+def photographs(page: Any, journey: Journey, things: Path) -> None:
+    page.get_by_role("button", name="Open another").click()
+    chosen = page.locator("#upload-folder")
+    chosen.wait_for(state="attached")
+    chosen.set_input_files(things)
+    with journey.waiting():
+        page.wait_for_selector(".cell img.there", timeout=LONGEST)
+    page.get_by_role("button", name="Check the photographs").click()
+    with journey.waiting():
+        page.wait_for_load_state("networkidle")
+        page.wait_for_timeout(1000)
+    head = page.locator(".data-head").inner_text()
+    page.get_by_role("link", name="Train").click()
+    page.get_by_role("button", name="Train", exact=True).click()
+    page.get_by_role("heading", name="things-1-1").wait_for()
+    with journey.waiting():
+        page.get_by_role("button", name="See the results").wait_for(timeout=LONGEST)
+    right = page.locator(".run strong").first.inner_text()
+    page.get_by_role("button", name="See the results").click()
+    with journey.waiting():
+        page.wait_for_load_state("networkidle")
+    journey.end("photographs", f"{head}; {right}")
+
+
+def inside(page: Any, journey: Journey, things: Path) -> None:
+    page.get_by_role("link", name="Look").click()
+    page.locator("#look-file").wait_for(state="attached")
+    page.locator("#look-file").set_input_files(next(things.rglob("*.jpg")))
+    with journey.waiting():
+        page.locator(".look-classes").wait_for(timeout=LONGEST)
+        page.wait_for_function("() => !document.querySelector('canvas.waits')", timeout=LONGEST)
+    page.locator(".look-class").nth(1).click()
+    with journey.waiting():
+        page.wait_for_function("() => !document.querySelector('canvas.waits')", timeout=LONGEST)
+    page.get_by_label("Map 1: method").select_option(label="Effect of covering each part")
+    with journey.waiting():
+        page.wait_for_function("() => !document.querySelector('canvas.waits')", timeout=LONGEST)
+    journey.end("looking inside", page.get_by_role("region", name="What the model says").locator("h2").inner_text())
+
+
 # --- Many photographs ---------------------------------------------------------------------------------------
 
 
-def measure_many(photographs: int) -> list[dict[str, Any]]:
-    rows = []
+def measure_many(options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows, photographs = [], options.photographs
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "many").mkdir()

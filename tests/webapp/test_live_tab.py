@@ -124,6 +124,94 @@ def test_pictures_are_recorded_while_the_button_is_held_and_can_be_used(
         assert np.abs(np.asarray(image).mean(axis=(0, 1)) - RED.getpixel((0, 0))).max() < 12
 
 
+SLOWLY = """
+window.streams = [];
+const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+navigator.mediaDevices.getUserMedia = async (wanted) => {
+  await new Promise((next) => { setTimeout(next, 300); });
+  window.streams.push(await ask(wanted));
+  return window.streams.at(-1);
+};
+"""
+RUNNING = "streams.flatMap((own) => own.getTracks()).filter((own) => own.readyState === 'live').length"
+
+
+def test_a_camera_is_started_once_and_never_stays_on(browser: Browser, studio: Studio, tmp_path: Path) -> None:
+    with served(studio) as address, with_camera(browser, RED, folder=tmp_path) as other, watched(other) as page:
+        page.add_init_script(SLOWLY)
+        page.goto(f"{address}/#live")
+        start = page.get_by_role("button", name="Start the camera")
+        start.dblclick()
+        page.get_by_role("button", name="Stop the camera").click()
+        start.wait_for()
+        assert page.evaluate("streams.length") == 1 and page.evaluate(RUNNING) == 0
+        start.click()  # the tab is left while the browser asks
+        page.get_by_role("link", name="Look").click()
+        page.wait_for_function("() => streams.length === 2")
+        page.wait_for_function(f"() => {RUNNING} === 0")
+        page.get_by_role("link", name="Live").click()
+        start.click()
+        page.get_by_role("button", name="Stop the camera").wait_for()
+        page.evaluate(
+            "streams.at(-1).getTracks().forEach((own) => { own.stop(); own.dispatchEvent(new Event('ended')); })"
+        )
+        page.get_by_text("The camera does not answer any more").wait_for()
+        start.wait_for()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("NotAllowedError", "address bar"), ("NotFoundError", "has none"), ("NotReadableError", "another program")],
+)
+def test_a_camera_that_cannot_be_used_is_explained(browser: Browser, studio: Studio, name: str, reason: str) -> None:
+    refused = f"async () => {{ throw new DOMException('no', '{name}'); }}"
+    with served(studio) as address, watched(browser) as page:
+        page.goto(f"{address}/#live")
+        page.get_by_role("heading", name="Record pictures").wait_for()
+        page.evaluate(f"navigator.mediaDevices.getUserMedia = {refused}")
+        page.get_by_role("button", name="Start the camera").click()
+        page.get_by_role("alert").get_by_text(reason).wait_for()
+        assert page.get_by_role("button", name="Hold to record").first.is_disabled()
+
+
+def test_recording_survives_short_presses_another_tab_and_a_server_that_does_not_answer(
+    browser: Browser, studio: Studio, tmp_path: Path
+) -> None:
+    with (
+        served(studio) as address,
+        with_camera(browser, RED, folder=tmp_path) as other,
+        watched(other, expected=("Failed to load resource",)) as page,
+    ):
+        page.goto(f"{address}/#live")
+        failing = [True] * 2
+        page.route(
+            "**/api/live/answer*", lambda route: route.abort() if failing and failing.pop() else route.continue_()
+        )
+        page.get_by_role("button", name="Start the camera").click()
+        page.locator(".live-said").wait_for()
+        page.get_by_label("Name of the class").first.fill("..")
+        button = page.get_by_role("button", name="Hold to record").first
+        button.focus()
+        page.keyboard.press("Space")
+        page.get_by_text("Name the class first.").wait_for()
+        page.get_by_label("Name of the class").first.fill('a "quoted" 🌻')
+        button.focus()
+        for _ in range(4):  # within a second
+            page.keyboard.press("Space")
+            page.wait_for_function("() => !document.querySelector('[aria-pressed]')")
+        page.get_by_text("4 pictures", exact=True).wait_for()
+        page.keyboard.down("Space")
+        page.get_by_text("6 pictures", exact=True).wait_for()
+        page.evaluate("location.hash = 'data'")
+        page.get_by_role("heading", name="Data").wait_for(state="attached")
+        page.wait_for_timeout(500)
+        assert page.get_by_role("alert").inner_text().replace("Name the class first.", "").strip(" ✕\n") in (
+            "",
+            "The studio does not answer: is it still running? What was saved before is safe.",
+        )
+    assert len(list((tmp_path / "uploads" / "recorded-1").rglob("*.jpg"))) >= 6
+
+
 @pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
 def test_the_page_fits_and_can_be_used_by_everybody(browser: Browser, studio: Studio, size: str, scheme: str) -> None:
     assert size in SIZES

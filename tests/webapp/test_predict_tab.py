@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +173,79 @@ def test_joining_that_fails_leaves_nothing(
     place.labels.with_name("photos-1.csv").write_text("path,label\n")
     assert "may belong to other photographs" in client.post(address, json={"numbers": [0]}).json()["error"]
     assert list((place.runs.parent / "uploads").iterdir()) == []
+
+
+def joined(client: TestClient, place: Workspace) -> dict[str, str]:
+    """Join all photographs of the folder `new`, and return the class of each photograph of the new folder."""
+    told = predicted(client, "new")
+    numbers = [i for i, (_, ranking, *_) in enumerate(told["rows"]) if ranking]
+    answer = client.post(f"/api/predict/{told['number']}/join", json={"numbers": numbers})
+    assert answer.status_code == 200, answer.text
+    made = open_workspace(place.runs.parent / "uploads" / answer.json()["title"], runs=place.runs)
+    shown = TestClient(create_app(made)).get("/api/data/all").json()
+    return {path: [*shown["names"], ""][i] for path, i in zip(shown["paths"], shown["labels"], strict=True)}
+
+
+def test_photographs_without_folders_stay_part_of_the_joined_data(place: Workspace) -> None:
+    flat = place.photographs.parent / "flat"
+    for i in range(3):
+        pictures.save(pictures.noise(20, 20, i), flat / f"{i}.png")
+    opened = open_workspace(flat, runs=place.runs)
+    add_edits(opened.labels, [Edit("0.png", "a"), Edit("1.png", "b")])
+    labels = joined(TestClient(create_app(opened)), opened)
+    assert {path: labels[path] for path in ("0.png", "1.png", "2.png")} == {"0.png": "a", "1.png": "b", "2.png": ""}
+    assert set(labels) == {"0.png", "1.png", "2.png", "new-=1+1.png", *(f"new-x-x_{i}.png" for i in range(3))}
+    assert all(labels[path] in NAMES for path in labels if path.startswith("new-"))
+
+
+def test_photographs_that_a_divided_folder_would_not_contain_are_not_joined(place: Workspace) -> None:
+    for split in ("train", "val"):
+        pictures.folder(place.photographs.parent / "divided" / split, {"a": 2, "b": 2})
+    client = TestClient(create_app(open_workspace(place.photographs.parent / "divided", runs=place.runs)))
+    told = predicted(client, "new")
+    number = next(i for i, (_, ranking, *_) in enumerate(told["rows"]) if ranking)
+    answer = client.post(f"/api/predict/{told['number']}/join", json={"numbers": [number]})
+    assert answer.status_code == 400 and "divided into folders such as train and val" in answer.json()["error"]
+    assert list((place.runs.parent / "uploads").iterdir()) == []
+
+
+def test_labels_of_joined_photographs_are_read_if_the_label_file_has_another_place(place: Workspace) -> None:
+    elsewhere = open_workspace(place.photographs, runs=place.runs, labels=place.runs.parent / "mine" / "labels.csv")
+    add_edits(elsewhere.labels, [Edit("unlabelled/unlabelled_0.png", "a")])
+    labels = joined(TestClient(create_app(elsewhere)), elsewhere)
+    assert labels["unlabelled/unlabelled_0.png"] == "a" and labels["new/x/x_0.png"] in NAMES
+
+
+def test_what_is_gone_is_named_and_nothing_is_not_joined(client: TestClient, place: Workspace) -> None:
+    told = predicted(client, "new")
+    number = [path for path, *_ in told["rows"]].index("x/x_1.png")
+    address = f"/api/predict/{told['number']}/join"
+    assert "nothing to add" in client.post(address, json={"numbers": []}).json()["error"]
+    (place.photographs.parent / "new" / "x" / "x_1.png").unlink()
+    assert "x_1.png is no longer there" in client.post(address, json={"numbers": [number]}).json()["error"]
+    shutil.rmtree(place.photographs.parent / "new")
+    assert "new is no longer there" in client.post(address, json={"numbers": [number]}).json()["error"]
+    assert client.get(f"/api/predict/{told['number']}/sheet.html").status_code == 200
+
+
+def test_corrections_at_the_same_moment_are_all_kept(client: TestClient) -> None:
+    told = predicted(client, "new")
+    numbers, address = range(len(told["rows"])), f"/api/predict/{told['number']}/correct"
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        list(pool.map(lambda i: client.post(address, json={"numbers": [i], "label": f"class {i}"}), numbers))
+    found = client.get(f"/api/predict/{told['number']}").json()["corrections"]
+    assert found == {str(i): f"class {i}" for i in numbers}
+
+
+def test_photographs_with_odd_names_are_predicted_saved_and_joined(client: TestClient, place: Workspace) -> None:
+    names = ["\U0001f33b \"quoted\" 'x'\nnew.png", "l" * 240 + ".png", os.fsdecode(b"\xff bytes.png")]
+    for name in names:
+        shutil.copy(place.photographs / "a" / "a_0.png", place.photographs.parent / "new" / name)
+    told = predicted(client, "new")
+    assert set(names) <= {path for path, *_ in told["rows"]}
+    for file in ("table.csv", "table.xlsx", "sheet.html"):
+        assert client.get(f"/api/predict/{told['number']}/{file}").status_code == 200, file
+    assert {f"new/{name}" for name in names} <= set(joined(client, place))
 
 
 def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClient, place: Workspace) -> None:

@@ -33,6 +33,7 @@ _OFFERED = 200
 _MOST = 2**31  # bytes of a file that is sent
 _LONGEST = 100  # characters of a name that is sent
 _MOST_IN_NAME = 240  # bytes of it: file systems take 255, and the name of an unfinished file is longer
+_MOST_FOLDERS = 2  # folders in front of the name of a file that is sent
 _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # devices of Windows, with any suffix
 
 
@@ -158,7 +159,10 @@ def target_in(folder: Path, name: str) -> Path:
         raise VitkitError(f"{name!r} is not a name for a file here")
     if Path(kept[-1]).suffix.lower() not in SUFFIXES | STORAGES.keys():
         raise VitkitError(f"{kept[-1]} is neither a picture nor an archive of pictures: it is left out")
-    return folder.joinpath(*kept[-3:])
+    *above, name = kept
+    if len(above) > _MOST_FOLDERS:  # the outer ones become one name, so that no two files meet
+        above = [_part("_".join(above[: 1 - _MOST_FOLDERS])), *above[1 - _MOST_FOLDERS :]]
+    return folder.joinpath(*above, name)
 
 
 async def receive(target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *, is_last: bool = True) -> int:
@@ -218,7 +222,10 @@ def _part(name: str) -> str:
     if len(suffix) >= 10:
         stem, suffix = kept, ""
     most = _MOST_IN_NAME - len(suffix.encode())
-    return stem[: _LONGEST - len(suffix)].encode()[:most].decode(errors="ignore") + suffix
+    if len(stem) + len(suffix) > _LONGEST or len(stem.encode()) > most:  # two long names may differ only in their ends
+        end = f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
+        stem = stem[: _LONGEST - len(suffix) - len(end)].encode()[: most - len(end)].decode(errors="ignore") + end
+    return stem + suffix
 
 
 class NewFolder(BaseModel):

@@ -134,7 +134,7 @@ class Photographs:
         """
         with self._lock:
             if self._table is None or anew:
-                self._table = read_photographs(self.workspace)
+                self._table = photographs_in(self.workspace.photographs)
                 self._version, self._state = _version_of(self._table), None
                 self._followed = Followed(self._table)
             file = self.workspace.said.read()
@@ -367,9 +367,8 @@ def _version_of(table: ImageTable) -> str:
     return digest.hexdigest()[:16]
 
 
-def read_photographs(workspace: Workspace) -> ImageTable:
-    """Read the photographs in the same way as a training with a label file does (`data.corrections`)."""
-    folder = workspace.photographs
+def photographs_in(folder: Path) -> ImageTable:
+    """Read the photographs of a folder in the same way as a training with a label file does (`data.corrections`)."""
     return read_unlabelled(folder) if has_no_folders(folder) else read_table(folder)
 
 

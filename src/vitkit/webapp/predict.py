@@ -10,6 +10,7 @@ import csv
 import io
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,8 +33,8 @@ from vitkit.text.workbook import check_rows, write_workbook
 from vitkit.webapp.folders import PhotoFolder, chosen
 from vitkit.webapp.joining import join
 from vitkit.webapp.likeness import Background, run_vitkit
-from vitkit.webapp.photographs import Thumbnails, checked_name, read_photographs
-from vitkit.webapp.workspace import Workspace
+from vitkit.webapp.photographs import Thumbnails, checked_name, photographs_in
+from vitkit.webapp.workspace import Workspace, label_file_of
 
 _TOP = 3  # classes that are shown for a photograph
 _FOLDER = "predictions"  # in the state folder
@@ -85,6 +86,7 @@ class StoredPredictions:
         self.workspace = workspace
         self.folder = workspace.state_folder / _FOLDER
         self._kept: tuple[int, list[Answer]] | None = None
+        self._lock = threading.Lock()
 
     def all(self) -> list[Answers]:
         """List the finished predictions, the newest first."""
@@ -115,6 +117,15 @@ class StoredPredictions:
         """Return the class of a row: a correction if there is one."""
         row = self.rows(item)[number]
         return item.corrections.get(str(number), row.ranking[0][0] if row.ranking else "")
+
+    def correct(self, number: int, rows: Sequence[int], label: str) -> dict[str, str]:
+        """Give rows a class, or that of the model if `label` is empty. Returns all corrections of the prediction."""
+        with self._lock:  # of several requests at once, none is lost
+            item = self.get(number)
+            changed = {row: name for row, name in item.corrections.items() if int(row) not in set(rows)}
+            changed |= {str(row): label for row in rows if label}
+            self.keep(replace(item, corrections=changed))
+        return changed
 
     def keep(self, item: Answers) -> None:
         """Write a prediction's description."""
@@ -196,7 +207,7 @@ def _csv_of(header: Sequence[str], rows: Sequence[Sequence[str | float | None]])
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
-def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unknown: float = 0.0) -> str:
+def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unknown: float = 0.0) -> bytes:
     """Return a self-contained page with a thumbnail and the class of each photograph, to print or to send.
 
     Raises:
@@ -215,7 +226,7 @@ def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unk
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "sheet.html"
         write_page(page, title, [f"<h1>{_escaped(title)}</h1>", f"<p>{len(rows)} photographs</p>", gallery(shown)])
-        return read_text(page)
+        return page.read_bytes()  # names of files need not be UTF-8
 
 
 def _caption(cells: Sequence[str | float | None]) -> tuple[str, ...]:
@@ -263,14 +274,14 @@ def add_to_data(
             by = "" if str(number) in item.corrections else item.run
             edits.append(Edit(_below(rows[number].path, str(base)), label, proposed_by=by))
     if is_inside:
-        table = read_photographs(workspace)
+        table = photographs_in(workspace.photographs)
         has_folder_class = {path for i, path in enumerate(table.paths) if table.name_of(i) not in ("", "unlabelled")}
         labelled = {edit.path for edit in workspace.said.read().edits} | has_folder_class
         edits = [edit for edit in edits if edit.path not in labelled or not edit.proposed_by]
         workspace.said.add(edits)
         file = workspace.labels
     else:
-        file = workspace.labels.with_name(f"{root.name}.csv")
+        file = label_file_of(root)
         add_edits(file, edits)
     return {"added": len(edits), "file": str(file), "inside": is_inside, "folder": str(root)}
 
@@ -292,6 +303,8 @@ def join_data(workspace: Workspace, stored: StoredPredictions, item: Answers, nu
         for number in dict.fromkeys(numbers)
         if (label := stored.label(item, number))
     }
+    if not labels:
+        raise VitkitError("none of these photographs has a class: there is nothing to add")
     folder = join(workspace, Path(item.folder), labels)
     return PhotoFolder(folder, folder.name, None).to_dict()
 
@@ -374,14 +387,8 @@ def router(workspace: Workspace) -> APIRouter:
         item = stored.get(number)
         if not all(0 <= i < len(stored.rows(item)) for i in correction.numbers):
             raise VitkitError("there is no such photograph")
-        changed = dict(item.corrections)
         label = checked_name(correction.label) if correction.label else ""
-        for i in correction.numbers:
-            changed.pop(str(i), None)
-            if label:
-                changed[str(i)] = label
-        stored.keep(replace(item, corrections=changed))
-        return {"corrections": changed}
+        return {"corrections": stored.correct(number, correction.numbers, label)}
 
     @routes.post("/{number}/add")
     def add(number: int, addition: Addition) -> dict[str, Any]:

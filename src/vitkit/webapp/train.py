@@ -25,7 +25,7 @@ from vitkit.system.files import read_text
 from vitkit.system.run_files import LOG, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.run_folder import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
-from vitkit.webapp.photographs import read_photographs
+from vitkit.webapp.photographs import photographs_in
 from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace
 
@@ -219,7 +219,7 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     Raises:
         VitkitError: there are too few labels, or the request names something that was not offered.
     """
-    labels = Followed(read_photographs(workspace))
+    labels = Followed(photographs_in(workspace.photographs))
     labels.take(workspace.said.read())
     if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
         raise VitkitError("a classifier requires at least two classes: label photographs of two classes first (Data)")

@@ -328,9 +328,14 @@ def open_workspace(
             raise VitkitError(f"the run {source} does not lie in --runs {folder}: leave --runs out")
         first_run, folder_or_run = run.name, _photographs_of(folder_or_run)
     photographs = folder_or_run.resolve()
-    file = Path(labels) if labels is not None else Path("labels", f"{photographs.name or 'photographs'}.csv")
+    file = label_file_of(photographs) if labels is None else Path(labels)
     _check(photographs, folder, file)
     return Workspace(photographs, _absolute(folder), _absolute(file), weights, first_run)
+
+
+def label_file_of(photographs: Path) -> Path:
+    """Return the label file of a folder of photographs, unless the user names another one: `labels/NAME.csv`."""
+    return Path("labels", f"{photographs.name or 'photographs'}.csv").absolute()
 
 
 def _photographs_of(run: Path) -> Path:

@@ -17,6 +17,11 @@ export async function post(path, body = {}) {
   return answer(() => fetch(path, asked));
 }
 
+/** Sends bytes, gives back JSON. Throws an Error whose message is for people. */
+export async function postBytes(path, body) {
+  return answer(() => fetch(path, { method: "POST", body, headers: { "Content-Type": "application/octet-stream" } }));
+}
+
 async function answer(ask) {
   let response;
   try {

@@ -6,6 +6,11 @@ import { sendFile } from "./upload.js";
 
 const MOST = 30; // pictures while a button is held once
 const PAUSE = 100; // milliseconds between two pictures
+const REASONS = { // in words for people
+  NotAllowedError: "this page was not allowed to. Allow it in the browser's address bar",
+  NotFoundError: "this machine has none. Photographs can be sent from a phone or added as files",
+  NotReadableError: "another program is using it",
+};
 const NEW = ""; // the choice of a new folder
 
 /** A video element with the picture of the camera; `changed()` is called when it is switched on or off. */
@@ -27,18 +32,42 @@ export class Camera {
       this.stop();
       return;
     }
+    if (this.isStarting) return; // the browser is still asking
+    this.isStarting = true;
     try {
       if (!navigator.mediaDevices) throw new Error("browsers allow it only on the machine of the studio itself");
-      this.stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
-      this.video.srcObject = this.stream;
+      const stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+      this.stream = stream;
+      if (this.isLeft) {
+        this.stop();
+        return;
+      }
+      for (const track of stream.getTracks()) track.addEventListener("ended", () => this.ended(stream));
+      this.video.srcObject = stream;
       await this.video.play();
     } catch (error) {
+      if (this.isLeft) return;
       this.stop();
-      fail(new Error(`The camera cannot be used: ${error.message}`));
+      fail(new Error(`The camera cannot be used: ${REASONS[error.name] || error.message}`));
       return;
+    } finally {
+      this.isStarting = false;
     }
     this.button.textContent = "Stop the camera";
     this.changed();
+  }
+
+  /** The camera was unplugged, or the browser took it away. */
+  ended(stream) {
+    if (this.stream !== stream) return;
+    this.stop();
+    fail(new Error("The camera does not answer any more: is it plugged in?"));
+  }
+
+  /** The page is left: a camera that is being started is switched off, too. */
+  leave() {
+    this.isLeft = true;
+    this.stop();
   }
 
   stop() {
@@ -49,8 +78,9 @@ export class Camera {
     this.changed();
   }
 
-  /** What the camera sees now, as a JPEG file. */
+  /** What the camera sees now, as a JPEG file; null if it shows nothing yet, or was switched off. */
   async picture() {
+    if (!this.video.videoWidth) return null;
     const canvas = el("canvas", { width: this.video.videoWidth, height: this.video.videoHeight });
     canvas.getContext("2d").drawImage(this.video, 0, 0);
     return new Promise((done) => { canvas.toBlob(done, "image/jpeg", 0.95); });
@@ -120,7 +150,7 @@ export class Recorder {
 
   async record(row) {
     const called = row.name.value.trim().replace(/[\\/]/g, "_");
-    if (!called) {
+    if (!called.replace(/[. ]/g, "")) {
       row.name.focus();
       fail(new Error("Name the class first."));
       return;
@@ -131,10 +161,11 @@ export class Recorder {
     try {
       this.target ||= (await post("/api/folders/new", { name: this.name.value.trim() || "recorded" })).id;
       this.folder.disabled = this.name.disabled = true;
-      const begun = new Date().toISOString().replace(/[-:T]/g, "").slice(0, 14);
+      const begun = new Date().toISOString().replace(/\D/g, ""); // to the millisecond
       for (let taken = 0; row.isHeld && this.camera.isOn && taken < MOST; taken += 1) {
         const next = performance.now() + PAUSE;
         const picture = await this.camera.picture();
+        if (!picture) break;
         this.send(row, `${called}/${begun}-${String(taken + 1).padStart(2, "0")}.jpg`, picture);
         await new Promise((done) => { setTimeout(done, Math.max(0, next - performance.now())); });
       }

@@ -8,7 +8,7 @@ export class LabelBar {
     this.photos = photos;
     this.tell = tell;
     this.list = el("datalist", { id: "class-names" });
-    this.input = el("input", { type: "text", list: "class-names", maxlength: 200, autocomplete: "off", placeholder: "Class, then Enter", "aria-label": "Class for the chosen photographs", oninput: () => this.hint(), onkeydown: (event) => this.pressed(event) });
+    this.input = el("input", { type: "text", list: "class-names", maxlength: 200, autocomplete: "off", placeholder: "Class + Enter", "aria-label": "Class for the chosen photographs", oninput: () => this.hint(), onkeydown: (event) => this.pressed(event) });
     this.meant = el("span", { class: "small soft", "aria-live": "polite" });
     this.count = el("span", { class: "chosen-count" });
     this.look = el("button", { type: "button", onclick: tell.look }, "Enlarge");

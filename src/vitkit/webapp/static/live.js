@@ -1,10 +1,11 @@
 // The Live tab: pictures of classes from the camera, and a model's answers as they happen.
 
-import { fail, get, post } from "./api.js";
+import { fail, get, post, postBytes } from "./api.js";
 import { Camera, Recorder } from "./camera.js";
 import { el, fill } from "./dom.js";
 import { modelChoice } from "./models.js";
 
+const AGAIN = 1000; // milliseconds after which an answer that failed is requested again
 const AVERAGED = 10; // answers over which the rate is taken
 
 export async function show(main, studio) {
@@ -47,10 +48,17 @@ class LivePage {
     const times = [];
     while (this.camera.stream === stream) {
       const frame = await this.camera.picture();
-      const response = await fetch(`/api/live/answer?${new URLSearchParams({ run: this.run })}`, { method: "POST", body: frame, headers: { "Content-Type": "application/octet-stream" } });
-      const told = await response.json();
+      let told = null;
+      try {
+        told = frame && await postBytes(`/api/live/answer?${new URLSearchParams({ run: this.run })}`, frame);
+      } catch (error) {
+        if (this.camera.stream === stream) fail(error);
+      }
       if (this.camera.stream !== stream) return;
-      if (!response.ok) throw new Error(told.error);
+      if (!told) {
+        await new Promise((next) => { setTimeout(next, AGAIN); });
+        continue;
+      }
       times.push(performance.now());
       if (times.length > AVERAGED) times.shift();
       this.draw(told);
@@ -78,6 +86,6 @@ class LivePage {
   }
 
   leave() {
-    this.camera?.stop();
+    this.camera?.leave();
   }
 }

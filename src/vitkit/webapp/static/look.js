@@ -1,6 +1,6 @@
 // The Look tab: what a model predicts for a picture, and where it looks.
 
-import { fail, get, say } from "./api.js";
+import { fail, get, postBytes, say } from "./api.js";
 import { el, fill } from "./dom.js";
 import { PatchView } from "./look_patch.js";
 import { overlay, scale } from "./look_map.js";
@@ -85,10 +85,8 @@ class LookPage {
     const turn = this.turn;
     const query = new URLSearchParams({ run: this.run, ...more });
     try {
-      const response = await fetch(`/api/look/${what}?${query}`, { method: "POST", body: this.file, headers: { "Content-Type": "application/octet-stream" } });
-      const told = await response.json();
+      const told = await postBytes(`/api/look/${what}?${query}`, this.file);
       if (turn !== this.turn) return null;
-      if (!response.ok) throw new Error(told.error);
       return told;
     } catch (error) {
       if (turn === this.turn) fail(error);

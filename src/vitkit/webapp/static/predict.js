@@ -201,8 +201,8 @@ class PredictPage {
     return el("tr", { "data-row": i, class: withheld ? "withheld" : "" },
       el("td", { class: "predict-photo" }, !error && el("button", { type: "button", class: "quiet", "aria-label": `Enlarge ${path}`, onclick: () => dialog(path, el("img", { src: `${address}?large=true`, alt: path })) }, el("img", { src: address, alt: "", loading: "lazy" })), el("span", { class: "small wrap" }, path)),
       el("td", {}, error ? el("span", { class: "bad" }, error) : this.isUnknown(i) ? el("span", {}, el("strong", {}, "?"), el("span", { class: "soft" }, ` (${ranking[0][0]})`)) : withheld ? el("span", { class: "soft" }, `withheld (${ranking[0][0]})`) : el("strong", {}, this.label(i) || "none")),
-      el("td", {}, ranking.length ? percent(ranking[0][1]) : ""),
-      this.tells && el("td", { title: "The part of known photographs that look at least as unfamiliar" }, this.unknown(i) === undefined ? "" : `${(100 * this.unknown(i)).toFixed(1)} %`),
+      el("td", ranking.length ? { "data-title": "Confidence" } : {}, ranking.length ? percent(ranking[0][1]) : ""),
+      this.tells && el("td", { ...(this.unknown(i) !== undefined && { "data-title": "Unknown" }), title: "The part of known photographs that look at least as unfamiliar" }, this.unknown(i) === undefined ? "" : `${(100 * this.unknown(i)).toFixed(1)} %`),
       el("td", { class: "small soft" }, ranking.slice(1).map(([name, part]) => el("div", {}, `${name} ${percent(part)}`))),
       el("td", {}, input));
   }

@@ -1,6 +1,6 @@
 // Sends photographs, or a folder or archive of them, to the studio, which writes them into a new folder.
 
-import { fail, get, post, say } from "./api.js";
+import { fail, get, post, postBytes, say } from "./api.js";
 import { count, el, fill } from "./dom.js";
 import { timeLeft } from "./progress.js";
 
@@ -39,8 +39,11 @@ export function uploadPlace(done, isPhone = false) {
   place.addEventListener("drop", async (event) => {
     event.preventDefault();
     const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
-    const files = entries.length ? (await Promise.all(entries.map((entry) => walk(entry)))).flat() : [...event.dataTransfer.files].map((file) => [file.name, file]);
-    await send(files);
+    try {
+      await send(entries.length ? (await Promise.all(entries.map((entry) => walk(entry)))).flat() : [...event.dataTransfer.files].map((file) => [file.name, file]));
+    } catch (error) {
+      fail(new Error(`What was dropped cannot be read: ${error.message}`));
+    }
   });
   return place;
 }
@@ -116,12 +119,12 @@ async function upload(routes, files, tell) {
       });
       kept += 1;
     } catch (error) {
-      if (!error.status) throw error;
+      if (!error.status) throw kept ? new Error(`${error.message} ${kept.toLocaleString("en")} of ${count(pictures.length, "file", "files")} were sent, into the folder ${folder.title}.`) : error;
       refused = error;
     }
   }
   if (!kept) throw refused;
-  say(`${count(kept, "file", "files")} sent${refused ? `, ${pictures.length - kept} left out` : ""}.`);
+  say(`${count(kept, "file", "files")} sent${refused ? `, ${(pictures.length - kept).toLocaleString("en")} left out, the last one because: ${refused.message}` : "."}`);
   return folder;
 }
 
@@ -131,9 +134,7 @@ export async function sendFile(id, name, file, routes = FOLDERS, tell = () => {}
   do {
     const part = file.slice(offset, offset + PART);
     const last = offset + part.size >= file.size;
-    const response = await fetch(`${routes}/${id}/files?${new URLSearchParams({ name, offset, last })}`, { method: "POST", body: part, headers: { "Content-Type": "application/octet-stream" } });
-    const told = await response.json();
-    if (!response.ok) throw Object.assign(new Error(told.error), { status: response.status });
+    await postBytes(`${routes}/${id}/files?${new URLSearchParams({ name, offset, last })}`, part);
     offset += part.size;
     tell(part.size);
   } while (offset < file.size);
