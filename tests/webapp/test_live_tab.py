@@ -168,7 +168,7 @@ def test_a_camera_that_cannot_be_used_is_explained(browser: Browser, studio: Stu
     with served(studio) as address, watched(browser) as page:
         page.goto(f"{address}/#live")
         page.get_by_role("heading", name="Record pictures").wait_for()
-        page.evaluate(f"navigator.mediaDevices.getUserMedia = {refused}")
+        page.evaluate(f"() => {{ navigator.mediaDevices.getUserMedia = {refused}; }}")
         page.get_by_role("button", name="Start the camera").click()
         page.get_by_role("alert").get_by_text(reason).wait_for()
         assert page.get_by_role("button", name="Hold to record").first.is_disabled()

@@ -186,6 +186,23 @@ def joined(client: TestClient, place: Workspace) -> dict[str, str]:
     return {path: [*shown["names"], ""][i] for path, i in zip(shown["paths"], shown["labels"], strict=True)}
 
 
+def test_a_folder_that_is_being_joined_is_not_offered(
+    client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one that a studio left behind which was killed meanwhile."""
+    shown: list[tuple[str, int | None]] = []
+
+    def written(file: Path, edits: list[Edit]) -> None:
+        both = [*offers.offered(place.runs, place.photographs), *offers.sent_folders(place.runs)]
+        shown.extend((own.title, own.images) for own in both)
+        add_edits(file, edits)
+
+    monkeypatch.setattr("vitkit.webapp.joining.add_edits", written)
+    assert len(joined(client, place)) == 10
+    assert ("photos", 6) in shown and ("photos-1", 0) in shown
+    assert not [title for title, images in shown if images and "photos-1" in title]
+
+
 def test_photographs_without_folders_stay_part_of_the_joined_data(place: Workspace) -> None:
     flat = place.photographs.parent / "flat"
     for i in range(3):

@@ -129,9 +129,10 @@ def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
 
 
 def sent_folders(runs: Path) -> list[PhotoFolder]:
-    """Return the folders that photographs were sent to, newest first."""
+    """Return the folders that photographs were sent to, newest first. Hidden ones are unfinished (`joining`)."""
     uploads = runs.parent / UPLOADS
-    places = [place for place in uploads.iterdir() if place.is_dir()] if uploads.is_dir() else []
+    every = uploads.iterdir() if uploads.is_dir() else ()
+    places = [place for place in every if place.is_dir() and not place.name.startswith(".")]
     newest = sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)
     return [
         PhotoFolder(place, place.name, sum(_by_class(place).values())) for place in newest if not place.is_symlink()

@@ -155,14 +155,15 @@ export class Recorder {
       fail(new Error("Name the class first."));
       return;
     }
-    if (row.isHeld) return;
     row.isHeld = true;
+    if (row.isRecording) return;
+    row.isRecording = true;
     row.button.setAttribute("aria-pressed", "true");
     try {
       this.target ||= (await post("/api/folders/new", { name: this.name.value.trim() || "recorded" })).id;
       this.folder.disabled = this.name.disabled = true;
       const begun = new Date().toISOString().replace(/\D/g, ""); // to the millisecond
-      for (let taken = 0; row.isHeld && this.camera.isOn && taken < MOST; taken += 1) {
+      for (let taken = 0; this.camera.isOn && (!taken || (row.isHeld && taken < MOST)); taken += 1) { // one at least
         const next = performance.now() + PAUSE;
         const picture = await this.camera.picture();
         if (!picture) break;
@@ -172,7 +173,7 @@ export class Recorder {
     } catch (error) {
       fail(error);
     }
-    row.isHeld = false;
+    row.isHeld = row.isRecording = false;
     row.button.removeAttribute("aria-pressed");
   }
 

@@ -30,10 +30,12 @@ export function uploadPlace(done, isPhone = false) {
     } });
     return made;
   };
-  const place = el("div", { class: "drop" }, el("p", {}, "Drop photographs, a folder or a zip file here, or"),
-    el("div", { class: "row" }, input("upload-files", { accept: KINDS }), el("label", { for: "upload-files", class: "button" }, "Choose files"),
-      input("upload-folder", { webkitdirectory: true }), el("label", { for: "upload-folder", class: "button" }, "Choose a folder")),
-    el("p", { class: "small soft" }, "They are copied into a new folder on the studio's machine, beside the runs. The originals stay as they are."), told, !isPhone && fromPhone(done));
+  const words = isPhone ? ["Choose photographs, or take some now.", "Choose photographs", "They are copied to the machine of the studio. The originals stay on this phone."]
+    : ["Drop photographs, a folder or a zip file here, or", "Choose files", "They are copied into a new folder on the studio's machine, beside the runs. The originals stay as they are."];
+  const place = el("div", { class: "drop" }, el("p", {}, words[0]),
+    el("div", { class: "row" }, input("upload-files", { accept: KINDS }), el("label", { for: "upload-files", class: "button" }, words[1]),
+      !isPhone && [input("upload-folder", { webkitdirectory: true }), el("label", { for: "upload-folder", class: "button" }, "Choose a folder")]),
+    el("p", { class: "small soft" }, words[2]), told, !isPhone && fromPhone(done));
   for (const kind of ["dragover", "dragenter"]) place.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
   for (const kind of ["dragleave", "drop"]) place.addEventListener(kind, () => place.classList.remove("over"));
   place.addEventListener("drop", async (event) => {
