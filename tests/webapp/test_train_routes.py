@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 import runs
 from vitkit.system import FILES
 from vitkit.training import next_free
+from vitkit.training.recipe_files import request_of
 from vitkit.webapp import Jobs, Workspace, create_app, open_workspace
 
 METRICS = (
@@ -69,6 +70,20 @@ def test_what_is_asked_for_becomes_a_command(client: TestClient, place: Workspac
     assert first == [*own, *said, *out[0]]
     assert second == [*own, "--weights", "none", "--method", "scratch", *out[1]]
     assert third == [*own, "--labels", str(place.labels), "--weights", eyes, "--method", "probe", *out[2]]
+
+
+def test_a_new_model_of_a_named_data_set_follows_its_recipe(place: Workspace) -> None:
+    """As `vitkit train digits` does: the default model learns little from pictures of 8 by 8 pixels in minutes."""
+    digits = open_workspace("digits")
+    client = TestClient(create_app(digits), raise_server_exceptions=False)
+    assert start(client, time="2m").json()["run"] == "digits-1"
+    start(client, method="probe", weights=str(Path("eyes.pth").absolute()))
+    first, second = (list(job.arguments) for job in Jobs(place.runs).all())
+    flags = ["--recipe", "digits", "--weights", "none", "--method", "scratch", "--time", "2m"]
+    assert first == ["train", str(digits.photographs), *flags, "--out", str(place.runs / "digits-1")]
+    assert "--recipe" not in second
+    request = request_of({"data": str(digits.photographs), "weights": "none", "method": "scratch"}, "digits")
+    assert request.recipe.model == "vit_micro_patch4_16"
 
 
 def test_trainings_that_are_asked_for_at_once_have_a_name_each(client: TestClient, place: Workspace) -> None:

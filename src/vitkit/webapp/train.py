@@ -17,12 +17,14 @@ from pydantic import BaseModel, Field
 
 from vitkit.data.corrections import Followed
 from vitkit.data.labels import EXCLUDED
+from vitkit.data.named import DATASETS
 from vitkit.data.table import UNLABELLED
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.environment import offline
+from vitkit.system.environment import cache_folder, offline
 from vitkit.system.files import read_text
 from vitkit.system.run_files import LOG, METRICS, PICTURES, RECIPE, REPORT
+from vitkit.training.recipe_files import bundled
 from vitkit.training.run_folder import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.photographs import photographs_in
@@ -227,7 +229,7 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     if workspace.labels.is_file():
         arguments += ["--labels", str(workspace.labels)]
     if request.weights == _NONE or request.method == "scratch":
-        arguments += ["--weights", _NONE, "--method", "scratch"]
+        arguments += [*_recipe_of(workspace.photographs), "--weights", _NONE, "--method", "scratch"]
     else:
         arguments += ["--weights", offered(workspace, request.weights).source, "--method", request.method]
     if request.time:
@@ -237,6 +239,12 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     if request.split_from:
         arguments += ["--split-from", str(workspace.run_folder(request.split_from))]
     return arguments, labels.lines(workspace.labels.name)
+
+
+def _recipe_of(photographs: Path) -> list[str]:
+    """Return the flag of the included recipe of a named data set, by which `vitkit train NAME` trains a new model."""
+    is_named = photographs.parent == (cache_folder() / "data").resolve() and photographs.name in DATASETS
+    return ["--recipe", photographs.name] if is_named and photographs.name in bundled() else []
 
 
 def _safe(name: str) -> str:
