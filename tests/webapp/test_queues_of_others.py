@@ -201,6 +201,7 @@ def test_a_damaged_record_is_named_and_the_others_are_read(
         ("train", "--out", "/runs/evil-1"),
         ("train", "/photos", "--out", "/runs/evil-1", "--method", "--force"),
         ("train", "/photos", "--out", "/runs/evil-1", "--out", "/runs/evil-1"),
+        ("train", "/photos", "--out", "/runs/evil-1", "--recipe", "/tmp/evil.toml"),
     ],
 )
 def test_only_what_the_studio_asks_for_is_run(arguments: tuple[str, ...]) -> None:

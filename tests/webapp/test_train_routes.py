@@ -15,7 +15,7 @@ import runs
 from vitkit.system import FILES
 from vitkit.training import next_free
 from vitkit.training.recipe_files import request_of
-from vitkit.webapp import Jobs, Workspace, create_app, open_workspace
+from vitkit.webapp import Jobs, Workspace, command, create_app, open_workspace
 
 METRICS = (
     "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds\n0,3,1.5,0.5,1.25,0.75,0.1,2\n1,6,1.0,,1.0,0.8,0.1,2\n"
@@ -78,6 +78,7 @@ def test_a_new_model_of_a_named_data_set_follows_its_recipe(place: Workspace) ->
     client = TestClient(create_app(digits), raise_server_exceptions=False)
     assert start(client, time="2m").json()["run"] == "digits-1"
     start(client, method="probe", weights=str(Path("eyes.pth").absolute()))
+    assert all(command(job) for job in Jobs(place.runs).all()), "the queue runs them"
     first, second = (list(job.arguments) for job in Jobs(place.runs).all())
     flags = ["--recipe", "digits", "--weights", "none", "--method", "scratch", "--time", "2m"]
     assert first == ["train", str(digits.photographs), *flags, "--out", str(place.runs / "digits-1")]

@@ -31,12 +31,13 @@ from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE, REPORT
 from vitkit.system.stopping import STOP_FILE, birth_of, detached, is_same, python, request_stop
 from vitkit.text.cells import plural
 from vitkit.text.fields import settle_types
+from vitkit.training.recipe_files import bundled
 from vitkit.webapp.workspace import state_of_runs
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
 _LOCK = "runner.lock"
 _OLD_FOLDER = ".studio"  # in a folder of runs; earlier versions kept queues there, which may be another user's
-_FLAGS = {"--out", "--labels", "--weights", "--method", "--time", "--split-from"}  # of a new training
+_FLAGS = {"--out", "--labels", "--weights", "--method", "--time", "--split-from", "--recipe"}  # of a new training
 _PATIENCE = 3.0  # seconds that a second runner waits for the first, which may be about to end
 _STARTING = 60.0  # seconds that a process may take to lock its run folder
 _POLLING = 0.2  # seconds between checks of a process that is not a child of the runner
@@ -300,7 +301,8 @@ def _is_training(job: Job) -> bool:
     is_known = set(flags) == {"--resume"} if not sources else {"--out"} <= set(flags) <= _FLAGS
     options = dict(zip(flags, values, strict=True))
     folder = Path(options.get("--out", options.get("--resume", "")))
-    return is_known and len(options) == len(flags) and folder.name == job.run
+    is_included = options.get("--recipe") in (None, *bundled())
+    return is_known and is_included and len(options) == len(flags) and folder.name == job.run
 
 
 def _read_job(file: Path) -> Job | None:
