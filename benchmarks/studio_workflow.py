@@ -402,7 +402,7 @@ def digits(page: Any, journey: Journey) -> None:
     right = page.locator(".run strong").first.inner_text()
     page.get_by_role("button", name="See the results").click()
     with journey.waiting():
-        page.get_by_role("region", name="Runs").wait_for()
+        page.get_by_role("region", name="Runs", exact=True).wait_for()
         page.wait_for_load_state("networkidle")
     journey.end("digits", right)
 
