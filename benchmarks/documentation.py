@@ -1,16 +1,18 @@
 """Make the documentation site: `python benchmarks/documentation.py`, or `make site`.
 
-The pages are the Markdown files of the repository, which a forge shows as they are, and a reference that is generated
-from the code. They are prepared in build/pages: pages of more than ten minutes of reading are divided, headings get the
-anchors that GitHub gives them, and links follow the pages. Zensical then builds site/ from them, and stops at any
-warning. docs/site.toml has its settings and the order of the pages.
+The pages are the Markdown files of the repository, which a forge shows as they are, its notebooks with what they print
+and draw, and a reference that is generated from the code. They are prepared in build/pages: pages of more than ten
+minutes of reading are divided, headings get the anchors that GitHub gives them, and links follow the pages. Zensical
+then builds site/ from them, and stops at any warning. docs/site.toml has its settings and the order of the pages.
 """
 
 from __future__ import annotations
 
+import base64
 import csv
 import dataclasses
 import fnmatch
+import hashlib
 import importlib
 import inspect
 import json
@@ -32,6 +34,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 ROOT = Path(__file__).parents[1]
 STAGE = ROOT / "build" / "pages"
+RUN = ROOT / "build" / "notebooks"  # with their outputs, so that what has not changed is not run again
 SETTINGS = ROOT / "docs" / "site.toml"
 WORDS = 2300  # of a page, where it can be divided: ten minutes of reading
 _TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")  # besides docs/; the site has docs/index.md for README.md
@@ -232,6 +235,60 @@ def pages_of_repository() -> list[Page]:
         path = source.removeprefix("docs/").replace("README.md", "index.md").lower()
         pages += parts_of(path, (ROOT / source).read_text(encoding="utf-8"), source)
     return pages
+
+
+def pages_of_notebooks() -> tuple[list[Page], dict[str, bytes]]:
+    """Return a page for each notebook, with its outputs, and the pictures on them by their path on the site."""
+    pages, files = [], {}
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        text, pictures = notebook_text(run_notebook(notebook), notebook.stem)
+        path = f"notebooks/{notebook.stem}.md"
+        pages += parts_of(path, text, notebook.relative_to(ROOT).as_posix())
+        files |= pictures | {f"notebooks/{notebook.name}": notebook.read_bytes()}
+    return pages, files
+
+
+def run_notebook(path: Path) -> dict[str, Any]:
+    """Return a notebook with its outputs. It is run unless it and the package are as they were the last time."""
+    import nbclient
+    import nbformat
+
+    package = sorted((ROOT / "src").rglob("*.py"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in [path, *package])).hexdigest()
+    done = RUN / f"{path.stem}-{digest[:16]}.ipynb"
+    if not done.exists():
+        print(f"running {path.name}", flush=True)
+        notebook = nbformat.read(path, as_version=4)
+        with tempfile.TemporaryDirectory() as folder:
+            client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}})
+            client.execute(env=os.environ | {"VITKIT_OFFLINE": "1"})
+        RUN.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, done)
+    return json.loads(done.read_text(encoding="utf-8"))
+
+
+def notebook_text(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook as Markdown, and its pictures by their path on the site."""
+    parts, pictures = [], {}  # type: list[str], dict[str, bytes]
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+        printed = "".join("".join(each["text"]) for each in cell.get("outputs", []) if each.get("name") == "stdout")
+        if printed:
+            parts.append(f"```text\n{printed.rstrip()}\n```")
+        for data in [each["data"] for each in cell.get("outputs", []) if "data" in each]:
+            if "image/png" in data:
+                file = f"{name}-{len(pictures) + 1}.png"
+                pictures[f"notebooks/{file}"] = base64.b64decode("".join(data["image/png"]))
+                parts.append(f'<img src="{file}" alt="What the cell above draws">')
+            elif html := "".join(data.get("text/html", "")).strip():
+                parts.append(f"<div>{html}</div>")
+            elif "text/html" not in data:  # an empty one is a progress bar that has disappeared
+                parts.append(f"```text\n{''.join(data['text/plain'])}\n```")
+    title, *rest = parts
+    head = f'This page is <a href="{name}.ipynb">a notebook</a> with what it prints and draws.'
+    heading, _, text = title.partition("\n")
+    return "\n\n".join([heading, head, text.strip(), *rest]) + "\n", pictures
 
 
 def with_links(pages: list[Page], repository: str) -> tuple[list[Page], set[str]]:
@@ -556,7 +613,8 @@ def prepare(stage: Path = STAGE) -> Path:
 
     settings = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))
     project, groups = settings["project"], settings["group"]
-    pages, files = with_links(pages_of_repository(), project.get("repo_url", ""))
+    notebooks, drawn = pages_of_notebooks()
+    pages, files = with_links([*pages_of_repository(), *notebooks], project.get("repo_url", ""))
     pages += reference()
     front = next(page for page in pages if page.path == "reference/index.md")
     names = {
@@ -576,6 +634,8 @@ def prepare(stage: Path = STAGE) -> Path:
         path = stage / file.removeprefix("docs/")
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, path)
+    for name, content in drawn.items():
+        (stage / name).write_bytes(content)
     project |= {"docs_dir": stage.name, "site_dir": "site"}
     config = stage.parent / "zensical.toml"
     config.write_text(tomli_w.dumps({"project": project | {"nav": navigation(pages, groups)}}), encoding="utf-8")

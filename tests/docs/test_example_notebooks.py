@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
-_SLOW = {"2-fine-tuning", "3-lightning", "4-attention", "5-comparison"}  # for `make accept`
+ROOT = Path(__file__).parents[2]
+_AMONG = sys.path.copy()
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from documentation import notebook_text  # noqa: E402
+
+sys.path[:] = _AMONG  # a benchmark has the name of a folder of tests
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+_SLOW = {path.stem for path in NOTEBOOKS} - {"1-the-model"}  # for `make accept`
 
 
-def test_there_is_one_for_each_article() -> None:
-    assert [path.name[0] for path in NOTEBOOKS] == list("12345")
+def test_there_is_one_for_each_article_and_two_more() -> None:
+    assert [path.name[0] for path in NOTEBOOKS] == list("1234567")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -48,3 +54,32 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         "a reader would see a warning"
     )
     print(f"{path.stem}: {time.monotonic() - start:.0f} s")
+
+
+def test_a_page_of_the_site_has_what_a_notebook_prints_and_draws() -> None:
+    outputs = [
+        {"output_type": "stream", "name": "stderr", "text": ["a warning\n"]},
+        {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\n"]},
+        {"output_type": "display_data", "data": {"text/plain": ["<HTML>"], "text/html": [""]}},
+        {"output_type": "execute_result", "data": {"text/plain": ["<Figure>"], "image/png": ["cGlj\n", "dHVyZQ=="]}},
+        {"output_type": "execute_result", "data": {"text/plain": ["<Run>"], "text/html": ["<pre>", "0.9</pre>"]}},
+        {"output_type": "execute_result", "data": {"text/plain": ["[1,\n", " 2]"]}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# A title\n", "\n", "Words."]},
+        {"cell_type": "code", "source": ["run()"], "outputs": outputs},
+    ]
+    text, pictures = notebook_text({"cells": cells}, "0-example")
+    assert text.splitlines()[:5] == [
+        "# A title",
+        "",
+        'This page is <a href="0-example.ipynb">a notebook</a> with what it prints and draws.',
+        "",
+        "Words.",
+    ]
+    assert text.partition("Words.\n\n")[2] == (
+        "```python\nrun()\n```\n\n```text\none\ntwo\n```\n\n"
+        '<img src="0-example-1.png" alt="What the cell above draws">\n\n'
+        "<div><pre>0.9</pre></div>\n\n```text\n[1,\n 2]\n```\n"
+    )
+    assert pictures == {"notebooks/0-example-1.png": b"picture"}
