@@ -10,11 +10,14 @@ import dataclasses
 import inspect
 import tomllib
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
+from vitkit.model_folder import DESCRIPTION
+from vitkit.system.files import from_json
 from vitkit.training.recipe import Recipe, Request, build, in_words, overlay, unfold
 
 
@@ -51,14 +54,32 @@ def load_of_run(path: Path) -> Recipe:
     """Read the recipe in a run's folder in order to continue it.
 
     Raises:
-        VitkitError: the recipe lacks a field, so the run would silently continue with the default.
+        VitkitError: the recipe lacks a field, because it is damaged or an earlier version of vitkit wrote it. The run
+            would silently continue with the default.
     """
     fields = load_fields(path)
     recipe = build(fields, str(path))
     missing = sorted(unfold(tomllib.loads(recipe.to_toml())).keys() - fields.keys())
     if missing:
-        raise VitkitError(f"{path} is damaged, or an earlier version of vitkit wrote it: it lacks {', '.join(missing)}")
+        raise VitkitError(_without(path, missing))
     return recipe
+
+
+def _without(path: Path, missing: list[str]) -> str:
+    """Return why a run's recipe lacks fields: the model next to it records the recipe that the run was started with."""
+    begun, fields = f"{path} lacks {', '.join(missing)}", {}
+    with suppress(OSError, ValueError):
+        model = from_json((path.parent / DESCRIPTION).read_text(encoding="utf-8"))
+        fields = model.get("provenance", {}).get("recipe", {})
+    if not fields:
+        return f"{begun}, and no {DESCRIPTION} next to it records them: restore the file, or train again"
+    if not fields.keys() & set(missing):
+        return (
+            f"{begun}: vitkit {model.get('vitkit_version')}, which wrote it, did not have "
+            f"{'these fields' if missing[1:] else 'this field'}: continue with that version, or train again"
+        )
+    lost = in_words({name: fields[name] for name in missing if name in fields})
+    return f"{begun}, so it is damaged: restore it; {DESCRIPTION} records {lost}"
 
 
 def bundled() -> dict[str, str]:
