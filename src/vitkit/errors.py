@@ -10,6 +10,13 @@ NOT_FINITE = "the model's answer is not finite: its weights are damaged, or too 
 class VitkitError(ValueError):
     """An error that the user can fix: the message names its cause, what was expected and what to do.
 
+        >>> import vitkit
+        >>> try:
+        ...     vitkit.create_model("vit_base_patch16_225")
+        ... except vitkit.VitkitError as error:
+        ...     print(error)
+        image_size 225x225 is not divisible by patch_size 16x16
+
     The command line prints only the message and exits with code 2; `--debug` shows the traceback.
     """
 

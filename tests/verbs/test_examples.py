@@ -1,15 +1,27 @@
-"""The examples in the docstrings of the public names are Python, and call what there is."""
+"""The examples in the docstrings of the public names run, and print what they say."""
 
 from __future__ import annotations
 
 import ast
 import doctest
 import inspect
+import os
+import shutil
+import subprocess
 import textwrap
+from pathlib import Path
 
 import pytest
 
+import runs
 import vitkit
+import warm
+
+ROOT = Path(__file__).parents[2]
+_LONG = {"Comparison", "LabResult", "PretrainingRun", "TrainingRun", "compare", "lab", "pretrain", "train"}
+_TIMED = {"Benchmark", "bench"}
+_TEXT = {"SearchResult", "search", "zero_shot"}  # need the extra `text`, and CLIP or SigLIP
+_NOT_HERE = {"Pack", "pack", "studio"}  # download packages; or run until somebody stops them
 
 
 def example(text: str) -> str:
@@ -18,25 +30,24 @@ def example(text: str) -> str:
     return textwrap.dedent("\n".join(line for line in lines if line.startswith("    ") or not line)).strip()
 
 
-EXAMPLES = {
-    name: code
-    for name in vitkit.__all__
-    if (code := example(inspect.getdoc(getattr(vitkit, name)) or "")) and "import " in code
-}
+EXAMPLES = {name: example(inspect.getdoc(getattr(vitkit, name)) or "") for name in vitkit.__all__}
+PROGRAMS = [name for name, code in EXAMPLES.items() if ">>>" not in code]
 
 
-def test_there_are_some() -> None:
-    assert "train" in EXAMPLES
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_public_name_has_one(name: str) -> None:
+    assert "import " in EXAMPLES[name]
 
 
 @pytest.mark.parametrize("name", [name for name, code in EXAMPLES.items() if ">>>" in code])
-def test_a_session_prints_what_it_says(name: str) -> None:
+def test_a_session_prints_what_it_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     thing = getattr(vitkit, name)
     (found,) = doctest.DocTestFinder(recurse=False).find(thing, name, globs={name: thing})
     assert doctest.DocTestRunner().run(found) == (0, len(found.examples))
 
 
-@pytest.mark.parametrize("name", [name for name, code in EXAMPLES.items() if ">>>" not in code])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_an_example_is_python_and_uses_public_names(name: str) -> None:
     tree = ast.parse(EXAMPLES[name])
     for node in ast.walk(tree):
@@ -47,3 +58,53 @@ def test_an_example_is_python_and_uses_public_names(name: str) -> None:
             if function is not None and inspect.isfunction(function):
                 names = [keyword.arg for keyword in node.keywords if keyword.arg is not None]
                 inspect.signature(function).bind_partial(*node.args, **dict.fromkeys(names))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the examples name: runs, photographs, weights, and a model for images and text."""
+    folder = tmp_path_factory.mktemp("examples")
+    quick = {**runs.QUICK, "epochs": 1, "max_images": 60, "model_fields": runs.SIZE, "say": lambda _: None}
+    vitkit.train("digits", out=folder / "runs" / "digits-1", **quick)
+    photos = runs.photos(folder / "PHOTOS")
+    leaves = {
+        "weights": str(folder / "runs" / "digits-1"),
+        "method": "full",
+        "split_seed": 0,
+        "workers": 0,
+        "epochs": 1,
+    }
+    for seed in (1, 2):
+        out = folder / "runs" / f"leaves-{seed}"
+        vitkit.train(photos, out=out, seed=seed, batch_size=8, precision="float32", say=lambda _: None, **leaves)
+    shutil.copytree(photos / "red", folder / "photos")
+    shutil.copy(photos / "red" / "img1.png", folder / "photo.jpg")
+    shutil.copytree(photos, folder / "labelled")
+    (folder / "docs").symlink_to(ROOT / "docs")
+    vitkit.convert(folder / "runs" / "digits-1", folder / "deit_tiny_patch16_224.pth", to="timm")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.accept if name in _LONG | _TIMED else ())
+        for name in PROGRAMS
+        if name not in _NOT_HERE
+    ],
+)
+def test_an_example_runs(name: str, place: Path, tmp_path: Path) -> None:
+    for part in place.iterdir():
+        (tmp_path / part.name).symlink_to(part)
+    (tmp_path / "runs").unlink()
+    shutil.copytree(place / "runs", tmp_path / "runs")
+    if name in _TEXT:
+        import wordy
+
+        wordy.siglip(tmp_path / "siglip2-folder")
+    environment = os.environ | {"VITKIT_OFFLINE": "1", "BLANK_PICTURES": "1"}
+    done = subprocess.run(
+        [warm.python(), "-c", EXAMPLES[name]],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

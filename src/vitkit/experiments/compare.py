@@ -53,7 +53,7 @@ class Comparison(Result):
 
         import vitkit
 
-        comparison = vitkit.compare("PHOTOS", models=["vit_tiny_patch16_224", "torchvision:resnet18"])
+        comparison = vitkit.compare("PHOTOS", ["vit_micro_patch8_16@none", "vit_micro_r_s4_16@none"], epochs=1)
         print(comparison.folder, comparison.figures)
 
     Attributes:

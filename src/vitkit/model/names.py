@@ -120,6 +120,10 @@ def list_models(pattern: str = "*") -> list[str]:
     """Return the names of the published models that match a shell pattern (`*base*`) or contain a text (`base`).
 
     Other patches and resolutions are possible too if the patch divides the resolution, as in `vit_tiny_patch8_96`.
+
+        >>> import vitkit
+        >>> vitkit.list_models("vit_huge*224")
+        ['vit_huge_patch8_224', 'vit_huge_patch14_224', 'vit_huge_patch16_224', 'vit_huge_patch32_224']
     """
     names = [
         f"vit_{size}_patch{patch}_{resolution}{suffix}"

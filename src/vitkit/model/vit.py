@@ -193,6 +193,9 @@ def build_block(config: ViTConfig, layer: int) -> nn.Module:
 class VisionTransformer(TimmHabits, nn.Module):
     """The Vision Transformer: images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
 
+        >>> import torch
+        >>> assert VisionTransformer(img_size=32, layers=2, num_classes=5)(torch.zeros(8, 3, 32, 32)).shape == (8, 5)
+
     Three attributes change how the logits are computed, but not their values:
 
     - `fused_attention`: whether eqs. 6-7 are computed by one kernel.
@@ -201,8 +204,7 @@ class VisionTransformer(TimmHabits, nn.Module):
 
     Args:
         config: the architecture; the default is ViT-B/16 at 224 pixels.
-        overrides: other values of the configuration's fields, also by timm's names: `VisionTransformer(img_size=32,
-            patch_size=4, embed_dim=192, depth=6, num_heads=3, num_classes=10)`.
+        overrides: other values of the configuration's fields, also by timm's names.
 
     Raises:
         VitkitError: an override is unknown, or no model can be built with its value.

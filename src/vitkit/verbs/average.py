@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 class Average(Result):
     """A model whose weights are the mean of those of several runs.
 
+        import vitkit
+
+        soup = vitkit.average(["runs/leaves-1", "runs/leaves-2"], out="models/leaves")
+        print(soup.used, soup.figures["average"], vitkit.load(soup.out))
+
     Attributes:
         out: the model folder.
         used: the runs that were averaged.
@@ -104,7 +109,10 @@ def average(
     Runs that were fine-tuned from the same weights often have a mean that is more accurate than each of them
     (arXiv 2203.05482). They may differ in seed, learning rate, augmentation and the like.
 
-    `vitkit.average(["runs/leaves-1", "runs/leaves-2"], out="models/leaves")` does the same.
+        import vitkit
+
+        soup = vitkit.average(["runs/leaves-1", "runs/leaves-2"], out="models/leaves")
+        print(soup.figures["accuracy"])  # 0 to 1, on test images that none of the runs was trained on
 
     On the command line: `vitkit average runs/leaves-1 runs/leaves-2 -o models/leaves`.
 

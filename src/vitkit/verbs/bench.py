@@ -51,7 +51,7 @@ class Benchmark(Result):
 
         import vitkit
 
-        benchmark = vitkit.bench("vit_micro_patch4_16")
+        benchmark = vitkit.bench("vit_micro_patch4_16", backends=["eager"], rounds=3)
         print(benchmark.machine, benchmark.missing, benchmark.rows())
 
     Attributes:
@@ -159,7 +159,10 @@ def bench(
     of the model's matrix products alone; the largest difference of the logits from float32 and the part of equal
     predictions; and the memory for opening and running it.
 
-    `vitkit.bench("vit_tiny_patch16_224", batch_sizes=[1, 8])` prints nothing; the result has the table.
+        import vitkit
+
+        benchmark = vitkit.bench("vit_micro_patch4_16", batch_sizes=[1, 8], backends=["eager"], rounds=3)
+        print(benchmark.rows()[0])  # speeds in images per second
 
     On the command line: `vitkit bench vit_base_patch16_224 --batch-sizes 1,8`.
 

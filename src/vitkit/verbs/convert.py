@@ -88,7 +88,10 @@ def convert(
 ) -> Conversion:
     """Convert a checkpoint to another layout, with a report on every tensor; the result is read back and compared.
 
-    `vitkit.convert("runs/digits-1", "digits.npz")` writes Google's layout.
+        import vitkit
+
+        vitkit.convert("runs/digits-1", "digits.npz")  # Google's layout
+        print(vitkit.load("digits.npz").model.config.layers)
 
     On the command line: `vitkit convert deit_tiny_patch16_224.pth models/deit-tiny`.
 

@@ -120,7 +120,9 @@ def doctor(
     splits or has two labels, results cannot be trusted, and the command exits with 1. For a run's label_errors.csv, the
     suspected label errors are listed instead.
 
-    `vitkit.doctor("digits")` finds no problem.
+        >>> import vitkit
+        >>> vitkit.doctor("digits").lines()[-1]
+        'nothing wrong was found'
 
     On the command line: `vitkit doctor digits`.
 

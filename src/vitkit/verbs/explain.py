@@ -169,8 +169,11 @@ def explain(
 ) -> Explanations | Anatomy:
     """Show which parts of a photograph a prediction rests on, or, with `anatomy`, what the model itself has learned.
 
-    `vitkit.explain("runs/digits-1", "photo.jpg", "explained")` writes the page explained/index.html. To get the maps of
-    one picture without a file, use `vitkit.load("runs/digits-1").explain("photo.jpg").maps`.
+        import vitkit
+
+        print(vitkit.explain("runs/digits-1", "photo.jpg", "explained").page)  # explained/index.html
+        maps = vitkit.load("runs/digits-1").explain("photo.jpg", "rollout").maps  # without a file
+        print(maps["rollout"].shape)  # (rows, columns), a number for each patch
 
     On the command line: `vitkit explain runs/digits-1 photo.jpg -o explained`.
 

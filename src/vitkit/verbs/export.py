@@ -125,7 +125,10 @@ def export(
     An .html file is a page that classifies photographs in a browser without a network. Its runtime is downloaded once
     (33 MB). A .zip file contains the model, its card, its labels and instructions for Windows, macOS and Linux.
 
-    `vitkit.export("runs/digits-1", "onnx")` writes digits-1.onnx.
+        import vitkit
+
+        vitkit.export("runs/digits-1", "onnx")  # writes digits-1.onnx
+        print(*(row.label for row in vitkit.predict("digits-1.onnx", "photos")))
 
     On the command line: `vitkit export runs/digits-1 --to onnx -o digits.onnx`.
 

@@ -110,7 +110,10 @@ def info(
 
     No weights are allocated. Only the names and shapes of a checkpoint's tensors are read.
 
-    `vitkit.info("vit_base_patch16_224").cost.parameters` is 86,567,656.
+        >>> import vitkit
+        >>> cost = vitkit.info("vit_large_patch16_224").cost
+        >>> cost.parameters, round(cost.gmacs, 1)  # 10^9 multiply-accumulates for an image
+        (304326632, 61.6)
 
     On the command line: `vitkit info vit_base_patch16_224 --shapes`.
 

@@ -56,6 +56,11 @@ class ModelList(Result):
 class WeightList(Result):
     """Published weights that can be loaded by name.
 
+        >>> import vitkit
+        >>> row = vitkit.models("deit_tiny", weights=True).rows()[0]
+        >>> row["name"], row["licence"], row["top1"]  # the published accuracy on ImageNet-1k in percent
+        ('deit_tiny_patch16_224.fb_in1k', 'Apache-2.0', 72.2)
+
     Attributes:
         entries: entries of the catalog, in its order.
     """
@@ -114,7 +119,9 @@ class NetworkList(Result):
 def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightList | NetworkList:
     """List the models that can be built by name; with `weights`, the published weights that can be loaded by name.
 
-    `vitkit.models("base").names` are those with "base" in their name.
+        >>> import vitkit
+        >>> vitkit.models("vit_base_patch32_224").names
+        ('vit_base_patch32_224', 'vit_base_patch32_224_in21k', 'vit_base_patch32_224_gap')
 
     On the command line: `vitkit models base`.
 

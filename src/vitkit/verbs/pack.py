@@ -122,7 +122,9 @@ def pack(
     The folder also gets programs that install from it, a README and the checksums of all files. A call that was
     interrupted continues when it is repeated, and files that are there already are not downloaded again.
 
-    `vitkit.pack("stick", system=["windows"], python=["3.12"])` packs for Windows.
+        import vitkit
+
+        print(vitkit.pack("stick", system=["windows"], python=["3.12"]).wheels)
 
     On the command line: `vitkit pack --for-offline STICK --system windows --python 3.12 --data PHOTOS`.
 

@@ -31,8 +31,8 @@ class PretrainingRun(Result):
 
         import vitkit
 
-        run = vitkit.pretrain("photos", out="runs/pretrained")
-        vitkit.train("labelled", weights=run.folder)
+        run = vitkit.pretrain("photos", model="vit_micro_patch4_16", epochs=2, out="runs/pretrained")
+        vitkit.train("labelled", weights=str(run.folder), method="full", epochs=2)
 
     Attributes:
         folder: the run folder, which is also the model folder of the best encoder. `train` accepts it as `weights`.
@@ -128,7 +128,7 @@ def pretrain(
         import vitkit
 
         run = vitkit.pretrain("digits", epochs=2, max_images=300, decoder_layers=1)
-        vitkit.train("digits", weights=str(run.folder), epochs=2, max_images=300)
+        vitkit.train("digits", weights=str(run.folder), method="full", epochs=2, max_images=300)
 
     Images in class folders are split as for training, and the test images are not used; a training that starts from the
     encoder keeps this split. Images in a single folder, or with `unlabelled`, are all used.

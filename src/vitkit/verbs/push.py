@@ -83,7 +83,10 @@ def push(
     licence of the weights that the training started from, and how to use the model with vitkit, timm and transformers.
     Everything is uploaded in one commit. Log in first: `hf auth login`.
 
-    `vitkit.push("runs/flowers-1", "hf:me/flowers")` publishes a model, and `vitkit.load("hf:me/flowers")` opens it.
+        import vitkit
+
+        vitkit.push("runs/digits-1", "hf:me/digits", dry_run="published")  # without dry_run, the files are uploaded
+        print(vitkit.load("published").classes)  # once it is on the hub: vitkit.load("hf:me/digits")
 
     On the command line: `vitkit push runs/flowers-1 hf:me/flowers --dry-run published`.
 

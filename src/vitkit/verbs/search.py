@@ -87,7 +87,12 @@ def search(
 ) -> SearchResult:
     """Find the images that match a text best, with CLIP or SigLIP.
 
-    The score of an image is the cosine similarity of its vector and the vector of the text.
+    The score of an image is the cosine similarity of its vector and the vector of the text, -1 to 1.
+
+        import vitkit
+
+        for path, score in vitkit.search("siglip2-folder", "photos", "a dog on a beach", top=3).nearest:
+            print(path, score)
 
     On the command line: `vitkit search siglip2-folder photos 'a dog on a beach'`.
 

@@ -38,7 +38,7 @@ class TrainingRun(Result):
 
         import vitkit
 
-        run = vitkit.train("digits")
+        run = vitkit.train("digits", epochs=2, max_images=300)
         print(run.folder, run.accuracy)
 
     Attributes:

@@ -65,6 +65,11 @@ class Stranger:
 class Watch(Result):
     """Whether photographs look like the validation images of a training.
 
+        import vitkit
+
+        watch = vitkit.watch("runs/digits-1", "docs/pictures", level=0.01)
+        print(watch.verdict, watch.tests, watch.shares)
+
     Attributes:
         model: the name of the model.
         images: the number of photographs that could be read.

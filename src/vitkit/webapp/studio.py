@@ -45,7 +45,9 @@ def studio(
 
     Photographs are only read, labels are saved at once, and trainings continue when the page or the studio is closed.
 
-    `vitkit.studio("photos")` returns when it is stopped (Ctrl-C).
+        import vitkit
+
+        vitkit.studio("photos", show=False)  # returns when it is stopped (Ctrl-C)
 
     On the command line: `vitkit studio PHOTOS`.
 

@@ -284,6 +284,16 @@ def load(
 ) -> Classifier:
     """Load a classifier from a model folder, from a published checkpoint of any layout, or by a published name.
 
+        >>> import torch
+        >>> import vitkit
+        >>> model = vitkit.VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=2)
+        >>> torch.save(model.state_dict(), "weights.pth")
+        >>> classifier = vitkit.load("weights.pth", heads=2, num_classes=5)
+        >>> tuple(classifier.probabilities(torch.zeros(3, 3, 32, 32)).shape)
+        (3, 5)
+        >>> classifier.report.format, classifier.report.replaced["head.weight"]
+        ('timm', '5 classes, zero until it is trained')
+
     Args:
         source: a model folder or run folder; a `.npz`, `.pth`, `.bin` or `.safetensors` file; a Hugging Face folder;
             a published name MODEL.TAG (`weights.catalog`); a bare model name, whose meaning depends on `use`; either of
@@ -547,7 +557,13 @@ def create_model(
     progress: Progress = silent,
     **overrides: Any,
 ) -> Model:
-    """Create a model by name, e.g. `create_model("vit_base_patch16_224", num_classes=5)`.
+    """Create a model by name: a `torch.nn.Module` from images (B, C, height, width) to logits (B, num_classes).
+
+        >>> import torch
+        >>> from vitkit import create_model
+        >>> model = create_model("vit_micro_patch8_16", num_classes=5)
+        >>> tuple(model(torch.zeros(2, 3, 16, 16)).shape)
+        (2, 5)
 
     Args:
         name: one of `list_models()`, or another size, patch and resolution in the same grammar; with `pretrained`, any

@@ -148,7 +148,7 @@ class LabResult(Result):
 
         import vitkit
 
-        result = vitkit.lab("position", "digits")
+        result = vitkit.lab("head", "digits", epochs=1, max_images=100, seeds=2)
         print(result.headings, result.cells, result.remarks)
 
     Attributes:
