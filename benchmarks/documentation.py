@@ -263,6 +263,8 @@ def run_notebook(path: Path) -> dict[str, Any]:
             client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}})
             client.execute(env=os.environ | {"VITKIT_OFFLINE": "1"})
         RUN.mkdir(parents=True, exist_ok=True)
+        for old in RUN.glob(f"{path.stem}-*.ipynb"):
+            old.unlink()
         nbformat.write(notebook, done)
     return json.loads(done.read_text(encoding="utf-8"))
 

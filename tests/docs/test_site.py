@@ -25,6 +25,7 @@ PAGES = [
     "index.html",
     "guide/studio.html",
     "guide/timm-and-lightning.html",
+    "notebooks/6-your-photographs.html",
     "paper.html",
     "house.html",
     "results.html",

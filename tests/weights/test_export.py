@@ -231,6 +231,11 @@ def test_what_a_layout_cannot_express_is_refused_by_name(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_probe_reads_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match=r"is not written; train with --set model\.pool=token for this layout"):
+        write(classifier(pool="token+gap"), tmp_path / "model.pth", "timm")
+
+
 @pytest.mark.parametrize(("name", "to"), [case for case in CASES if case[0] in ("token", "distilled")])
 def test_probabilities_stay_calibrated_in_layouts_that_know_no_temperature(tmp_path: Path, name: str, to: str) -> None:
     source = classifier(**EXPRESSIBLE[name][1])
