@@ -127,8 +127,8 @@ def pretrain(
 
         import vitkit
 
-        run = vitkit.pretrain("digits", epochs=2, max_images=300, decoder_layers=1)
-        vitkit.train("digits", weights=str(run.folder), method="full", epochs=2, max_images=300)
+        run = vitkit.pretrain("digits", model="vit_micro_patch8_16", epochs=1, max_images=100, decoder_layers=1)
+        vitkit.train("digits", weights=str(run.folder), method="full", epochs=1, max_images=100)
 
     Images in class folders are split as for training, and the test images are not used; a training that starts from the
     encoder keeps this split. Images in a single folder, or with `unlabelled`, are all used.
