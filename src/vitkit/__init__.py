@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
     from vitkit.verbs.push import Push, push
     from vitkit.verbs.search import SearchResult, search
+    from vitkit.verbs.shard import Sharding, shard
     from vitkit.verbs.train import TrainingRun, train
     from vitkit.verbs.watch import Watch, watch
     from vitkit.webapp.studio import studio
@@ -81,6 +82,7 @@ __all__ = [
     "Push",
     "SearchResult",
     "Server",
+    "Sharding",
     "TrainingPlan",
     "TrainingRun",
     "ViTConfig",
@@ -113,6 +115,7 @@ __all__ = [
     "register_model",
     "search",
     "serve",
+    "shard",
     "studio",
     "train",
     "watch",
@@ -147,6 +150,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "Push": "verbs.push",
     "SearchResult": "verbs.search",
     "Server": "serving.serve",
+    "Sharding": "verbs.shard",
     "TrainingPlan": "experiments.training_plan",
     "TrainingRun": "verbs.train",
     "ViTConfig": "model.config",
@@ -179,6 +183,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "register_model": "model.registry",
     "search": "verbs.search",
     "serve": "serving.serve",
+    "shard": "verbs.shard",
     "studio": "webapp.studio",
     "train": "verbs.train",
     "watch": "verbs.watch",

@@ -219,6 +219,9 @@ def _bench(function: Function, values: Values, *, as_json: bool) -> None:
 _ROWS = {
     "studio": Verb("webapp.studio", "studio", _silent),
     "doctor": Verb("verbs.doctor", "doctor", _doctor, {"as_json": "Print the statistics and findings as JSON."}),
+    "shard": Verb(
+        "verbs.shard", "shard", switches={"as_json": "Print the shards, and the images that were left out, as JSON."}
+    ),
     "pretrain": Verb("verbs.pretrain", "pretrain", _silent),
     "train": Verb("verbs.train", "train", _silent, exclude=("class_names",)),
     "compare": Verb(

@@ -1,4 +1,4 @@
-"""Find the images of a source: a folder, a CSV file, an archive, or a named data set. No image is opened here.
+"""Find the images of a source: a folder, a CSV file, an archive, shards, or a named data set. No image is opened here.
 
 Every source becomes an `ImageTable` with the key, label and, if known, split of each image. A kind of source is a row
 of `SOURCE_KINDS`; named data sets are listed in `named`. Classes are sorted as Python's `sorted()` sorts the folder
@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from vitkit.data import archive
+from vitkit.data import archive, shards
 from vitkit.data.csv_rows import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
 from vitkit.data.named import DATASETS
-from vitkit.data.storage import STORAGES, Storage
+from vitkit.data.remote import address_of
+from vitkit.data.storage import FOLDER_STORAGES, STORAGES, Storage
+from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
 from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_of
 from vitkit.data.task import MULTI_LABEL
 from vitkit.data.walk import Overlooked, entries_in, images_below, is_passed_over
@@ -37,8 +39,9 @@ class SourceKind:
         read: a function (name, path, layout) -> ImageTable that finds the images of a source. It raises VitkitError if
             the source cannot be understood or has no images; `name` is what the user called the source.
         suffixes: the suffixes of its files, in lower case; empty if the source is a folder.
+        is_one: whether a folder or address is of this kind; None if the suffix of a file, or being a folder, decides.
         has_layout: whether it contains folders that may be classes or splits (`--layout`).
-        storage: opens a file of this kind as a storage of images; None if the images are files of their own.
+        storage: opens a source of this kind as a storage of images; None if the images are files of their own.
         read_unlabelled: a function (name, path) -> ImageTable that reads all images as one class; None if images of
             this kind always have labels.
     """
@@ -48,6 +51,7 @@ class SourceKind:
     read: Callable[[str, Path, LayoutName], ImageTable]
     suffixes: tuple[str, ...] = ()
     has_layout: bool = False
+    is_one: Callable[[Path], bool] | None = None
     storage: Callable[[Path], Storage] | None = None
     read_unlabelled: Callable[[str, Path], ImageTable] | None = None
 
@@ -61,12 +65,18 @@ def register(kind: SourceKind) -> None:
     Raises:
         ValueError: a kind with this name or suffix exists already, or a second kind of folder is added.
     """
-    taken = {suffix for kind_known in SOURCE_KINDS.values() for suffix in kind_known.suffixes or ("",)}
-    if kind.name in SOURCE_KINDS or taken & set(kind.suffixes or ("",)):
+    taken = {suffix for kind_known in SOURCE_KINDS.values() for suffix in _suffixes(kind_known)}
+    if kind.name in SOURCE_KINDS or taken & set(_suffixes(kind)):
         raise ValueError(f"there is a kind of source {kind.name!r} already, or one of its suffix")
     SOURCE_KINDS[kind.name] = kind
     if kind.storage is not None:
         STORAGES.update(dict.fromkeys(kind.suffixes, kind.storage))
+        if kind.is_one is not None:
+            FOLDER_STORAGES.append((kind.is_one, kind.storage))
+
+
+def _suffixes(kind: SourceKind) -> tuple[str, ...]:
+    return kind.suffixes or (() if kind.is_one is not None else ("",))
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
@@ -76,16 +86,17 @@ def kind_of_file(path: str | Path) -> SourceKind | None:
 
 
 def kind_of(path: Path) -> SourceKind | None:
-    """Return the kind of a folder or file; None if the suffix of the file is unknown."""
+    """Return the kind of a folder, file or address; None if nothing is there, or the suffix of the file is unknown.
+
+    Raises:
+        VitkitError: the server of an address does not answer.
+    """
+    for kind in SOURCE_KINDS.values():
+        if kind.is_one is not None and kind.is_one(path):
+            return kind
     if not path.is_dir():
-        return kind_of_file(path)
-    return next(kind for kind in SOURCE_KINDS.values() if not kind.suffixes)
-
-
-def storage_at(path: Path) -> Storage | None:
-    """Open a file as a storage of images; return None for a folder, or for a file that contains no images."""
-    opener = STORAGES.get(path.suffix.lower())
-    return None if opener is None or not path.is_file() else opener(path)
+        return kind_of_file(path) if path.exists() else None
+    return next(kind for kind in SOURCE_KINDS.values() if _suffixes(kind) == ("",))
 
 
 def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
@@ -150,16 +161,17 @@ def find_source(data: str | Path) -> SourceKind | None:
     if not str(data):
         raise VitkitError('DATA is empty (""): pass a folder, a CSV file or the name of a data set; . is this folder')
     root = Path(data)
+    if (kind := kind_of(root)) is not None:
+        return kind
+    if address := address_of(data):
+        raise VitkitError(f"no {shards.INDEX} at {address}: name a folder there that `vitkit shard` has written")
     if not root.exists():
         if str(data) in DATASETS:
             return None
         known = ", ".join(sorted(DATASETS))
         raise VitkitError(f"no such folder: {data} (and no data set of that name; known: {known})")
-    kind = kind_of(root)
-    if kind is None:
-        expected = " or ".join(known_kind.tells for known_kind in SOURCE_KINDS.values())
-        raise VitkitError(f"{data} is a file; expected {expected}")
-    return kind
+    expected = " or ".join(known_kind.tells for known_kind in SOURCE_KINDS.values())
+    raise VitkitError(f"{data} is a file; expected {expected}")
 
 
 def _within(table: ImageTable) -> str:
@@ -252,11 +264,11 @@ def read_unlabelled(data: str | Path) -> ImageTable:
         VitkitError: there is no such folder or archive, or no image in it.
     """
     root = Path(data)
-    if not root.exists() and str(data) in DATASETS:
+    if address_of(data) is None and not root.exists() and str(data) in DATASETS:
         from vitkit.data import named
 
         root = named.materialise(str(data))
-    kind = kind_of(root) if root.exists() else None
+    kind = kind_of(root)
     if kind is None or kind.read_unlabelled is None:
         raise VitkitError(f"no such folder: {data}; pictures without labels must lie below a folder")
     return kind.read_unlabelled(str(data), root)
@@ -286,10 +298,10 @@ def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
 def has_no_folders(data: str | Path) -> bool:
     """Return whether a folder or archive has images, all of them outside of its subfolders."""
     root = Path(data)
-    kind = kind_of(root) if root.exists() else None
+    kind = kind_of(root)
     if kind is None or kind.read_unlabelled is None:
         return False
-    if root.is_dir():
+    if kind.storage is None:
         paths = images_below(root, Overlooked())
         return bool(paths) and not any("/" in path for path in paths)
     return not any("/" in key for key in kind.read_unlabelled(str(data), root).paths)
@@ -312,6 +324,14 @@ for _row in (
         has_layout=True,
         storage=archive.Archive,
         read_unlabelled=archive.read_unlabelled_archive,
+    ),
+    SourceKind(
+        "folder of shards",
+        "a folder of shards",
+        shards.read_shards,
+        is_one=shards.is_shards,
+        storage=shards.ShardFolder,
+        read_unlabelled=shards.read_unlabelled_shards,
     ),
 ):
     register(_row)

@@ -16,6 +16,7 @@ from typing import Any
 from vitkit.data import named
 from vitkit.data.file_facts import Memory, stamp_of
 from vitkit.data.named import DATASETS
+from vitkit.data.remote import address_of
 from vitkit.data.seen import DIGEST, PictureRecord
 from vitkit.data.sources import storage_at
 from vitkit.data.splits import SPLITS
@@ -325,7 +326,7 @@ def move_run(split_file: Path, root: Path) -> None:
 def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageTable:
     if not root.is_dir() and storage_at(root) is None:
         raise VitkitError(f"--data-root {root}: no such folder")
-    table = replace(table, root=root.resolve(), storage=storage_at(root))
+    table = replace(table, root=root if address_of(root) else root.resolve(), storage=storage_at(root))
     digests = [digest_of(table.at(path)) for path in table.paths]
     paths = list(table.paths)
     lost = [i for i, path in enumerate(paths) if digests[i] is None or digests[i] != contents.get(path, digests[i])]

@@ -1,7 +1,8 @@
 """Where the bytes of images are kept: in files of a folder, or in a storage that returns them by key.
 
 Everything that reads pictures takes a `Place`: the path of a file, or an image in a storage. A path that continues
-below an archive (`flowers.zip/daisy/1.jpg`) names the image in it, so people and files of predictions can name it too.
+below an archive (`flowers.zip/daisy/1.jpg`) names the image in it, so people and files of predictions can name it too;
+so does one below a folder of shards, on this machine or from afar.
 """
 
 from __future__ import annotations
@@ -69,7 +70,21 @@ class Stored:
 
 
 Place = Path | Stored
-STORAGES: dict[str, Callable[[Path], Storage]] = {}  # by the suffix of their files; `data.sources` registers them
+Opener = Callable[[Path], Storage]
+STORAGES: dict[str, Opener] = {}  # by the suffix of their files; `data.sources` registers them
+FOLDER_STORAGES: list[tuple[Callable[[Path], bool], Opener]] = []  # whether a folder or address is one, and its opener
+
+
+def storage_at(path: Path) -> Storage | None:
+    """Open a file, folder or address as a storage of images; return None if it is none.
+
+    Raises:
+        VitkitError: a server does not answer.
+    """
+    opener = STORAGES.get(path.suffix.lower())
+    if opener is not None and path.is_file():
+        return opener(path)
+    return next((open_folder(path) for is_one, open_folder in FOLDER_STORAGES if is_one(path)), None)
 
 
 def open_place(place: str | Place) -> BinaryIO:
@@ -100,7 +115,7 @@ def stored_at(place: str | Place) -> Stored | None:
         return place
     try:
         mode = os.stat(place).st_mode  # noqa: PTH116  # half the time of a Path's own
-    except NotADirectoryError:
+    except (NotADirectoryError, FileNotFoundError):
         if (stored := below_storage(place)) is None or not stored.key:
             raise
         return stored
@@ -117,9 +132,11 @@ def below_storage(path: str | Path) -> Stored | None:
     """
     parts = Path(path).parts
     for count in range(len(parts), 0, -1):
-        if os.path.isfile(start := os.path.join(*parts[:count])):  # noqa: PTH113, PTH118
-            opener = STORAGES.get(Path(start).suffix.lower())
-            return None if opener is None else Stored(opener(Path(start)), "/".join(parts[count:]))
+        start = Path(*parts[:count])
+        if (storage := storage_at(start)) is not None:
+            return Stored(storage, "/".join(parts[count:]))
+        if os.path.exists(start):  # noqa: PTH110  # a Path takes three times as long
+            return None
     return None
 
 

@@ -238,10 +238,11 @@ def _note_closed(pattern: str, overlooked: Overlooked) -> None:
 
 
 def _as_named(source: str, overlooked: Overlooked) -> list[str]:
-    """Return the images of a folder, an archive, or a folder in one; for a file, the file itself."""
+    """Return the images of a folder, an archive, shards, or a folder in these; for a file, the file itself."""
+    if (stored := below_storage(source)) is not None:
+        return _below(source, stored)
     if not Path(source).is_dir():
-        stored = below_storage(source)
-        return [source] if stored is None else _below(source, stored)
+        return [source]
     files = images_below(Path(source), overlooked)
     return [os.path.join(source, *file.split("/")) for file in files]  # noqa: PTH118  # keeps the path as the user typed it
 

@@ -219,11 +219,15 @@ def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[s
 
 
 def source_folders(sources: Iterable[str]) -> list[str]:
-    """Return the folders and archives among the sources, including those that patterns match."""
+    """Return the folders, archives and shards among the sources, including those that patterns match."""
+
+    def is_named(source: str) -> bool:
+        return Path(source).exists() or storage_at(Path(source)) is not None
+
     named = (
         name
         for source in sources
-        for name in ([source] if Path(source).exists() else glob.glob(source, recursive=True))  # noqa: PTH207
+        for name in ([source] if is_named(source) else glob.glob(source, recursive=True))  # noqa: PTH207
     )
     return [name for name in named if Path(name).is_dir() or storage_at(Path(name)) is not None]
 

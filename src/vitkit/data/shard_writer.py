@@ -1,0 +1,347 @@
+"""Write the images of a table as shards, which `data.shards` reads.
+
+The shards are planned first: the order of the images and the bytes of every shard depend on the images, their labels
+and the size of a shard alone. Threads then write one shard each, and a shard gets its name when it is complete. The
+index comes last. A second call with the same plan keeps the shards that it finds, so that a call that was killed is
+simply repeated, with the same bytes as result.
+
+Images are shuffled among the shards of their split by the digest of their keys: neighbours in a folder, which often
+show one class, would otherwise be neighbours in the batches of whoever reads shards one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tarfile
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from threading import Event
+
+from vitkit.data.file_facts import Memory, scan
+from vitkit.data.shards import INDEX, LeftOut, Shard, ShardFolder, ShardIndex
+from vitkit.data.splits import SPLITS
+from vitkit.data.storage import UnreadableImageError, open_place, read_place
+from vitkit.data.table import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.system.files import (
+    exclusive_in,
+    is_empty,
+    read_json,
+    replacing,
+    to_json,
+    unfinished,
+    write_json,
+    write_text,
+)
+from vitkit.system.progress import progress
+
+_UNDER_WAY = "sharding.json"  # the plan of shards that are not complete
+_BLOCK, _RECORD = 512, 10240  # bytes: the parts of a tar, and what its length is a multiple of
+_MOST_THREADS = 8
+
+
+def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
+    """Write the readable images of a table as a folder of shards.
+
+    Args:
+        table: the images, with the splits of the data or without any.
+        folder: the folder to write, which is empty, missing, or has been begun or written by the same call before.
+        size: the largest number of bytes of a shard; a larger image gets a shard of its own.
+
+    Raises:
+        VitkitError: the folder contains something else, no image can be read, a key is no path below the data's folder,
+            or an image changed meanwhile.
+        OSError: a shard cannot be written.
+    """
+    _check_keys(table)
+    with exclusive_in(folder):
+        known = ShardFolder(folder).index() if (folder / INDEX).is_file() else None
+        if known is None and not (folder / _UNDER_WAY).is_file() and not is_empty(folder):
+            raise VitkitError(f"{folder} is not empty: choose a new folder for the shards")
+        plan = _plan(table, size)
+        before = known.plan if known is not None else _begun(folder)
+        if before not in (None, plan.digest):
+            raise VitkitError(
+                f"{folder} contains shards of other images or labels, or of another --size: choose a new folder, or "
+                "delete it"
+            )
+        if known is None:
+            write_json(folder / _UNDER_WAY, {"plan": plan.digest})
+        for _, left in [*unfinished(folder)]:
+            left.unlink()
+        index = _index_of(table, plan, _write_all(plan, folder))
+        if index != known:
+            write_text(folder / INDEX, to_json(index.to_dict()) + "\n")
+        (folder / _UNDER_WAY).unlink(missing_ok=True)
+    return index
+
+
+def _check_keys(table: ImageTable) -> None:
+    """Refuse keys that do not lie below the data's folder, as a CSV file may have: they would name nothing here."""
+    for key in table.paths:
+        if key.startswith(("/", "\\")) or PurePosixPath(key).is_absolute() or ".." in key.split("/"):
+            raise VitkitError(
+                f"{table.name}: shards name images by their paths below one folder, which {key!r} is not: move the CSV "
+                "file into a folder above all images"
+            )
+
+
+def _begun(folder: Path) -> str | None:
+    return str(read_json(folder / _UNDER_WAY).get("plan")) if (folder / _UNDER_WAY).is_file() else None
+
+
+# --- The plan -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Member:
+    """An image in a shard.
+
+    Attributes:
+        row: the row of the table.
+        number: the number that names its files in the shard.
+        offset, length: the position of its first byte, and the number of its bytes.
+        after: the files that follow it: names and contents.
+    """
+
+    row: int
+    number: int
+    offset: int
+    length: int
+    after: tuple[tuple[str, bytes], ...]
+
+    @property
+    def end(self) -> int:
+        """Return the position after the last file of the image."""
+        return self.offset + _padded(self.length) + sum(_BLOCK + _padded(len(data)) for _, data in self.after)
+
+
+@dataclass(frozen=True)
+class _PlannedShard:
+    """The content of a shard."""
+
+    name: str
+    split: str | None
+    members: tuple[_Member, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the number of its bytes: the images, two empty blocks, and what a whole record takes."""
+        return -(-(self.members[-1].end + 2 * _BLOCK) // _RECORD) * _RECORD
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything that determines the bytes of the shards.
+
+    Attributes:
+        table: the readable images.
+        digests: the SHA-256 of each image.
+        shards: the shards.
+        left_out: the other images of the data.
+        digest: a digest of all this.
+    """
+
+    table: ImageTable
+    digests: tuple[bytes, ...]
+    shards: tuple[_PlannedShard, ...]
+    left_out: tuple[LeftOut, ...]
+    digest: str
+
+
+def _plan(table: ImageTable, size: int) -> _Plan:
+    with Memory() as memory:
+        facts = scan(table.files(), memory, partial(progress, "examining images"))
+    readable = [row for row, fact in enumerate(facts) if fact.error is None]
+    left_out = [
+        LeftOut(table.paths[row], table.name_of(row), table.splits[row], str(fact.error))
+        for row, fact in enumerate(facts)
+        if fact.error is not None
+    ]
+    left_out += [LeftOut(*row, "left out by the label file") for row in table.left_out]
+    if not readable:
+        raise VitkitError(f"no image of {table.name} can be read (first: {left_out[0].key}: {left_out[0].reason})")
+    table = table.take(readable).compact()
+    digests = tuple(facts[row].digest for row in readable)
+    shards = tuple(_divide(table, size))
+    content = [
+        (table.task.name, table.classes, size),
+        [vars(image) for image in left_out],
+        [proposal._asdict() for proposal in table.proposals],
+        [(table.paths[row], digest.hex(), table.cell_of(row)) for row, digest in enumerate(digests)],
+        [(shard.split, [(member.row, member.length) for member in shard.members]) for shard in shards],
+    ]
+    digest = hashlib.sha256(to_json(content).encode("utf-8", "surrogateescape")).hexdigest()
+    return _Plan(table, digests, shards, tuple(left_out), digest)
+
+
+def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
+    order = sorted(range(len(table)), key=lambda row: (_place_of(table.splits[row]), _digest_of(table.paths[row])))
+    members: list[_Member] = []
+    count = 0
+    for number, row in enumerate(order):
+        with open_place(table.file(row)) as image:
+            length = image.seek(0, os.SEEK_END)
+        after = tuple(_files_after(table, row, f"{number:08}"))
+        if members:
+            member = _Member(row, number, members[-1].end + _BLOCK, length, after)
+            is_other = table.splits[row] != table.splits[members[0].row]
+            if is_other or member.end + 2 * _BLOCK > size:
+                yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
+                members, count = [], count + 1
+        if not members:
+            member = _Member(row, number, _BLOCK, length, after)
+        members.append(member)
+        if number % 1024 == 0:
+            progress("planning shards", number, len(order))
+    yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
+
+
+def _place_of(split: str | None) -> int:
+    return -1 if split is None else SPLITS.index(split)
+
+
+def _digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _files_after(table: ImageTable, row: int, number: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files that follow an image: its class number, if it has one class, and what the index says of it."""
+    names = [table.classes[k] for k in table.classes_of(row)]
+    if not table.sets:
+        yield f"{number}.cls", str(table.labels[row]).encode()
+    described = {"classes": names} if table.sets else {"class": names[0]}
+    text = to_json({"key": table.paths[row], **described, "split": table.splits[row]})
+    yield f"{number}.json", text.encode("utf-8", "surrogateescape")
+
+
+def _padded(length: int) -> int:
+    return -(-length // _BLOCK) * _BLOCK
+
+
+# --- The files ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A shard that is complete, and the CRC-32 of each of its images."""
+
+    shard: Shard
+    checks: tuple[int, ...]
+
+
+def _write_all(plan: _Plan, folder: Path) -> list[_Written]:
+    """Write the shards that are not there yet, several at a time."""
+    done, total = array("q", [0] * len(plan.shards)), sum(shard.size for shard in plan.shards)
+    is_stopped = Event()
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
+        jobs = [
+            pool.submit(_complete, plan, shard, folder, partial(done.__setitem__, i), is_stopped)
+            for i, shard in enumerate(plan.shards)
+        ]
+        try:
+            waiting: set[Future[_Written]] = set(jobs)
+            while waiting:
+                finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
+                for job in finished:
+                    job.result()
+                progress("writing shards (MB)", sum(done) // 10**6, total // 10**6)
+        except BaseException:
+            is_stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [job.result() for job in jobs]
+
+
+def _complete(plan: _Plan, shard: _PlannedShard, folder: Path, done: partial[None], is_stopped: Event) -> _Written:
+    """Return a shard that an earlier call has written, if it is what it must be; otherwise write it."""
+    path = folder / shard.name
+    if (known := _check(plan, shard, path)) is None:
+        known = _write(plan, shard, path, done, is_stopped)
+    done(shard.size)
+    return known
+
+
+def _check(plan: _Plan, shard: _PlannedShard, path: Path) -> _Written | None:
+    """Return a complete shard; None if there is none, or if its images are not those of the plan."""
+    checks = []
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for member in shard.members:
+            file.seek(member.offset)
+            data = file.read(member.length)
+            if hashlib.sha256(data).digest() != plan.digests[member.row]:
+                return None
+            checks.append(zlib.crc32(data))
+        file.seek(0)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if file.tell() == shard.size:
+            return _Written(Shard(shard.name, shard.size, sha256, shard.split), tuple(checks))
+    return None
+
+
+def _write(plan: _Plan, shard: _PlannedShard, path: Path, done: partial[None], is_stopped: Event) -> _Written:
+    digest, checks = hashlib.sha256(), []
+    with replacing(path) as temporary, temporary.open("wb") as file:
+
+        def put(name: str, data: bytes) -> None:
+            header = tarfile.TarInfo(name)  # with fixed times, owner and mode
+            header.size = len(data)
+            for part in (header.tobuf(tarfile.USTAR_FORMAT), data, bytes(-len(data) % _BLOCK)):
+                file.write(part)
+                digest.update(part)
+
+        for member in shard.members:
+            if is_stopped.is_set():
+                raise VitkitError(
+                    "the shards are not complete"
+                )  # the error of another shard is the one that is reported
+            data = _bytes_of(plan, member.row)
+            put(f"{member.number:08}{PurePosixPath(plan.table.paths[member.row]).suffix.lower()}", data)
+            for name, content in member.after:
+                put(name, content)
+            checks.append(zlib.crc32(data))
+            done(member.end)
+        end = bytes(shard.size - shard.members[-1].end)
+        file.write(end)
+        digest.update(end)
+    return _Written(Shard(shard.name, shard.size, digest.hexdigest(), shard.split), tuple(checks))
+
+
+def _bytes_of(plan: _Plan, row: int) -> bytes:
+    try:
+        data = read_place(plan.table.file(row))
+    except (OSError, UnreadableImageError) as error:
+        raise VitkitError(f"{plan.table.file(row)} can no longer be read ({error}): repeat the command") from error
+    if hashlib.sha256(data).digest() != plan.digests[row]:
+        raise VitkitError(f"{plan.table.file(row)} has changed since it was examined: repeat the command")
+    return data
+
+
+def _index_of(table: ImageTable, plan: _Plan, written: Sequence[_Written]) -> ShardIndex:
+    images = len(plan.table)
+    shard_of, offsets, lengths, checks = (array("q", [0] * images) for _ in range(4))
+    for number, (shard, result) in enumerate(zip(plan.shards, written, strict=True)):
+        for member, check in zip(shard.members, result.checks, strict=True):
+            row = member.row
+            shard_of[row], offsets[row], lengths[row], checks[row] = number, member.offset, member.length, check
+    return ShardIndex(
+        plan=plan.digest,
+        task=table.task.name,
+        classes=plan.table.classes,
+        shards=tuple(result.shard for result in written),
+        keys=plan.table.paths,
+        classes_of=tuple(plan.table.classes_of(row) for row in range(images)),
+        shard_of=shard_of,
+        offsets=offsets,
+        lengths=lengths,
+        checks=checks,
+        left_out=plan.left_out,
+        proposals=plan.table.proposals,
+    )

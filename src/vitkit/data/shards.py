@@ -1,0 +1,403 @@
+"""Read the images of a folder of shards: plain .tar files with an index of where each image lies in them.
+
+`shard-00000.tar` and so on are what `tar` and WebDataset read: each image (`00000012.jpg`) is followed by its class
+number (`00000012.cls`) and by its key, class and split (`00000012.json`). The index, `shards.json`, has the shard, the
+position and the checksum of every image, so that one image is one read, on this machine or from afar
+(docs/decisions/0048-shards.md). `shard_writer` writes such folders.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import zlib
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vitkit.data.labels import Proposal
+from vitkit.data.layout import LayoutName
+from vitkit.data.remote import address_of, read_file, read_part
+from vitkit.data.shard_copies import copy_of
+from vitkit.data.splits import SPLITS
+from vitkit.data.storage import UnreadableImageError
+from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data.task import TASKS, TaskName
+from vitkit.errors import VitkitError
+from vitkit.system.files import from_json, read_bytes
+from vitkit.text.cells import listed, plural
+
+INDEX = "shards.json"
+VERSION = 1
+_FORMAT = "vitkit shards"
+_SHARD, _SHA256 = re.compile(r"shard-\d{5,9}\.tar"), re.compile(r"[0-9a-f]{64}")
+_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_AGAIN = "write it again with `vitkit shard`"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A .tar file of images of one split.
+
+    Attributes:
+        name: the name of the file.
+        size: its size in bytes.
+        sha256: its SHA-256 as hexadecimal text.
+        split: the split of its images; None if splits are not yet assigned.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    split: str | None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An image of the data that is not in the shards.
+
+    Attributes:
+        key, label, split: the image, as the table of the data had it.
+        reason: why it is not there: what is wrong with the file, or that a label file leaves it out.
+    """
+
+    key: str
+    label: str
+    split: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The content of `shards.json`. Images are in the order of the table that was sharded.
+
+    Attributes:
+        plan: a digest of everything that determines the shards: the images, their labels and the size of a shard.
+        task: the name of the task: single or multi.
+        classes: the class names.
+        shards: the shards, in their order.
+        keys: the key of each image.
+        classes_of: the class numbers of each image.
+        shard_of, offsets, lengths, checks: for each image the number of its shard, the position of its first byte, the
+            number of its bytes, and their CRC-32.
+        left_out: the images that were left out.
+        proposals: the images whose label a model proposed.
+    """
+
+    plan: str
+    task: TaskName
+    classes: tuple[str, ...]
+    shards: tuple[Shard, ...]
+    keys: tuple[str, ...]
+    classes_of: tuple[tuple[int, ...], ...]
+    shard_of: array[int]
+    offsets: array[int]
+    lengths: array[int]
+    checks: array[int]
+    left_out: tuple[LeftOut, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
+    rows: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", {key: row for row, key in enumerate(self.keys)})
+
+    @property
+    def splits(self) -> tuple[str | None, ...]:
+        """Return the split of each image."""
+        return tuple(self.shards[number].split for number in self.shard_of)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of `shards.json` in plain JSON types. The images are columns, which are read faster."""
+        return {
+            "format": _FORMAT,
+            "version": VERSION,
+            "plan": self.plan,
+            "task": self.task,
+            "classes": list(self.classes),
+            "shards": [vars(shard) for shard in self.shards],
+            "images": {
+                "key": list(self.keys),
+                "class": [list(numbers) if self.task == "multi" else numbers[0] for numbers in self.classes_of],
+                "split": list(self.splits),
+                "shard": list(self.shard_of),
+                "offset": list(self.offsets),
+                "length": list(self.lengths),
+                "crc32": list(self.checks),
+            },
+            "left_out": [vars(image) for image in self.left_out],
+            "proposals": [proposal._asdict() for proposal in self.proposals],
+        }
+
+    @classmethod
+    def from_json(cls, text: bytes) -> ShardIndex:
+        """Read the content of `shards.json`, which is believed nothing: it may come from an untrusted source.
+
+        Raises:
+            ValueError: the text is not an index of this version, or contradicts itself; the message is the reason.
+        """
+        try:
+            stored = from_json(text)
+            if stored["format"] != _FORMAT:
+                raise ValueError(f"its format is {stored['format']!r}, not {_FORMAT!r}")
+            if stored["version"] != VERSION:
+                raise ValueError(f"its version is {stored['version']!r}, and this vitkit reads version {VERSION}")
+            images, is_multi = stored["images"], stored["task"] == "multi"
+            shard_of, offsets, lengths, checks = (
+                array("q", images[name]) for name in ("shard", "offset", "length", "crc32")
+            )
+            index = cls(
+                str(stored["plan"]),
+                "multi" if is_multi else "single",
+                tuple(stored["classes"]),
+                tuple(Shard(**shard) for shard in stored["shards"]),
+                tuple(images["key"]),
+                tuple(tuple(numbers) if is_multi else (numbers,) for numbers in images["class"]),
+                shard_of,
+                offsets,
+                lengths,
+                checks,
+                tuple(LeftOut(**image) for image in stored["left_out"]),
+                tuple(Proposal(**proposal) for proposal in stored["proposals"]),
+            )
+            index._check()
+        except KeyError as error:
+            raise ValueError(f"it has no {error}") from error
+        except (TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(str(error)) from error
+        return index
+
+    def _check(self) -> None:
+        """Raise ValueError if the index contradicts itself or names files that are no shards."""
+        images = len(self.keys)
+        columns = (self.classes_of, self.shard_of, self.offsets, self.lengths, self.checks)
+        if images == 0 or any(len(column) != images for column in columns):
+            raise ValueError("its columns are empty or have different lengths")
+        if len(self.rows) != images or not all(isinstance(key, str) and key for key in self.keys):
+            raise ValueError("its keys are not different texts")
+        if not all(isinstance(name, str) for name in self.classes):
+            raise ValueError("a name of a class is no text")
+        if not all(type(k) is int and 0 <= k < len(self.classes) for numbers in self.classes_of for k in numbers):
+            raise ValueError("it lists an image of a class that there is not")
+        if not all(_SHARD.fullmatch(shard.name) and shard.split in (None, *SPLITS) for shard in self.shards):
+            raise ValueError("it lists a shard of an invalid name or split")
+        if not all(_SHA256.fullmatch(shard.sha256) for shard in self.shards):
+            raise ValueError("it lists a shard of an invalid checksum")
+        sizes = [shard.size for shard in self.shards]
+        for number, offset, length in zip(self.shard_of, self.offsets, self.lengths, strict=True):
+            if not (0 <= number < len(sizes) and offset >= 0 and length >= 0 and offset + length <= sizes[number]):
+                raise ValueError("it lists an image outside of its shard")
+
+
+@dataclass(frozen=True)
+class ShardFolder:
+    """A folder of shards as a storage of images, on this machine or from afar. Keys are those of the sharded data.
+
+    No file stays open: a read opens its shard, reads once and closes it, which costs few microseconds, so that threads
+    and processes (forked or spawned) may share a folder. The index is read once per process.
+    """
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return address_of(self.path) or str(self.path)
+
+    def keys(self) -> Collection[str]:
+        return self.index().rows.keys()
+
+    def index(self) -> ShardIndex:
+        """Return the index.
+
+        Raises:
+            VitkitError: there is no index, it is damaged or of another version, or the server does not answer.
+        """
+        try:
+            address = address_of(self.path)
+            return _index_at(address) if address else _index_of(str(self.path), _stamp_of(f"{self.path}/{INDEX}"))
+        except FileNotFoundError as error:
+            raise VitkitError(
+                f"{self.name} has no {INDEX}, so its shards are incomplete, or the file is missing: {_AGAIN}"
+            ) from error
+        except OSError as error:
+            raise VitkitError(f"{self.name}/{INDEX} cannot be read: {error.strerror or error}") from error
+
+    def stamp(self, key: str) -> bytes | None:
+        """Return bytes that change if the image's shard changes, or the place of the image in it."""
+        try:
+            index = self.index()
+            row = index.rows[key]
+            shard = index.shards[index.shard_of[row]]
+            version = shard.sha256 if address_of(self.path) else _stamp_of(f"{self.path}/{shard.name}")
+        except (KeyError, OSError, VitkitError):
+            return None
+        place = (index.offsets[row], index.lengths[row], index.checks[row])
+        return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
+
+    def open(self, key: str) -> BinaryIO:
+        index = self.index()
+        row = index.rows.get(key)
+        if row is None:
+            raise FileNotFoundError(f"{self.name} has no image {key!r}")
+        shard, check = index.shards[index.shard_of[row]], index.checks[row]
+        address = address_of(self.path)
+        place = f"{self.path}/{shard.name}" if address is None else copy_of(shard.sha256)
+        data = None if place is None else _read(place, index.offsets[row], index.lengths[row])
+        if data is None and address is not None:  # no copy is on this machine
+            data = read_part(
+                f"{address}/{shard.name}",
+                index.offsets[row],
+                index.lengths[row],
+                lambda answer: zlib.crc32(answer) == check,
+            )
+        if data is None:
+            raise FileNotFoundError(f"{self.name} lacks {shard.name}")
+        if zlib.crc32(data) != check:
+            raise UnreadableImageError(f"damaged (it does not have the checksum that {INDEX} lists)")
+        return io.BytesIO(data)
+
+    def check_files(self) -> None:
+        """Look whether each shard is there and has its size. Shards from afar are not looked at.
+
+        Raises:
+            VitkitError: a shard is missing or has another size.
+        """
+        if address_of(self.path) is not None:
+            return
+        for shard in self.index().shards:
+            try:
+                size = os.stat(f"{self.path}/{shard.name}").st_size  # noqa: PTH116
+            except FileNotFoundError:
+                raise VitkitError(f"{self.name} lacks {shard.name}: copy it there again, or {_AGAIN}") from None
+            if size != shard.size:
+                what = "truncated" if size < shard.size else "longer than it was"
+                sizes = f"{size:,} bytes instead of {shard.size:,}"
+                raise VitkitError(f"{self.name}/{shard.name} is {what} ({sizes}): copy it there again, or {_AGAIN}")
+
+    def shards_of(self, keys: Sequence[str]) -> list[int]:
+        """Return the number of each image's shard."""
+        index = self.index()
+        return [index.shard_of[index.rows[key]] for key in keys]
+
+
+def _read(path: str, offset: int, length: int) -> bytes | None:
+    """Read a part of a file; None if there is no such file."""
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except FileNotFoundError:
+        return None
+    try:
+        if hasattr(os, "pread"):
+            return os.pread(descriptor, length, offset)
+        os.lseek(descriptor, offset, os.SEEK_SET)  # Windows; the descriptor is this call's own
+        return os.read(descriptor, length)
+    finally:
+        os.close(descriptor)
+
+
+def _stamp_of(path: str) -> tuple[int, int, int, int]:
+    seen = os.stat(path)  # noqa: PTH116  # half the time of a Path's own
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+
+@lru_cache(maxsize=4)
+def _index_of(folder: str, stamp: tuple[int, ...]) -> ShardIndex:  # noqa: ARG001  # another one for a file that has changed
+    return _parsed(folder, read_bytes(f"{folder}/{INDEX}"))
+
+
+@lru_cache(maxsize=4)
+def _index_at(address: str) -> ShardIndex:
+    index = _parsed(address, read_file(f"{address}/{INDEX}"))
+    _FOLDERS.add(address)
+    return index
+
+
+_FOLDERS: set[str] = set()  # addresses that contain shards, so that no server is asked about their images one by one
+
+
+def _parsed(folder: str, text: bytes) -> ShardIndex:
+    try:
+        return ShardIndex.from_json(text)
+    except ValueError as error:
+        raise VitkitError(f"{folder}/{INDEX} cannot be used: {error}; {_AGAIN}") from error
+
+
+# --- The source ---------------------------------------------------------------------------------------------------
+
+
+def is_shards(path: Path) -> bool:
+    """Return whether a folder or address contains shards, even if their index is missing.
+
+    Raises:
+        VitkitError: a server does not answer.
+    """
+    address = address_of(path)
+    if address is None:
+        return (path / INDEX).is_file() or (path / "shard-00000.tar").is_file()
+    return not any(address.startswith(f"{folder}/") for folder in _FOLDERS) and _is_at(address)
+
+
+@lru_cache(maxsize=1024)
+def _is_at(address: str) -> bool:
+    try:
+        return bool(_index_at(address).keys)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise VitkitError(f"{address}/{INDEX} cannot be read: {error}") from error
+
+
+def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
+    """Return the table of the images in a folder of shards, which is that of the data they were made from.
+
+    Raises:
+        VitkitError: the index is missing, damaged or of another version, or a shard is missing or truncated.
+    """
+    path = path.resolve() if address_of(path) is None else path
+    storage = ShardFolder(path)
+    index = storage.index()
+    storage.check_files()
+    sets, labels = TASKS[index.task].encode(index.classes_of)
+    return ImageTable(
+        name=name,
+        root=path,
+        classes=index.classes,
+        paths=index.keys,
+        labels=labels,
+        splits=index.splits,
+        folders=(path,) if address_of(path) is None else (),
+        sets=sets,
+        overlooked=tuple(_lines(index)),
+        proposals=index.proposals,
+        storage=storage,
+    )
+
+
+def _lines(index: ShardIndex) -> list[str]:
+    if not index.left_out:
+        return []
+    images = plural(len(index.left_out), "image was", "images were")
+    return [
+        f"{images} left out when the shards were written: "
+        + listed([f"{image.key} ({image.reason})" for image in index.left_out])
+    ]
+
+
+def read_unlabelled_shards(name: str, path: Path) -> ImageTable:
+    """Return all images of a folder of shards as a table of one class without splits."""
+    table = read_shards(name, path)
+    return ImageTable(
+        name=name,
+        root=table.root,
+        classes=(UNLABELLED,),
+        paths=table.paths,
+        labels=(0,) * len(table),
+        splits=(None,) * len(table),
+        folders=table.folders,
+        layout="pictures without labels: all in the shards",
+        overlooked=table.overlooked,
+        storage=table.storage,
+    )
