@@ -33,6 +33,8 @@ __all__, __getattr__ = public(
         "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess",
         "proposals": "proposals_of_run read_proposals",
         "seen": "PictureRecord find_overlap from_text make_record read_digests to_text",
+        "shard_writer": "write_shards",
+        "shards": "LeftOut Shard ShardFolder ShardIndex",
         "sources": "SourceKind find_source read_source read_table",
         "split_file": (
             "groups_from_file groups_to_list images_of_run locate look_over move_run read_contents refuse_changed "

@@ -28,6 +28,8 @@ from vitkit.data.augment import Augment
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.image_cache import PictureCache, bytes_of, choose_cache, open_cache
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.shard_copies import fetched_ahead
+from vitkit.data.shards import ShardFolder
 from vitkit.data.splits import in_proportion
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
@@ -36,6 +38,7 @@ from vitkit.errors import ShortageError, VitkitError
 S = TypeVar("S")
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]  # images (B, C, height, width), labels (B,)
+WINDOW = 8  # shards from which images from afar are drawn at a time
 
 
 def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
@@ -65,11 +68,17 @@ class EpochSampler(Sampler[tuple[int, ...]]):
 
     With `labels`, an epoch of the same length has the same number of images of every class: only some images of large
     classes, and repeated images of small ones. The n-th repetition is (epoch, index, n).
+
+    With `shards`, the number of the shard of each image, only `WINDOW` shards are open at a time: the shards are
+    shuffled, one after the other joins the window, and its images are spread over the time that it stays.
     """
 
-    def __init__(self, length: int, seed: int, labels: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, length: int, seed: int, labels: Sequence[int] | None = None, shards: Sequence[int] | None = None
+    ) -> None:
         self.length, self.seed, self.epoch = length, seed, 0
         self.labels = None if labels is None else torch.tensor(labels)
+        self.shards = None if shards is None else torch.tensor(shards)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -79,12 +88,19 @@ class EpochSampler(Sampler[tuple[int, ...]]):
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         generator = torch.Generator().manual_seed(mix_seeds(self.seed, self.epoch))
-        order = torch.randperm(self.length, generator=generator)
+        order = self._shuffled(torch.arange(self.length), generator)
         if self.labels is None:
             return iter([(self.epoch, index) for index in order.tolist()])
         drawn = self._balanced(self.labels, order)
-        shuffled = torch.randperm(self.length, generator=generator).tolist()
+        shuffled = self._shuffled(torch.tensor([key[1] for key in drawn]), generator).tolist()
         return iter([drawn[i] for i in shuffled])
+
+    def _shuffled(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Return a random order (n,) of images (n,)."""
+        if self.shards is None:
+            return torch.randperm(len(images), generator=generator)
+        places = torch.randperm(int(self.shards.max()) + 1, generator=generator)[self.shards[images]]
+        return torch.argsort(places + WINDOW * torch.rand(len(images), generator=generator, dtype=torch.float64))
 
     def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
         """Take one image of each class in turn; a class starts again when all of its images were taken."""
@@ -144,6 +160,11 @@ class Images(Dataset[tuple[Tensor, int]]):
     @abstractmethod
     def paths(self) -> Sequence[str]:
         """Return the key of each image."""
+
+    @property
+    def shards(self) -> Sequence[int] | None:
+        """Return the number of each image's shard if shards are read from afar; None if any order is as fast."""
+        return None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -237,7 +258,8 @@ class BatchedImages:
 
     def _batch_sampler(self) -> BatchSampler:
         labels = self.train.labels if self.balanced else None
-        return BatchSampler(EpochSampler(len(self.train), self.seed, labels), self.batch_size, self.process)
+        sampler = EpochSampler(len(self.train), self.seed, labels, self.train.shards)
+        return BatchSampler(sampler, self.batch_size, self.process)
 
     # --- Validation images --------------------------------------------------------------------------
 
@@ -385,6 +407,12 @@ class _TableImages(Images):
         """Return the keys of the table: paths relative to the data's folder."""
         return self.table.paths
 
+    @property
+    def shards(self) -> Sequence[int] | None:
+        """Return the number of each image's shard if shards are read from afar, else None."""
+        storage = self.table.storage
+        return storage.shards_of(self.table.paths) if isinstance(storage, ShardFolder) and storage.is_afar else None
+
     def __len__(self) -> int:
         return len(self.table.paths)
 
@@ -495,6 +523,23 @@ class ImageData(BatchedImages):
         train.cache = open_cache(cache, len(files[0]), needs[0], rule)
         val.cache = open_cache(cache, len(files[1]), needs[1], evaluated)
         return cache, sum(needs)
+
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        batches, shards = super().train_batches(epoch, first), self.train.shards
+        if shards is None:
+            return batches
+        order = [shards[key[1]] for key in self._train_loader[0].sampler]
+        return self._ahead(batches, order[first * self.batch_size :])
+
+    def val_batches(self) -> Iterator[Batch]:
+        batches, shards = super().val_batches(), self.val.shards
+        return batches if shards is None else self._ahead(batches, shards)
+
+    def _ahead(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
+        """Yield batches while the shards of the next ones are fetched. `order` has the shard of each image to come."""
+        storage = self.table.storage
+        assert isinstance(storage, ShardFolder)
+        return fetched_ahead(batches, storage.files(), order, self.batch_size)
 
     def sample(self, images: int) -> ImageData:
         """Return the same training images for a single process, with at most `images` validation images.

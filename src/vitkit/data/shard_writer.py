@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from threading import Event
 
 from vitkit.data.file_facts import Memory, scan
-from vitkit.data.shards import INDEX, LeftOut, Shard, ShardFolder, ShardIndex
+from vitkit.data.shards import INDEX, UNFINISHED, LeftOut, Shard, ShardFolder, ShardIndex
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import UnreadableImageError, open_place, read_place
 from vitkit.data.table import ImageTable
@@ -42,7 +42,6 @@ from vitkit.system.files import (
 )
 from vitkit.system.progress import progress
 
-_UNDER_WAY = "sharding.json"  # the plan of shards that are not complete
 _BLOCK, _RECORD = 512, 10240  # bytes: the parts of a tar, and what its length is a multiple of
 _MOST_THREADS = 8
 
@@ -63,7 +62,7 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
     _check_keys(table)
     with exclusive_in(folder):
         known = ShardFolder(folder).index() if (folder / INDEX).is_file() else None
-        if known is None and not (folder / _UNDER_WAY).is_file() and not is_empty(folder):
+        if known is None and not (folder / UNFINISHED).is_file() and not is_empty(folder):
             raise VitkitError(f"{folder} is not empty: choose a new folder for the shards")
         plan = _plan(table, size)
         before = known.plan if known is not None else _begun(folder)
@@ -73,13 +72,13 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
                 "delete it"
             )
         if known is None:
-            write_json(folder / _UNDER_WAY, {"plan": plan.digest})
+            write_json(folder / UNFINISHED, {"plan": plan.digest})
         for _, left in [*unfinished(folder)]:
             left.unlink()
         index = _index_of(table, plan, _write_all(plan, folder))
         if index != known:
             write_text(folder / INDEX, to_json(index.to_dict()) + "\n")
-        (folder / _UNDER_WAY).unlink(missing_ok=True)
+        (folder / UNFINISHED).unlink(missing_ok=True)
     return index
 
 
@@ -94,7 +93,7 @@ def _check_keys(table: ImageTable) -> None:
 
 
 def _begun(folder: Path) -> str | None:
-    return str(read_json(folder / _UNDER_WAY).get("plan")) if (folder / _UNDER_WAY).is_file() else None
+    return str(read_json(folder / UNFINISHED).get("plan")) if (folder / UNFINISHED).is_file() else None
 
 
 # --- The plan -----------------------------------------------------------------------------------------------------
@@ -299,9 +298,7 @@ def _write(plan: _Plan, shard: _PlannedShard, path: Path, done: partial[None], i
 
         for member in shard.members:
             if is_stopped.is_set():
-                raise VitkitError(
-                    "the shards are not complete"
-                )  # the error of another shard is the one that is reported
+                raise VitkitError("the shards are not complete")  # what stopped it is reported instead
             data = _bytes_of(plan, member.row)
             put(f"{member.number:08}{PurePosixPath(plan.table.paths[member.row]).suffix.lower()}", data)
             for name, content in member.after:

@@ -31,7 +31,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_bytes
 from vitkit.text.cells import listed, plural
 
-INDEX = "shards.json"
+INDEX, UNFINISHED = "shards.json", "sharding.json"  # the latter is there while shards are being written
 VERSION = 1
 _FORMAT = "vitkit shards"
 _SHARD, _SHA256 = re.compile(r"shard-\d{5,9}\.tar"), re.compile(r"[0-9a-f]{64}")
@@ -206,6 +206,11 @@ class ShardFolder:
     def name(self) -> str:
         return address_of(self.path) or str(self.path)
 
+    @property
+    def is_afar(self) -> bool:
+        """Return whether the shards are on another machine."""
+        return address_of(self.path) is not None
+
     def keys(self) -> Collection[str]:
         return self.index().rows.keys()
 
@@ -231,7 +236,7 @@ class ShardFolder:
             index = self.index()
             row = index.rows[key]
             shard = index.shards[index.shard_of[row]]
-            version = shard.sha256 if address_of(self.path) else _stamp_of(f"{self.path}/{shard.name}")
+            version = shard.sha256 if self.is_afar else _stamp_of(f"{self.path}/{shard.name}")
         except (KeyError, OSError, VitkitError):
             return None
         place = (index.offsets[row], index.lengths[row], index.checks[row])
@@ -265,7 +270,7 @@ class ShardFolder:
         Raises:
             VitkitError: a shard is missing or has another size.
         """
-        if address_of(self.path) is not None:
+        if self.is_afar:
             return
         for shard in self.index().shards:
             try:
@@ -276,6 +281,10 @@ class ShardFolder:
                 what = "truncated" if size < shard.size else "longer than it was"
                 sizes = f"{size:,} bytes instead of {shard.size:,}"
                 raise VitkitError(f"{self.name}/{shard.name} is {what} ({sizes}): copy it there again, or {_AGAIN}")
+
+    def files(self) -> list[tuple[str, str, int]]:
+        """Return the address or path, the SHA-256 and the bytes of each shard."""
+        return [(f"{self.name}/{shard.name}", shard.sha256, shard.size) for shard in self.index().shards]
 
     def shards_of(self, keys: Sequence[str]) -> list[int]:
         """Return the number of each image's shard."""
@@ -336,7 +345,7 @@ def is_shards(path: Path) -> bool:
     """
     address = address_of(path)
     if address is None:
-        return (path / INDEX).is_file() or (path / "shard-00000.tar").is_file()
+        return any((path / name).is_file() for name in (INDEX, UNFINISHED, "shard-00000.tar"))
     return not any(address.startswith(f"{folder}/") for folder in _FOLDERS) and _is_at(address)
 
 
@@ -356,19 +365,18 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
     Raises:
         VitkitError: the index is missing, damaged or of another version, or a shard is missing or truncated.
     """
-    path = path.resolve() if address_of(path) is None else path
-    storage = ShardFolder(path)
+    storage = ShardFolder(path if address_of(path) else path.resolve())
     index = storage.index()
     storage.check_files()
     sets, labels = TASKS[index.task].encode(index.classes_of)
     return ImageTable(
         name=name,
-        root=path,
+        root=storage.path,
         classes=index.classes,
         paths=index.keys,
         labels=labels,
         splits=index.splits,
-        folders=(path,) if address_of(path) is None else (),
+        folders=() if storage.is_afar else (storage.path,),
         sets=sets,
         overlooked=tuple(_lines(index)),
         proposals=index.proposals,

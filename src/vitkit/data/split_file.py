@@ -49,7 +49,7 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
         "splits": splits,
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return {"data": table.name, "root": str(table.root), "hash": digest, **content}
+    return {"data": table.name, "root": address_of(table.root) or str(table.root), "hash": digest, **content}
 
 
 def split_from_file(path: Path) -> ImageTable:

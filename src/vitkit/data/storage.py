@@ -58,8 +58,8 @@ class Stored:
 
     @property
     def name(self) -> str:
-        """Return a name such as `flowers.zip/daisy/1.jpg`."""
-        return f"{self.storage.name}/{self.key}"
+        """Return a name such as `flowers.zip/daisy/1.jpg`; without a key, that of the storage."""
+        return f"{self.storage.name}/{self.key}" if self.key else self.storage.name
 
     def __str__(self) -> str:
         return self.name

@@ -50,7 +50,7 @@ def evaluate(
     probabilities, unknown, answered, unreadable = _predict(classifier, rows, progress)
     if not answered:
         first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
-        raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.root}{first}")
+        raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.place}{first}")
     paths = tuple(rows.paths[i] for i in answered)
     if classifier.thresholds is None:
         labels = np.array([number_of[rows.labels[i]] for i in answered])  # (n,)

@@ -625,7 +625,7 @@ def _prepare(
         run.extensions.write(run.folder)
         if labels is not None:
             write_bytes(run.folder / LABELS, labels)
-        run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
+        run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.place}")
         tried = [] if selection is None else selection.lines()
         for reason in [
             *filter(None, [table.layout]),

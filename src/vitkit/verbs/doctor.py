@@ -75,7 +75,7 @@ class Checkup(Result):
     def lines(self) -> list[str]:
         """Return the images per class, kinds of files, sizes, and problems, the worst first."""
         table, figures = self.diagnosis.table, self.to_dict()
-        about = f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.root}"
+        about = f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.place}"
         sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
         return [
             about,

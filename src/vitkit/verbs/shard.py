@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import check_arguments, path_text
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import check_choice, check_outside, path_of
 from vitkit.verbs.result import Result
@@ -110,15 +110,14 @@ def shard(
     from vitkit.data.shard_writer import write_shards
     from vitkit.data.sources import has_no_folders, read_unlabelled
 
-    folder, labels = path_of(folder), path_of(labels)
-    assert folder is not None
+    target, labels = Path(path_text(folder, "the folder")), path_of(labels)
     most = _bytes_in(size)
     if labels is None and layout == "auto" and has_no_folders(data):
         table = read_unlabelled(data)
     else:
         table = read_corrected(str(data), labels, layout, may_be_one_class=True)
-    check_outside("the folder", folder, map(str, table.folders))
-    return Sharding(folder, write_shards(table, folder, most))
+    check_outside("the folder", target, map(str, table.folders))
+    return Sharding(target, write_shards(table, target, most))
 
 
 def _bytes_in(size: str) -> int:

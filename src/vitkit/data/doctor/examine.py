@@ -268,7 +268,7 @@ class Diagnosis:
         table, facts = self.table, self.facts
         return {
             "data": table.name,
-            "root": str(table.root),
+            "root": str(table.place),
             "layout": table.layout,
             "images": len(table),
             "classes": table.counts(),

@@ -195,6 +195,11 @@ class KeyedImages(Images):
         """Return the paths of the images."""
         return self.images.paths
 
+    @property
+    def shards(self) -> Sequence[int] | None:
+        """Return the numbers of the images' shards, if the order of reading matters."""
+        return self.images.shards
+
     def __len__(self) -> int:
         return len(self.images)
 
@@ -412,7 +417,7 @@ def _prepare(
     try:
         clear(run.folder)
         write_request(run.folder, fields)
-        run.say(f"vitkit {vitkit.__version__}: pre-training {name_of(recipe)} on {table.root} ({choices.objective})")
+        run.say(f"vitkit {vitkit.__version__}: pre-training {name_of(recipe)} on {table.place} ({choices.objective})")
         for line in [*filter(None, [table.layout]), *describe_team(recipe, team)]:
             run.say(line)
         findings = tell(run, [*ancestry_findings(images, recipe), *images.findings, *diagnosis.findings])

@@ -1,0 +1,491 @@
+"""Shards: what any reader of tar files finds in them, what the index must not claim, and reading from afar."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import runs
+import vitkit
+from afar import Site, served
+from vitkit.data import (
+    Augment,
+    EpochSampler,
+    ImageData,
+    ImageTable,
+    Preprocess,
+    ShardFolder,
+    find_images,
+    read_source,
+    read_table,
+)
+from vitkit.data.remote import _filesystem_of
+from vitkit.data.shard_copies import _fetch, copy_of, fetched_ahead
+from vitkit.data.shard_writer import write_shards
+from vitkit.errors import VitkitError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs in two splits, one of which cannot be read; some names have dots, two differ in their suffix."""
+    root = tmp_path_factory.mktemp("data")
+    runs.photos(root / "train", images=10)
+    runs.photos(root / "val", images=4, seed=1)
+    (root / "train" / "red" / "img1.png").rename(root / "train" / "red" / "a.b.c.PNG")
+    (root / "train" / "red" / "img2.png").rename(root / "train" / "red" / "a.b.d.png")
+    (root / "train" / "blue" / "broken.png").write_bytes(b"\x89PNG no picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def shards(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written") / "shards"
+    write_shards(read_source(data), folder, 20_000)
+    return folder
+
+
+@pytest.fixture
+def copied(shards: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shards, tmp_path / "shards"))
+
+
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def members(folder: Path) -> dict[str, dict[str, bytes]]:
+    """The samples as WebDataset groups them: neighbours of one name up to the first dot, by the rest of the name."""
+    samples: dict[str, dict[str, bytes]] = {}
+    last = ""
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as archive:
+            for info in archive:
+                name, _, suffix = info.name.partition(".")
+                assert name == last or name not in samples, "the files of a sample are not neighbours"
+                file = archive.extractfile(info)
+                assert file is not None and suffix not in samples.setdefault(name, {})
+                samples[name][suffix] = file.read()
+                last = name
+    return samples
+
+
+# --- What is written ------------------------------------------------------------------------------------------------
+
+
+def test_any_reader_of_tars_finds_image_class_and_key(data: Path, shards: Path) -> None:
+    table = read_source(data)
+    expected = {key: (table.name_of(i), table.splits[i]) for i, key in enumerate(table.paths)}
+    samples = members(shards)
+    assert len(samples) == len(expected) - 1
+    for sample in samples.values():
+        about = json.loads(sample["json"])
+        assert sample["png"] == (data / about["key"]).read_bytes()
+        assert expected.pop(about["key"]) == (about["class"], about["split"])
+        assert table.classes[int(sample["cls"])] == about["class"]
+    assert list(expected) == ["train/blue/broken.png"]
+
+
+def test_the_index_has_what_it_promises(data: Path, shards: Path) -> None:
+    stored = json.loads((shards / "shards.json").read_text(encoding="utf-8"))
+    assert stored["classes"] == ["blue", "green", "red"]
+    assert [left["key"] for left in stored["left_out"]] == ["train/blue/broken.png"] and stored["left_out"][0]["reason"]
+    for shard in stored["shards"]:
+        content = (shards / shard["name"]).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (shard["size"], shard["sha256"])
+        assert len(content) <= 20_480  # a record of 10 kB more or less
+    images = stored["images"]
+    columns = (images[name] for name in ("key", "shard", "offset", "length"))
+    for key, number, offset, length in zip(*columns, strict=True):
+        with (shards / stored["shards"][number]["name"]).open("rb") as file:
+            file.seek(offset)
+            assert file.read(length) == (data / key).read_bytes()
+    of_shard = set(zip(images["shard"], images["split"], strict=True))
+    assert len(of_shard) == len(stored["shards"]), "a shard has images of two splits"
+
+
+def test_the_table_is_that_of_the_folder(data: Path, shards: Path) -> None:
+    folder, packed = read_source(data), read_source(shards)
+    rows = {key: (folder.labels[i], folder.splits[i]) for i, key in enumerate(folder.paths)}
+    del rows["train/blue/broken.png"]
+    assert rows == {key: (packed.labels[i], packed.splits[i]) for i, key in enumerate(packed.paths)}
+    assert list(rows) == list(packed.paths)
+    assert packed.classes == folder.classes
+    assert "broken.png" in packed.overlooked[0]
+    assert packed.open(5).read() == (data / packed.paths[5]).read_bytes()
+
+
+def test_the_bytes_depend_on_the_images_alone(data: Path, shards: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(data, tmp_path / "elsewhere"))
+    write_shards(read_source(moved), tmp_path / "again", 20_000)
+    assert bytes_in(tmp_path / "again") == bytes_in(shards)
+    shutil.make_archive(str(tmp_path / "packed"), "zip", data)
+    write_shards(read_source(tmp_path / "packed.zip"), tmp_path / "of-zip", 20_000)
+    assert bytes_in(tmp_path / "of-zip") == bytes_in(shards)
+    write_shards(read_source(shards), tmp_path / "of-shards", 20_000)
+    for path in shards.glob("*.tar"):
+        assert (tmp_path / "of-shards" / path.name).read_bytes() == path.read_bytes()
+
+
+def killed_within(table: ImageTable, folder: Path, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write shards in a process that is killed when it reads its image number `images`."""
+    child = os.fork()
+    if child == 0:
+        from vitkit.data import shard_writer
+
+        left, read = [images], shard_writer.read_place
+
+        def read_or_die(place: Any) -> bytes:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return read(place)
+
+        shard_writer.read_place = read_or_die
+        try:
+            write_shards(table, folder, 20_000)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+def test_a_killed_call_is_repeated_with_the_same_bytes(
+    data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, table = tmp_path / "shards", read_source(data)
+    for images in (1, 9, 20, 12):
+        killed_within(table, folder, images, monkeypatch)
+        assert not (folder / "shards.json").exists()
+        for name, content in bytes_in(folder).items():
+            assert not name.startswith("shard-") or content == (shards / name).read_bytes(), "half a shard has its name"
+        with pytest.raises(VitkitError, match=r"no shards\.json"):
+            read_source(folder)
+    done = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tar")}
+    assert done
+    with pytest.raises(VitkitError, match="another --size"):
+        write_shards(table, folder, 30_000)
+    write_shards(table, folder, 20_000)
+    assert bytes_in(folder) == bytes_in(shards)
+    assert all((folder / name).stat().st_mtime_ns == time for name, time in done.items()), "they were written again"
+    before = (folder / "shards.json").stat().st_mtime_ns
+    write_shards(table, folder, 20_000)
+    assert (folder / "shards.json").stat().st_mtime_ns == before
+
+
+def test_a_shard_that_is_not_what_it_was_is_written_again(data: Path, copied: Path, shards: Path) -> None:
+    with (copied / "shard-00001.tar").open("r+b") as file:
+        file.seek(700)
+        file.write(b"other")
+    (copied / "shard-00002.tar").unlink()
+    write_shards(read_source(data), copied, 20_000)
+    assert bytes_in(copied) == bytes_in(shards)
+
+
+def test_what_may_not_be_written(data: Path, tmp_path: Path, shards: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(VitkitError, match="not empty"):
+        vitkit.shard(data, tmp_path)
+    with pytest.raises(VitkitError, match="lies in the source"):
+        vitkit.shard(data, data / "shards")
+    with pytest.raises(VitkitError, match="shards of other images"):
+        vitkit.shard(data / "val", shards, size="20kB")
+    for size in ("256", "1kB", "9GB", "big"):
+        with pytest.raises(VitkitError, match="--size"):
+            vitkit.shard(data, tmp_path / "new", size=size)
+    assert not (tmp_path / "new").exists()
+    with (tmp_path / "list.csv").open("w", newline="") as text:
+        csv.writer(text).writerows([("path", "label"), (data / "val/red/img1.png", "a"), ("b.png", "b")])
+    with pytest.raises(VitkitError, match="below one folder"):
+        vitkit.shard(tmp_path / "list.csv", tmp_path.parent / "new-shards")
+
+
+def test_an_image_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = runs.photos(tmp_path / "data", images=2)
+    monkeypatch.setattr("vitkit.data.shard_writer.read_place", lambda place: b"another picture")
+    with pytest.raises(VitkitError, match="has changed since"):
+        vitkit.shard(data, tmp_path / "shards")
+    assert not list((tmp_path / "shards").glob("*.tar"))
+
+
+def test_several_classes_and_labels_of_a_file(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        runs.photos(tmp_path / split, images=4)
+    table = read_source(runs.several(tmp_path))
+    write_shards(table, tmp_path / "shards", 20_000)
+    again = read_source(tmp_path / "shards")
+    assert again.paths == table.paths
+    assert [again.name_of(i) for i in range(len(again))] == [table.name_of(i) for i in range(len(table))]
+    assert not any("cls" in sample for sample in members(tmp_path / "shards").values())
+    (tmp_path / "labels.csv").write_text("path,label\nred/img1.png,blue\nred/img2.png,-\n")
+    vitkit.shard(tmp_path / "train", tmp_path / "corrected", labels=tmp_path / "labels.csv")
+    corrected = read_source(tmp_path / "corrected")
+    assert corrected.name_of(corrected.paths.index("red/img1.png")) == "blue"
+
+
+def test_pictures_without_labels(tmp_path: Path) -> None:
+    runs.photos(tmp_path / "all", images=3)
+    heap = tmp_path / "heap"
+    heap.mkdir()
+    for i, path in enumerate(sorted((tmp_path / "all").rglob("*.png"))):
+        path.rename(heap / f"{i}.png")
+    sharding = vitkit.shard(heap, tmp_path / "shards")
+    assert sharding.images == 9 and sharding.index.classes == ("unlabelled",)
+    with pytest.raises(VitkitError, match="single class"):
+        read_source(tmp_path / "shards")
+    (tmp_path / "labels.csv").write_text("path,label\n0.png,a\n1.png,b\n")
+    with_labels = vitkit.doctor(tmp_path / "shards", labels=tmp_path / "labels.csv")
+    assert with_labels.diagnosis.table.counts() == {"a": 1, "b": 1}
+
+
+# --- What is read ---------------------------------------------------------------------------------------------------
+
+
+def test_threads_and_forked_processes_share_a_folder(shards: Path, data: Path) -> None:
+    table = read_source(shards)
+    assert table.storage is not None
+    expected = {key: (data / key).read_bytes() for key in table.paths}
+    keys = list(table.paths) * 20
+    random.Random(0).shuffle(keys)
+
+    def is_right(key: str) -> bool:
+        return table.at(key) is not None and table.storage.open(key).read() == expected[key]  # type: ignore[union-attr]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(is_right, keys))
+    if hasattr(os, "fork"):
+        children = []
+        for _ in range(3):
+            if (child := os.fork()) == 0:
+                os._exit(0 if all(map(is_right, keys)) else 1)
+            children.append(child)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+
+
+def test_a_damaged_image_is_unreadable_and_the_others_are_not(copied: Path) -> None:
+    storage, index = ShardFolder(copied), ShardFolder(copied).index()
+    row = index.keys.index("train/red/img5.png")
+    with (copied / index.shards[index.shard_of[row]].name).open("r+b") as file:
+        file.seek(index.offsets[row] + index.lengths[row] // 2)
+        file.write(b"\0\1\2\3")
+    diagnosis = vitkit.doctor(copied).diagnosis
+    assert list(diagnosis.unreadable) == ["train/red/img5.png"]
+    assert "checksum" in diagnosis.unreadable["train/red/img5.png"]
+    with pytest.raises(FileNotFoundError, match="no image 'nothing'"):
+        storage.open("nothing")
+
+
+def cut(folder: Path) -> None:
+    path = folder / "shard-00001.tar"
+    path.write_bytes(path.read_bytes()[:-600])
+
+
+def changed(**fields: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        stored = json.loads((folder / "shards.json").read_text())
+        (folder / "shards.json").write_text(json.dumps(stored | fields))
+
+    return change
+
+
+def in_images(name: str, value: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        stored = json.loads((folder / "shards.json").read_text())
+        stored["images"][name][1] = value
+        (folder / "shards.json").write_text(json.dumps(stored))
+
+    return change
+
+
+def in_shard(name: str, value: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        stored = json.loads((folder / "shards.json").read_text())
+        stored["shards"][1][name] = value
+        (folder / "shards.json").write_text(json.dumps(stored))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "shards.json").unlink(), r"no shards\.json"),
+        (lambda folder: (folder / "shards.json").write_text("{"), "cannot be used"),
+        (lambda folder: (folder / "shard-00002.tar").unlink(), r"lacks shard-00002\.tar"),
+        (cut, "is truncated"),
+        (changed(version=0), "its version is 0, and this vitkit reads version 1"),
+        (changed(format="other"), "its format is 'other'"),
+        (changed(images={}), "it has no 'shard'"),
+        (changed(left_out=[{"key": 1}]), "cannot be used"),
+        (in_images("offset", 10**9), "outside of its shard"),
+        (in_images("offset", "far"), "cannot be used"),
+        (in_images("shard", 99), "outside of its shard"),
+        (in_images("class", 3), "class that there is not"),
+        (in_images("key", ""), "different texts"),
+        (in_shard("name", "../../etc/passwd"), "invalid name"),
+        (in_shard("split", "other"), "invalid name or split"),
+        (in_shard("sha256", "../x"), "invalid checksum"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_refused(copied: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(copied)
+    with pytest.raises(VitkitError, match=message):
+        read_source(copied)
+
+
+# --- The order ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_balanced", [False, True])
+def test_images_from_afar_are_read_shard_after_shard(is_balanced: bool) -> None:
+    shard_of = [i % 50 for i in range(5000)]
+    labels = [i // 2500 for i in range(5000)] if is_balanced else None
+    sampler = EpochSampler(5000, seed=3, labels=labels, shards=shard_of)
+    order = [key[1] for key in sampler]
+    assert sorted(order) == list(range(5000))
+    places: dict[int, list[int]] = {}
+    for place, image in enumerate(order):
+        places.setdefault(shard_of[image], []).append(place)
+    spans = [max(of_shard) - min(of_shard) for of_shard in places.values()]
+    assert max(spans) < 5000 * 9 / 50  # all of a shard while eight others come and go
+    assert [key[1] for key in EpochSampler(5000, seed=3, labels=labels, shards=shard_of)] == order
+    sampler.set_epoch(1)
+    assert [key[1] for key in sampler] != order
+    opened = [min(places[number]) for number in range(50)]
+    assert sorted(range(50), key=opened.__getitem__) != list(range(50)), "the shards are in their own order"
+    window = {shard_of[image] for image in order[2000:2100]}
+    assert 6 <= len(window) <= 9  # neighbours come from the whole window
+
+
+def test_the_order_is_the_same_for_any_ranks_and_workers_and_place(shards: Path) -> None:
+    with served(shards) as site:
+        table = read_table(site.address)
+
+        def loaded(rank: int, size: int, workers: int, first: int) -> list[torch.Tensor]:
+            images = ImageData(
+                table, Preprocess(size=(16, 16)), Augment(), batch_size=7, workers=workers, seed=5, process=(rank, size)
+            )
+            batches = [pixels for pixels, _ in images.train_batches(2, first)]
+            images.close()
+            return batches
+
+        whole = loaded(0, 1, 0, 0)
+        assert sum(map(len, whole)) == 30
+        for size, workers in ((1, 2), (2, 0), (3, 1)):
+            shares = [loaded(rank, size, workers, 2) for rank in range(size)]
+            for number, batch in enumerate(whole[2:]):
+                for rank in range(size):
+                    share = batch[rank::size]
+                    assert torch.equal(shares[rank][number], share if len(share) else batch[:1])
+
+
+# --- From afar ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr("vitkit.data.remote._WAITS", (0.0,) * 3)
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    with served(copied) as site:
+        yield site
+
+
+def digests(table: ImageTable) -> list[str]:
+    return [hashlib.sha256(table.open(i).read()).hexdigest() for i in range(len(table))]
+
+
+def test_an_image_is_one_request(site: Site, shards: Path) -> None:
+    table = read_table(site.address)
+    assert digests(table) == digests(read_table(shards))
+    assert site.requests.total() == len(table) + 1
+    assert str(table.file(0)).startswith(f"{site.address}/train/")
+
+
+@pytest.mark.parametrize("fault", ["cut", "broken", "whole", "wrong"])
+def test_a_request_that_fails_is_repeated(site: Site, shards: Path, fault: str) -> None:
+    site.fault = lambda name, before: fault if name.endswith(".tar") and before % 3 == 0 else None
+    some = list(range(0, 32, 4))
+    assert digests(read_table(site.address).take(some)) == digests(read_table(shards).take(some))
+
+
+def test_a_slow_server_is_given_up_and_asked_again(site: Site, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitkit.data.remote._PATIENCE", 0.3)
+    _filesystem_of.cache_clear()
+    site.fault = lambda name, before: "slow" if before == 0 else None
+    table = read_table(site.address)
+    assert table.open(0).read() == read_table(shards).open(0).read()
+    assert site.requests.total() == 4
+    _filesystem_of.cache_clear()
+
+
+def test_what_stays_wrong_is_a_row_with_its_reason(site: Site, shards: Path) -> None:
+    index = ShardFolder(shards).index()
+    lost = [key for key, number in zip(index.keys, index.shard_of, strict=True) if number == 1]
+    site.fault = lambda name, before: "wrong" if name == "shard-00001.tar" else None
+    diagnosis = vitkit.doctor(site.address).diagnosis
+    assert sorted(diagnosis.unreadable) == sorted(lost)
+    assert all("gave up after 4 attempts" in reason for reason in diagnosis.unreadable.values())
+    assert sorted([*diagnosis.table.paths, *lost]) == sorted(index.keys)
+
+
+def test_addresses_without_shards(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(VitkitError, match=r"no shards\.json at http://.*/nothing"):
+        read_table(f"{site.address}/nothing")
+    with pytest.raises(VitkitError, match="no such file"):
+        find_images([f"{site.address}/nothing/1.png"])
+    site.fault = lambda name, before: "broken"
+    with pytest.raises(VitkitError, match="gave up after 4 attempts"):
+        read_table(site.address.replace("/shards", "/other"))
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(VitkitError, match=r"gs://.* pip install 'vitkit\[remote\]'"):
+        read_table("gs://bucket/shards")
+    with pytest.raises(VitkitError, match="no known kind of address"):
+        read_table("nowhere://bucket/shards")
+
+
+def test_shards_are_fetched_ahead_and_read_from_their_copies(site: Site, shards: Path) -> None:
+    site.fault = lambda name, before: "cut" if before == 1 else None  # the first request asks for the size
+    storage = ShardFolder(Path(site.address))
+    files, index = storage.files(), storage.index()
+    order = sorted(range(len(index.keys)), key=lambda row: index.shard_of[row])
+    shard_of = [index.shard_of[row] for row in order]
+    for row in fetched_ahead(iter(order), files, shard_of, 1):
+        address, sha256, _ = files[index.shard_of[row]]
+        path = eventually(lambda sha256=sha256: copy_of(sha256))
+        assert Path(path).read_bytes() == (shards / Path(address).name).read_bytes()
+    before = site.requests.total()
+    assert digests(read_table(site.address)) == digests(read_table(shards))
+    assert site.requests.total() == before
+
+
+def eventually(value: Callable[[], Any]) -> Any:
+    for _ in range(1000):
+        if (current := value()) is not None:
+            return current
+        time.sleep(0.01)
+    raise AssertionError("it takes longer than ten seconds")
+
+
+def test_a_copy_with_another_checksum_is_not_kept(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, sha256, size = ShardFolder(Path(site.address)).files()[0]
+    _fetch(address, "0" * 64, size)
+    assert not list((tmp_path / "cache" / "shards").iterdir())
+    _fetch(address, sha256, size)
+    monkeypatch.setattr("vitkit.data.shard_copies._LARGEST", size + 10)
+    _fetch(*ShardFolder(Path(site.address)).files()[1])  # the first one makes room
+    assert len(list((tmp_path / "cache" / "shards").iterdir())) == 1 and copy_of(sha256) is None
