@@ -57,6 +57,7 @@ def test_the_verbs() -> None:
         "watch",
         "pack",
         "push",
+        "shard",
     }
     assert set(VERBS) == asked
 

@@ -1,4 +1,5 @@
-"""A zip of class folders gives in every command what the folder gives, and so does a source that is no file at all."""
+"""A zip of class folders, and a folder of shards of it, give in every command what the folder gives, and so does a
+source that is no file at all."""
 
 from __future__ import annotations
 
@@ -16,17 +17,21 @@ import numpy as np
 import pytest
 
 import runs
+from vitkit import shard
 from vitkit.data import Edit, ImageTable, LayoutName, SourceKind, add_edits, images_of_run, move_run, sources, table_of
 from vitkit.training import train
+
+PACKED = ("data.zip", "shards")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photographs, the zip of them, and a run of each."""
+    """A folder with photographs, the zip and the shards of them, and a run of each."""
     root = tmp_path_factory.mktemp("archives")
     data = runs.photos(root / "data")
     shutil.make_archive(str(data), "zip", data)
-    for name in ("data", "data.zip"):
+    shard(data, root / "shards", size="20kB")
+    for name in ("data", *PACKED):
         train(runs.quick(root / name), root / f"run-{name}", say=lambda line: None)
     return root
 
@@ -35,51 +40,54 @@ def stored(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def test_training_gives_the_same_weights_record_and_split(place: Path) -> None:
-    folder, packed = place / "run-data", place / "run-data.zip"
-    for name in ("model.safetensors", "pictures.npz"):
-        assert (folder / name).read_bytes() == (packed / name).read_bytes(), name
+@pytest.mark.parametrize("name", PACKED)
+def test_training_gives_the_same_weights_record_and_split(place: Path, name: str) -> None:
+    folder, packed = place / "run-data", place / f"run-{name}"
+    for file in ("model.safetensors", "pictures.npz"):
+        assert (folder / file).read_bytes() == (packed / file).read_bytes(), file
     splits = [stored(run / "split.json") for run in (folder, packed)]
-    assert [splits[1][name] for name in ("hash", "contents", "splits")] == [
-        splits[0][name] for name in ("hash", "contents", "splits")
+    assert [splits[1][field] for field in ("hash", "contents", "splits")] == [
+        splits[0][field] for field in ("hash", "contents", "splits")
     ]
-    assert splits[1]["root"] == str(place / "data.zip")
+    assert splits[1]["root"] == str(place / name)
     figures = [stored(run / "evaluation.json") for run in (folder, packed)]
     assert figures[0]["accuracy"] == figures[1]["accuracy"]
 
 
 def test_the_report_shows_the_photographs(place: Path) -> None:
-    pages = [(place / run / "report.html").read_text(encoding="utf-8") for run in ("run-data", "run-data.zip")]
-    assert pages[0].count("data:image/") == pages[1].count("data:image/") > 0
+    pages = [
+        (place / run / "report.html").read_text(encoding="utf-8") for run in ("run-data", "run-data.zip", "run-shards")
+    ]
+    assert pages[0].count("data:image/") == pages[1].count("data:image/") == pages[2].count("data:image/") > 0
 
 
 def test_workers_and_caches_read_an_archive(place: Path, tmp_path: Path) -> None:
-    for cache_ in ("ram", "disk"):
+    for cache_, name in (("ram", "shards"), ("disk", "data.zip")):
         run = train(
-            runs.quick(place / "data.zip", cache=cache_, workers=1, epochs=1), tmp_path / cache_, say=lambda line: None
+            runs.quick(place / name, cache=cache_, workers=1, epochs=1), tmp_path / cache_, say=lambda line: None
         )
         plain = train(runs.quick(place / "data", epochs=1), tmp_path / f"{cache_}-plain", say=lambda line: None)
         runs.assert_same_weights(run, plain)
 
 
 def test_eval_is_that_of_the_folder(vitkit: Any, place: Path, tmp_path: Path) -> None:
-    for name in ("data", "data.zip"):
+    for name in ("data", *PACKED):
         assert vitkit("eval", place / "run-data", "--out", tmp_path / name).code == 0
         outcome = vitkit("eval", place / f"run-{name}", place / name, "--out", tmp_path / f"of-{name}")
         assert outcome.code == 0, outcome.err
-    figures = [stored(tmp_path / f"of-{name}" / "evaluation.json") for name in ("data", "data.zip")]
-    assert figures[0]["accuracy"] == figures[1]["accuracy"]
-    assert figures[0]["seen"] == figures[1]["seen"]
+    figures = [stored(tmp_path / f"of-{name}" / "evaluation.json") for name in ("data", *PACKED)]
+    for packed in figures[1:]:
+        assert (packed["accuracy"], packed["seen"]) == (figures[0]["accuracy"], figures[0]["seen"])
 
 
 def test_doctor_tells_the_same(vitkit: Any, place: Path, tmp_path: Path) -> None:
-    told = [vitkit("doctor", place / name, "--json") for name in ("data", "data.zip")]
-    assert [own.code for own in told] == [0, 0]
+    told = [vitkit("doctor", place / name, "--json") for name in ("data", *PACKED)]
+    assert [own.code for own in told] == [0, 0, 0]
     found = [json.loads(own.out) for own in told]
     for own in found:
-        for name in ("root", "data", "name"):
+        for name in ("root", "data", "name", "layout"):
             own.pop(name, None)
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert vitkit("doctor", place / "data.zip", "--out", tmp_path / "d.html").code == 0
     refused = vitkit("doctor", place / "data.zip", "--out", place / "data.zip" / "d.html")
     assert refused.code == 2
@@ -93,35 +101,41 @@ def predictions(outcome: Any, root: Path) -> list[tuple[str, str, str]]:
 
 def test_predict_names_the_images_in_an_archive(vitkit: Any, place: Path) -> None:
     found = [
-        predictions(vitkit("predict", place / "run-data", place / name), place / name) for name in ("data", "data.zip")
+        predictions(vitkit("predict", place / "run-data", place / name), place / name) for name in ("data", *PACKED)
     ]
-    assert found[0] == found[1] and len(found[0]) == 36
-    one = place / "data.zip" / "red" / "img3.png"
-    assert predictions(vitkit("predict", place / "run-data", one), place / "data.zip")[0] in found[0]
+    assert found[0] == found[1] == found[2] and len(found[0]) == 36
+    for name in PACKED:
+        one = place / name / "red" / "img3.png"
+        assert predictions(vitkit("predict", place / "run-data", one), place / name)[0] in found[0]
 
 
 def test_embed_and_explain_read_an_archive(vitkit: Any, place: Path, tmp_path: Path) -> None:
-    for name in ("data", "data.zip"):
+    for name in ("data", *PACKED):
         outcome = vitkit("embed", place / "run-data", place / name, "--out", tmp_path / f"{name}.npz")
         assert outcome.code == 0, outcome.err
-    arrays = [np.load(tmp_path / f"{name}.npz")["features"] for name in ("data", "data.zip")]
-    assert np.array_equal(*arrays)
-    member = place / "data.zip" / "red" / "img1.png"
-    assert vitkit("explain", place / "run-data", member, "--out", tmp_path / "explained").code == 0
-    assert (tmp_path / "explained" / "index.html").is_file()
+    arrays = [np.load(tmp_path / f"{name}.npz")["features"] for name in ("data", *PACKED)]
+    assert np.array_equal(arrays[0], arrays[1]) and np.array_equal(arrays[0], arrays[2])
+    for name in PACKED:
+        member = place / name / "red" / "img1.png"
+        assert vitkit("explain", place / "run-data", member, "--out", tmp_path / name).code == 0
+        assert (tmp_path / name / "index.html").is_file()
 
 
-def test_a_label_file_names_images_in_an_archive(vitkit: Any, place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PACKED)
+def test_a_label_file_names_images_in_an_archive(vitkit: Any, place: Path, tmp_path: Path, name: str) -> None:
     labels = tmp_path / "labels.csv"
-    absolute = str(place / "data.zip" / "blue" / "img2.png")
+    absolute = str(place / name / "blue" / "img2.png")
     add_edits(labels, [Edit("red/img1.png", "blue", "red"), Edit(absolute, "", "blue")])
-    before = (place / "data.zip").read_bytes()
-    told = [vitkit("doctor", place / name, "--labels", labels, "--json") for name in ("data.zip",)]
-    classes = json.loads(told[0].out)["classes"]
-    assert sum(classes.values() if isinstance(classes, dict) else [own["images"] for own in classes]) == 35
-    run = train(runs.quick(place / "data.zip", labels=str(labels), epochs=1), tmp_path / "run", say=lambda line: None)
+    before = content_of(place / name)
+    classes = json.loads(vitkit("doctor", place / name, "--labels", labels, "--json").out)["classes"]
+    assert classes == {"blue": 12, "green": 12, "red": 11}
+    run = train(runs.quick(place / name, labels=str(labels), epochs=1), tmp_path / "run", say=lambda line: None)
     assert (run / "labels.csv").is_file()
-    assert (place / "data.zip").read_bytes() == before
+    assert content_of(place / name) == before
+
+
+def content_of(place: Path) -> list[bytes]:
+    return [file.read_bytes() for file in ([place] if place.is_file() else sorted(place.iterdir()))]
 
 
 def test_a_run_finds_its_images_in_an_archive_and_out_of_it(place: Path, tmp_path: Path) -> None:
@@ -138,6 +152,8 @@ def test_a_run_finds_its_images_in_an_archive_and_out_of_it(place: Path, tmp_pat
     assert moved.root == packed and all(path.startswith("x/") for path in moved.paths)
     move_run(run / "split.json", place / "data")
     assert images_of_run(run / "split.json").storage is None
+    move_run(run / "split.json", place / "shards")
+    assert images_of_run(run / "split.json").open(0).read().startswith(b"\x89PNG")
 
 
 # --- A source of bytes ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The studio shows the photographs in an archive, and writes what is said of them beside it."""
+"""The studio shows the photographs in an archive or in shards, and writes what is said of them beside it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import runs
+from vitkit import shard
 from vitkit.data import read_source, split, split_to_dict
 from vitkit.errors import VitkitError
 from vitkit.evaluation import LabelError, write_label_errors
@@ -20,17 +21,24 @@ from vitkit.webapp import Workspace, create_app, decide, file_of, open_workspace
 from vitkit.webapp.results import stamp_of
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+@pytest.fixture(params=["photos.zip", "photos.shards"])
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Workspace:
     monkeypatch.chdir(tmp_path)
-    data = runs.photos(tmp_path / "photos", images=4)
-    packed = shutil.make_archive(str(data), "zip", data)
+    data, packed = runs.photos(tmp_path / "photos", images=4), tmp_path / request.param
+    if packed.suffix == ".zip":
+        shutil.make_archive(str(data), "zip", data)
+    else:
+        shard(data, packed)
     shutil.rmtree(data)
     return open_workspace(packed)
 
 
+def content_of(place: Path) -> list[bytes]:
+    return [file.read_bytes() for file in ([place] if place.is_file() else sorted(place.iterdir()))]
+
+
 def test_photographs_are_shown_and_labels_lie_beside_the_archive(place: Workspace, tmp_path: Path) -> None:
-    before = place.photographs.read_bytes()
+    before = content_of(place.photographs)
     client = TestClient(create_app(place))
     found = client.get("/api/data/all").json()
     assert len(found["paths"]) == 12 and [own["count"] for own in found["classes"]] == [4, 4, 4]
@@ -40,10 +48,10 @@ def test_photographs_are_shown_and_labels_lie_beside_the_archive(place: Workspac
         assert Image.open(io.BytesIO(answer.content)).size == (16, 16)
     answer = client.post("/api/data/labels", json={"version": found["version"], "images": [0], "label": "violet"})
     assert answer.status_code == 200, answer.text
-    assert place.labels == tmp_path / "labels" / "photos.zip.csv"
+    assert place.labels == tmp_path / "labels" / f"{place.photographs.name}.csv"
     rows = list(csv.DictReader(io.StringIO(place.labels.read_text(encoding="utf-8"))))
     assert [(row["path"], row["label"]) for row in rows] == [("blue/img1.png", "violet")]
-    assert place.photographs.read_bytes() == before
+    assert content_of(place.photographs) == before
     assert client.get("/api/data/all").json()["version"] == found["version"]
 
 

@@ -1,0 +1,177 @@
+"""What reading from shards costs: `python benchmarks/shards.py PHOTOGRAPHS`.
+
+CPU seconds of one process, so that other work on the machine disturbs little. Ways take turns in random order, and each
+row is the median of the rounds with the lowest and the highest. `read` is bytes alone: from files and from shards, also
+of pictures of 110 kB. `decode` is vitkit's decoder, of bytes that are in memory already, of files, and of shards; its
+`share` is the rate compared with that of memory. `train` is a whole sample of training with crop and flip at 224
+pixels, and torchvision's ImageFolder with its DataLoader and the same augmentation. Results go to benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tables import save_table
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import datasets
+from torchvision.transforms import v2
+
+import vitkit
+from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Augment, ImageData, ImageTable, Preprocess, read_source
+from vitkit.data.decode import decode
+
+ROUNDS, READ, DECODED, SHORT_SIDE, BATCH = 7, 2000, 300, 256, 50
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """A storage of bytes that are in memory."""
+
+    table: ImageTable
+
+    @cached_property
+    def content(self) -> dict[str, bytes]:
+        return {key: self.table.open(i).read() for i, key in enumerate(self.table.paths)}
+
+    @property
+    def name(self) -> str:
+        return "memory"
+
+    def keys(self) -> Any:
+        return self.content.keys()
+
+    def open(self, key: str) -> io.BytesIO:
+        return io.BytesIO(self.content[key])
+
+    def stamp(self, key: str) -> bytes:
+        return self.content[key]
+
+
+def reads(table: ImageTable, count: int) -> Callable[[], int]:
+    """Read the bytes of random images."""
+
+    def run() -> int:
+        for i in random.choices(range(len(table)), k=count):
+            with table.open(i) as file:
+                file.read()
+        return count
+
+    return run
+
+
+def decodes(table: ImageTable, count: int) -> Callable[[], int]:
+    """Decode random images."""
+
+    def run() -> int:
+        for i in random.choices(range(len(table)), k=count):
+            decode(table.file(i), SHORT_SIDE)
+        return count
+
+    return run
+
+
+def trains(table: ImageTable, count: int) -> Callable[[], int]:
+    """Prepare batches of training as `vitkit train` does."""
+    table = replace(table, splits=("train",) * len(table))
+    data = ImageData(table, Preprocess(size=(224, 224)), Augment(), batch_size=BATCH, workers=0, seed=0)
+    epochs = iter(range(10**6))
+
+    def run() -> int:
+        batches = data.train_batches(next(epochs))
+        return sum(len(next(batches)[1]) for _ in range(count // BATCH))
+
+    return run
+
+
+def torchvision_trains(folder: Path, count: int) -> Callable[[], int]:
+    """Prepare batches with torchvision's ImageFolder and a DataLoader."""
+    steps = [
+        v2.PILToTensor(),
+        v2.RandomResizedCrop(224, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+    ]
+    images = datasets.ImageFolder(folder, v2.Compose(steps))
+
+    def run() -> int:
+        sampler = RandomSampler(images, num_samples=count)
+        return sum(len(labels) for _, labels in DataLoader(images, BATCH, sampler=sampler))
+
+    return run
+
+
+def large_pictures(folder: Path, count: int = 200) -> ImageTable:
+    """Write pictures of 110 kB."""
+    for i in range(count):
+        path = folder / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(i).integers(0, 256, (191, 191, 3), dtype=np.uint8)).save(path)
+    return read_source(folder)
+
+
+def main(photographs: str) -> None:
+    """Write shards, measure all ways in turn, and save the table."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        vitkit.shard(photographs, f"{place}/shards", size="16MB")
+        large = large_pictures(Path(place) / "large")
+        vitkit.shard(f"{place}/large", f"{place}/large-shards", size="16MB")
+        folder, shards = read_source(photographs), read_source(f"{place}/shards")
+        memory = replace(folder, storage=Memory(folder))
+        memory.open(0)
+        ways = {
+            ("read", "files"): reads(folder, READ),
+            ("read", "shards"): reads(shards, READ),
+            ("read", "files of 110 kB"): reads(large, READ),
+            ("read", "shards of 110 kB"): reads(read_source(f"{place}/large-shards"), READ),
+            ("decode", "memory"): decodes(memory, DECODED),
+            ("decode", "files"): decodes(folder, DECODED),
+            ("decode", "shards"): decodes(shards, DECODED),
+            ("train", "vitkit, files"): trains(folder, DECODED),
+            ("train", "vitkit, shards"): trains(shards, DECODED),
+            ("train", "torchvision, ImageFolder"): torchvision_trains(Path(photographs), DECODED),
+        }
+        seconds: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+        for number in range(ROUNDS + 1):
+            for way in random.sample(list(ways), len(ways)):
+                random.seed(number)  # the same images for every way
+                started = time.process_time()
+                images = ways[way]()
+                if number:  # the first round warms the caches
+                    seconds[way].append((time.process_time() - started) / images)
+    rows = []
+    for (what, way), each in seconds.items():
+        base = {"decode": ("decode", "memory"), "train": ("train", "torchvision, ImageFolder")}.get(what)
+        ratios = [] if base is None else [other / own for own, other in zip(each, seconds[base], strict=True)]
+        rows.append(
+            {
+                "what": what,
+                "way": way,
+                "cpu_microseconds": f"{statistics.median(each) * 1e6:.1f}",
+                "lowest": f"{min(each) * 1e6:.1f}",
+                "highest": f"{max(each) * 1e6:.1f}",
+                "images_per_cpu_second": f"{1 / statistics.median(each):.0f}",
+                "share": f"{statistics.median(ratios):.3f}" if ratios else "",
+                "rounds": ROUNDS,
+            }
+        )
+        print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    save_table("shards", "uint8", rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
