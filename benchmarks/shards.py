@@ -1,10 +1,11 @@
 """What reading from shards costs: `python benchmarks/shards.py PHOTOGRAPHS`.
 
-CPU seconds of one process, so that other work on the machine disturbs little. Ways take turns in random order, and each
-row is the median of the rounds with the lowest and the highest. `read` is bytes alone: from files and from shards, also
-of pictures of 110 kB. `decode` is vitkit's decoder, of bytes that are in memory already, of files, and of shards; its
-`share` is the rate compared with that of memory. `train` is a whole sample of training with crop and flip at 224
-pixels, and torchvision's ImageFolder with its DataLoader and the same augmentation. Results go to benchmarks/results.
+CPU seconds of one process, so that other work on the machine disturbs little. Ways take turns in random order, image by
+image (`train`: batch by batch), and each row is the median of the rounds with the lowest and the highest. `read` is
+bytes alone: from files and from shards, also of pictures of 110 kB. `decode` is vitkit's decoder, of bytes that are in
+memory already, of files, and of shards; its `share` is the rate compared with that of memory. `train` is a whole sample
+of training with crop and flip at 224 pixels, compared with torchvision's ImageFolder with its DataLoader and the same
+augmentation. Results go to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import vitkit
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Augment, ImageData, ImageTable, Preprocess, read_source
 from vitkit.data.decode import decode
 
-ROUNDS, READ, DECODED, SHORT_SIDE, BATCH = 7, 2000, 300, 256, 50
+ROUNDS, READ, DECODED, SHORT_SIDE, BATCH = 7, 1000, 300, 256, 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,27 +61,36 @@ class Memory:
         return self.content[key]
 
 
-def reads(table: ImageTable, count: int) -> Callable[[], int]:
-    """Read the bytes of random images."""
-
-    def run() -> int:
-        for i in random.choices(range(len(table)), k=count):
-            with table.open(i) as file:
-                file.read()
-        return count
-
-    return run
+def read(table: ImageTable, index: int) -> None:
+    """Read the bytes of an image."""
+    with table.open(index) as file:
+        file.read()
 
 
-def decodes(table: ImageTable, count: int) -> Callable[[], int]:
-    """Decode random images."""
+def decoded(table: ImageTable, index: int) -> None:
+    """Decode an image."""
+    decode(table.file(index), SHORT_SIDE)
 
-    def run() -> int:
-        for i in random.choices(range(len(table)), k=count):
-            decode(table.file(i), SHORT_SIDE)
-        return count
 
-    return run
+def one_by_one(work: Callable[[ImageTable, int], None], tables: dict[str, ImageTable], count: int) -> dict[str, float]:
+    """CPU seconds of an image, for random images, each of which all ways have in random order."""
+    seconds = dict.fromkeys(tables, 0.0)
+    for index in random.choices(range(len(next(iter(tables.values())))), k=count):
+        for way in random.sample(list(tables), len(tables)):
+            started = time.process_time()
+            work(tables[way], index)
+            seconds[way] += (time.process_time() - started) / count
+    return seconds
+
+
+def in_turn(ways: dict[str, Callable[[], int]]) -> dict[str, float]:
+    """CPU seconds of an image, for batches, which the ways have in random order."""
+    seconds = {}
+    for way in random.sample(list(ways), len(ways)):
+        started = time.process_time()
+        images = ways[way]()
+        seconds[way] = (time.process_time() - started) / images
+    return seconds
 
 
 def trains(table: ImageTable, count: int) -> Callable[[], int]:
@@ -133,29 +143,27 @@ def main(photographs: str) -> None:
         folder, shards = read_source(photographs), read_source(f"{place}/shards")
         memory = replace(folder, storage=Memory(folder))
         memory.open(0)
-        ways = {
-            ("read", "files"): reads(folder, READ),
-            ("read", "shards"): reads(shards, READ),
-            ("read", "files of 110 kB"): reads(large, READ),
-            ("read", "shards of 110 kB"): reads(read_source(f"{place}/large-shards"), READ),
-            ("decode", "memory"): decodes(memory, DECODED),
-            ("decode", "files"): decodes(folder, DECODED),
-            ("decode", "shards"): decodes(shards, DECODED),
-            ("train", "vitkit, files"): trains(folder, DECODED),
-            ("train", "vitkit, shards"): trains(shards, DECODED),
-            ("train", "torchvision, ImageFolder"): torchvision_trains(Path(photographs), DECODED),
+        large_shards = read_source(f"{place}/large-shards")
+        batches = {
+            "vitkit, files": trains(folder, DECODED),
+            "vitkit, shards": trains(shards, DECODED),
+            "torchvision, ImageFolder": torchvision_trains(Path(photographs), DECODED),
         }
-        seconds: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+        seconds: dict[tuple[str, str], list[float]] = {}
         for number in range(ROUNDS + 1):
-            for way in random.sample(list(ways), len(ways)):
-                random.seed(number)  # the same images for every way
-                started = time.process_time()
-                images = ways[way]()
-                if number:  # the first round warms the caches
-                    seconds[way].append((time.process_time() - started) / images)
+            measured = {
+                "read": one_by_one(read, {"files": folder, "shards": shards}, READ),
+                "read, 110 kB": one_by_one(read, {"files": large, "shards": large_shards}, READ),
+                "decode": one_by_one(decoded, {"memory": memory, "files": folder, "shards": shards}, DECODED),
+                "train": in_turn(batches),
+            }
+            if number:  # the first round warms the caches
+                for what, of_ways in measured.items():
+                    for way, each in of_ways.items():
+                        seconds.setdefault((what, way), []).append(each)
     rows = []
     for (what, way), each in seconds.items():
-        base = {"decode": ("decode", "memory"), "train": ("train", "torchvision, ImageFolder")}.get(what)
+        base = {"decode": (what, "memory"), "train": (what, "torchvision, ImageFolder")}.get(what)
         ratios = [] if base is None else [other / own for own, other in zip(each, seconds[base], strict=True)]
         rows.append(
             {

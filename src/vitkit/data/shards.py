@@ -11,19 +11,19 @@ from __future__ import annotations
 import io
 import os
 import re
+import time
 import zlib
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitkit.data.labels import Proposal
-from vitkit.data.layout import LayoutName
+from vitkit.data.layout import LayoutName, split_of_word
 from vitkit.data.remote import address_of, read_file, read_part
 from vitkit.data.shard_copies import copy_of
-from vitkit.data.splits import SPLITS
 from vitkit.data.storage import UnreadableImageError
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.data.task import TASKS, TaskName
@@ -36,6 +36,7 @@ VERSION = 1
 _FORMAT = "vitkit shards"
 _SHARD, _SHA256 = re.compile(r"shard-\d{5,9}\.tar"), re.compile(r"[0-9a-f]{64}")
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_RECENT = 1.0  # seconds
 _AGAIN = "write it again with `vitkit shard`"
 
 
@@ -182,7 +183,9 @@ class ShardIndex:
             raise ValueError("a name of a class is no text")
         if not all(type(k) is int and 0 <= k < len(self.classes) for numbers in self.classes_of for k in numbers):
             raise ValueError("it lists an image of a class that there is not")
-        if not all(_SHARD.fullmatch(shard.name) and shard.split in (None, *SPLITS) for shard in self.shards):
+        if not all(
+            _SHARD.fullmatch(shard.name) and split_of_word(shard.split or "") == shard.split for shard in self.shards
+        ):
             raise ValueError("it lists a shard of an invalid name or split")
         if not all(_SHA256.fullmatch(shard.sha256) for shard in self.shards):
             raise ValueError("it lists a shard of an invalid checksum")
@@ -201,12 +204,16 @@ class ShardFolder:
     """
 
     path: Path
+    _recent: dict[str, tuple[float, ShardIndex]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
+    def __reduce__(self) -> tuple[type[ShardFolder], tuple[Path]]:
+        return ShardFolder, (self.path,)  # without the index, which each process reads
+
+    @cached_property
     def name(self) -> str:
         return address_of(self.path) or str(self.path)
 
-    @property
+    @cached_property
     def is_afar(self) -> bool:
         """Return whether the shards are on another machine."""
         return address_of(self.path) is not None
@@ -221,8 +228,7 @@ class ShardFolder:
             VitkitError: there is no index, it is damaged or of another version, or the server does not answer.
         """
         try:
-            address = address_of(self.path)
-            return _index_at(address) if address else _index_of(str(self.path), _stamp_of(f"{self.path}/{INDEX}"))
+            return _index_at(self.name) if self.is_afar else _index_of(self.name, _stamp_of(f"{self.name}/{INDEX}"))
         except FileNotFoundError as error:
             raise VitkitError(
                 f"{self.name} has no {INDEX}, so its shards are incomplete, or the file is missing: {_AGAIN}"
@@ -236,24 +242,33 @@ class ShardFolder:
             index = self.index()
             row = index.rows[key]
             shard = index.shards[index.shard_of[row]]
-            version = shard.sha256 if self.is_afar else _stamp_of(f"{self.path}/{shard.name}")
+            version = shard.sha256 if self.is_afar else _stamp_of(f"{self.name}/{shard.name}")
         except (KeyError, OSError, VitkitError):
             return None
         place = (index.offsets[row], index.lengths[row], index.checks[row])
         return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
 
+    def _recent_index(self) -> ShardIndex:
+        """Return the index as it was within the last second, since asking for its times may take longer than reading."""
+        now = time.monotonic()
+        checked, index = self._recent.get(INDEX, (-_RECENT, None))
+        if index is None or now - checked > _RECENT:
+            index = self.index()
+            self._recent[INDEX] = now, index
+        return index
+
     def open(self, key: str) -> BinaryIO:
-        index = self.index()
+        index = self._recent_index()
         row = index.rows.get(key)
         if row is None:
             raise FileNotFoundError(f"{self.name} has no image {key!r}")
         shard, check = index.shards[index.shard_of[row]], index.checks[row]
-        address = address_of(self.path)
-        place = f"{self.path}/{shard.name}" if address is None else copy_of(shard.sha256)
+        file = f"{self.name}/{shard.name}"
+        place = copy_of(shard.sha256) if self.is_afar else file
         data = None if place is None else _read(place, index.offsets[row], index.lengths[row])
-        if data is None and address is not None:  # no copy is on this machine
+        if data is None and self.is_afar:  # no copy is on this machine
             data = read_part(
-                f"{address}/{shard.name}",
+                file,
                 index.offsets[row],
                 index.lengths[row],
                 lambda answer: zlib.crc32(answer) == check,
@@ -274,7 +289,7 @@ class ShardFolder:
             return
         for shard in self.index().shards:
             try:
-                size = os.stat(f"{self.path}/{shard.name}").st_size  # noqa: PTH116
+                size = os.stat(f"{self.name}/{shard.name}").st_size  # noqa: PTH116
             except FileNotFoundError:
                 raise VitkitError(f"{self.name} lacks {shard.name}: copy it there again, or {_AGAIN}") from None
             if size != shard.size:
