@@ -290,6 +290,18 @@ def test_a_damaged_image_is_unreadable_and_the_others_are_not(copied: Path) -> N
         storage.open("nothing")
 
 
+def test_a_shard_that_is_replaced_is_read_again(copied: Path, shards: Path) -> None:
+    table = read_source(copied)
+    before = table.open(0).read()
+    path = copied / "shard-00001.tar"
+    for content in (bytes(path.stat().st_size), (shards / path.name).read_bytes()):
+        (copied / "new").write_bytes(content)
+        (copied / "new").replace(path)
+        unreadable = vitkit.doctor(copied).diagnosis.unreadable
+        assert bool(unreadable) == (not any(content))
+    assert table.open(0).read() == before
+
+
 def cut(folder: Path) -> None:
     path = folder / "shard-00001.tar"
     path.write_bytes(path.read_bytes()[:-600])

@@ -23,7 +23,7 @@ from vitkit.system.environment import cache_folder
 T = TypeVar("T")
 Shards = Sequence[tuple[str, str, int]]  # address, SHA-256 and bytes of each
 _LARGEST = 64 * 2**30  # bytes of all copies, however much is free
-_STALLED = 60.0  # seconds after which a copy that does not grow is given up: its process or the server has failed
+_STALLED = 30.0  # seconds after which a copy that does not grow is given up: its process or the server has failed
 _LEAD = 4  # shards that are fetched before the reader reaches them
 
 

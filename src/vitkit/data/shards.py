@@ -37,6 +37,7 @@ _FORMAT = "vitkit shards"
 _SHARD, _SHA256 = re.compile(r"shard-\d{5,9}\.tar"), re.compile(r"[0-9a-f]{64}")
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _RECENT = 1.0  # seconds
+_KEPT_OPEN = 64 if hasattr(os, "pread") else 0  # files; none on Windows, where threads would share a position
 _AGAIN = "write it again with `vitkit shard`"
 
 
@@ -183,12 +184,11 @@ class ShardIndex:
             raise ValueError("a name of a class is no text")
         if not all(type(k) is int and 0 <= k < len(self.classes) for numbers in self.classes_of for k in numbers):
             raise ValueError("it lists an image of a class that there is not")
-        if not all(
-            _SHARD.fullmatch(shard.name) and split_of_word(shard.split or "") == shard.split for shard in self.shards
-        ):
-            raise ValueError("it lists a shard of an invalid name or split")
-        if not all(_SHA256.fullmatch(shard.sha256) for shard in self.shards):
-            raise ValueError("it lists a shard of an invalid checksum")
+        for shard in self.shards:
+            if not _SHARD.fullmatch(shard.name) or split_of_word(shard.split or "") != shard.split:
+                raise ValueError("it lists a shard of an invalid name or split")
+            if not _SHA256.fullmatch(shard.sha256):
+                raise ValueError("it lists a shard of an invalid checksum")
         sizes = [shard.size for shard in self.shards]
         for number, offset, length in zip(self.shard_of, self.offsets, self.lengths, strict=True):
             if not (0 <= number < len(sizes) and offset >= 0 and length >= 0 and offset + length <= sizes[number]):
@@ -199,8 +199,8 @@ class ShardIndex:
 class ShardFolder:
     """A folder of shards as a storage of images, on this machine or from afar. Keys are those of the sharded data.
 
-    No file stays open: a read opens its shard, reads once and closes it, which costs few microseconds, so that threads
-    and processes (forked or spawned) may share a folder. The index is read once per process.
+    Threads and processes (forked or spawned) may share a folder: reading moves no position in a file, and no shard is
+    closed while a thread reads from it. The index is read once per process.
     """
 
     path: Path
@@ -249,7 +249,7 @@ class ShardFolder:
         return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
 
     def _recent_index(self) -> ShardIndex:
-        """Return the index as it was within the last second, since asking for its times may take longer than reading."""
+        """Return the index as it was within the last second: looking for changes at every image takes longer."""
         now = time.monotonic()
         checked, index = self._recent.get(INDEX, (-_RECENT, None))
         if index is None or now - checked > _RECENT:
@@ -263,21 +263,19 @@ class ShardFolder:
         if row is None:
             raise FileNotFoundError(f"{self.name} has no image {key!r}")
         shard, check = index.shards[index.shard_of[row]], index.checks[row]
-        file = f"{self.name}/{shard.name}"
-        place = copy_of(shard.sha256) if self.is_afar else file
-        data = None if place is None else _read(place, index.offsets[row], index.lengths[row])
-        if data is None and self.is_afar:  # no copy is on this machine
-            data = read_part(
-                file,
-                index.offsets[row],
-                index.lengths[row],
-                lambda answer: zlib.crc32(answer) == check,
-            )
-        if data is None:
-            raise FileNotFoundError(f"{self.name} lacks {shard.name}")
-        if zlib.crc32(data) != check:
-            raise UnreadableImageError(f"damaged (it does not have the checksum that {INDEX} lists)")
-        return io.BytesIO(data)
+        file, place = f"{self.name}/{shard.name}", (index.offsets[row], index.lengths[row])
+        if self.is_afar:
+            copy = copy_of(shard.sha256)
+            data = None if copy is None else _read_copy(copy, *place)
+            if data is None or zlib.crc32(data) != check:
+                data = read_part(file, *place, lambda answer: zlib.crc32(answer) == check)
+            return io.BytesIO(data)
+        for _ in range(2):
+            data = _read(_opened(file), *place)
+            if zlib.crc32(data) == check:
+                return io.BytesIO(data)
+            _opened.cache_clear()  # the file may have been replaced since it was opened
+        raise UnreadableImageError(f"damaged (it does not have the checksum that {INDEX} lists)")
 
     def check_files(self) -> None:
         """Look whether each shard is there and has its size. Shards from afar are not looked at.
@@ -307,19 +305,36 @@ class ShardFolder:
         return [index.shard_of[index.rows[key]] for key in keys]
 
 
-def _read(path: str, offset: int, length: int) -> bytes | None:
-    """Read a part of a file; None if there is no such file."""
+class _OpenFile:
+    """A file that is closed when the last thread that reads from it is done."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, _FLAGS)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+_opened = lru_cache(maxsize=_KEPT_OPEN)(_OpenFile)
+
+
+def _read(file: _OpenFile, offset: int, length: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(file.descriptor, length, offset)
+    os.lseek(file.descriptor, offset, os.SEEK_SET)
+    return os.read(file.descriptor, length)
+
+
+def _read_copy(path: str, offset: int, length: int) -> bytes | None:
+    """Read a part of a copy; None if it has been deleted. It does not stay open, as it would occupy the disk."""
     try:
-        descriptor = os.open(path, _FLAGS)
+        return _read(_OpenFile(path), offset, length)
     except FileNotFoundError:
         return None
-    try:
-        if hasattr(os, "pread"):
-            return os.pread(descriptor, length, offset)
-        os.lseek(descriptor, offset, os.SEEK_SET)  # Windows; the descriptor is this call's own
-        return os.read(descriptor, length)
-    finally:
-        os.close(descriptor)
 
 
 def _stamp_of(path: str) -> tuple[int, int, int, int]:

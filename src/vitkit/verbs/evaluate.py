@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.data.layout import LayoutName
+from vitkit.data.remote import address_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, headline_of, value_of
 from vitkit.inference.conformal import SetScore
@@ -109,7 +110,7 @@ class EvaluationResult(Result):
         from vitkit.evaluation.promises import promise_lines
         from vitkit.evaluation.unknown import unknown_lines
 
-        lines = [f"{self.evaluated} of {self.root} ({self.computed})"]
+        lines = [f"{self.evaluated} of {address_of(self.root) or self.root} ({self.computed})"]
         lines += [
             *self._summary_lines(),
             *tta_lines(self.figures),
