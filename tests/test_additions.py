@@ -374,7 +374,7 @@ def read_arrays(name, path, layout):
     },
     edits={
         "data/sources.py": [
-            ("from vitkit.data import archive\n", "from vitkit.data import archive, npz\n"),
+            ("from vitkit.data import archive, shards\n", "from vitkit.data import archive, npz, shards\n"),
             (
                 '    SourceKind("list", "a CSV", ',
                 '    SourceKind("arrays", "a .npz", npz.read_arrays, (".npz",), storage=npz.Arrays),\n'

@@ -12,8 +12,8 @@ import re
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from vitkit.errors import VitkitError
 
@@ -66,22 +66,21 @@ def read_part(address: str, start: int, length: int, is_right: Callable[[bytes],
     return _insist(address, read)
 
 
-def download(address: str, target: Path, received: Callable[[bytes], None]) -> None:
-    """Write a file to `target`; `received` gets its bytes part by part. A second attempt goes on where the first ended.
+def download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -> None:
+    """Write a file from afar to `file`; `received` gets its bytes, too. A second attempt goes on where the first ended.
 
     Raises:
-        FileNotFoundError, OSError, VitkitError: as in `read_file`; `target` then contains a part of the file.
+        FileNotFoundError, OSError, VitkitError: as in `read_file`; `file` then has a part of the bytes.
     """
-    with target.open("wb") as file:
 
-        def read() -> None:
-            with _filesystem(address).open(address, "rb", cache_type="none", block_size=_PART) as source:
-                source.seek(file.tell())
-                while part := source.read(_PART):
-                    file.write(part)
-                    received(part)
+    def read() -> None:
+        with _filesystem(address).open(address, "rb", cache_type="none", block_size=_PART) as source:
+            source.seek(file.tell())
+            while part := source.read(_PART):
+                file.write(part)
+                received(part)
 
-        _insist(address, read)
+    _insist(address, read)
 
 
 _PART = 2**23  # bytes

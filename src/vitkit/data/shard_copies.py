@@ -109,10 +109,15 @@ def _fetch(address: str, sha256: str, size: int) -> None:
         return
     if _is_arriving(partial) or not _make_room(size):
         return
-    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)  # what a killed process left
+    try:
+        file = partial.open("xb")
+    except FileExistsError:  # another process has begun to fetch it
+        return
     digest = hashlib.sha256()
     try:
-        download(address, partial, digest.update)
+        with file:
+            download(address, file, digest.update)
         if digest.hexdigest() == sha256:  # otherwise the checksums of single images tell which are damaged
             partial.replace(path)
     finally:
