@@ -418,7 +418,7 @@ def test_without_a_network_the_command_says_what_is_missing(
 @pytest.fixture
 def archive(vitkit: Any, model: Path, tmp_path: Path) -> Path:
     outcome = vitkit("export", model, "-o", tmp_path / "own.zip")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0 and "note" not in outcome.err  # a slow machine shows the progress
     assert outcome.out.splitlines()[-1] == "HOW-TO.md in it explains how to use it on Windows, macOS and Linux."
     with zipfile.ZipFile(tmp_path / "own.zip") as packed:
         packed.extractall(tmp_path)

@@ -207,7 +207,7 @@ def test_each_epoch_is_told_in_a_line_that_marks_the_best(tmp_path: Path) -> Non
 def test_metrics_have_a_header_and_a_row_an_epoch(tmp_path: Path) -> None:
     Story(tmp_path).tell(DISAGREEING)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert lines[0] == "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds"
+    assert lines[0] == "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds,waiting"
     assert [line.split(",")[:6] for line in lines[1:]] == [
         [str(epoch), str(3 * epoch + 3), "1.0", "", str(m["val_loss"]), str(m["val_acc"])]
         for epoch, m in enumerate(DISAGREEING)

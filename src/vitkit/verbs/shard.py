@@ -92,6 +92,11 @@ def shard(
     cannot be read are left out and listed. If the command is interrupted, repeat it: it continues, and the bytes are
     those of a single call.
 
+        import vitkit
+
+        sharding = vitkit.shard("PHOTOS", "photos-shards")
+        vitkit.train(sharding.folder, model="vit_micro_patch4_16", weights="none", epochs=1)
+
     On the command line: `vitkit shard flowers flowers-shards`.
 
     Args:
