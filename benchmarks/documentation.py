@@ -1,9 +1,10 @@
 """Make the documentation site: `python benchmarks/documentation.py`, or `make site`.
 
 The pages are the Markdown files of the repository, which a forge shows as they are, its notebooks with what they print
-and draw, and a reference that is generated from the code. They are prepared in build/pages: pages of more than ten
-minutes of reading are divided, headings get the anchors that GitHub gives them, and links follow the pages. Zensical
-then builds site/ from them, and stops at any warning. docs/site.toml has its settings and the order of the pages.
+and draw, and a reference that is generated from the code. They are prepared in a folder of their own: pages of more
+than ten minutes of reading are divided, headings get the anchors that GitHub gives them, and links follow the pages.
+Zensical then builds site/ from them, and stops at any warning. docs/site.toml has its settings and the order of the
+pages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
 
 ROOT = Path(__file__).parents[1]
-STAGE = ROOT / "build" / "pages"
 RUN = ROOT / "build" / "notebooks"  # with their outputs, so that what has not changed is not run again
 SETTINGS = ROOT / "docs" / "site.toml"
 WORDS = 2300  # of a page, where it can be divided: ten minutes of reading
@@ -609,7 +609,7 @@ def _entries(group: dict[str, Any], left: list[str]) -> dict[str, Any]:
     return {group["title"]: entries}
 
 
-def prepare(stage: Path = STAGE) -> Path:
+def prepare(stage: Path) -> Path:
     """Write all pages and the configuration of Zensical, and return the configuration's file."""
     import tomli_w
 
@@ -627,7 +627,6 @@ def prepare(stage: Path = STAGE) -> Path:
     }
     text = re.sub("|".join(names), lambda match: f"[{match[0]}]({names[match[0]]}.md)", front.text)
     pages[pages.index(front)] = dataclasses.replace(front, text=text)
-    shutil.rmtree(stage, ignore_errors=True)
     for page in pages:
         path = stage / page.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -646,15 +645,16 @@ def prepare(stage: Path = STAGE) -> Path:
 
 def build(folder: Path) -> None:
     """Build the site in a folder, which is replaced; exit with the code of Zensical if it finds anything wrong."""
-    config = prepare()
-    program = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", config]
-    if code := subprocess.run(program, check=False).returncode:
-        sys.exit(code)
-    made = config.parent / "site"
-    for path in made.rglob("*.html"):
-        path.write_text(path.read_text(encoding="utf-8").replace(_SHIM, _LOCAL_SHIM), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.move(made, folder)
+    with tempfile.TemporaryDirectory() as place:
+        config = prepare(Path(place) / "pages")
+        program = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", config]
+        if code := subprocess.run(program, check=False).returncode:
+            sys.exit(code)
+        made = config.parent / "site"
+        for path in made.rglob("*.html"):
+            path.write_text(path.read_text(encoding="utf-8").replace(_SHIM, _LOCAL_SHIM), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.move(made, folder)
 
 
 if __name__ == "__main__":
