@@ -21,6 +21,30 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MOST = 2_000_000  # bytes of the wheel
 OF_CONDA = {"torch": "pytorch", "huggingface-hub": "huggingface_hub"}
+_WITHOUT_EXTRAS = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in hidden else self.finder.find_spec(name, path, target)
+
+hidden = set(sys.argv[1].split(","))
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+import vitkit
+from vitkit.__main__ import main
+
+for name in vitkit.__all__:
+    getattr(vitkit, name)
+try:
+    vitkit.serve("run")
+except vitkit.VitkitError as error:
+    print(error)
+sys.argv = ["vitkit", "serve", "--help"]
+main()
+"""
 _BUILD = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
 
 
@@ -47,6 +71,18 @@ def test_the_wheel_is_small_and_the_same_each_time(tmp_path: Path) -> None:
     kept = {name for name in sources if "__pycache__" not in name}
     assert kept == {name for name in held if not name.split("/")[0].endswith(".dist-info")}
     assert "vitkit/py.typed" in held
+
+
+def test_without_extras_every_name_is_there_and_a_server_names_its_extra() -> None:
+    hidden = "fastapi,uvicorn,starlette,h11,multipart,python_multipart,segno,prometheus_client,swagger_ui_bundle,onnx,"
+    hidden += "onnxruntime,onnxscript,openvino,timm,transformers,tokenizers,sentencepiece,ftfy,tensorboard,lightning"
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_EXTRAS, hidden], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("serving needs fastapi") and first.endswith("pip install 'vitkit[serve]'")
+    assert any("--host" in line for line in rest)
 
 
 def test_conda_requires_what_pip_requires() -> None:

@@ -15,23 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-import uvicorn
-
 from vitkit.errors import VitkitError
-from vitkit.serving.application import make_application
-from vitkit.serving.guard import (
-    MOST_HEAD,
-    Connection,
-    Guard,
-    Rules,
-    check_token,
-    is_loopback,
-    keep_others_off,
-    new_token,
-    rules_of,
-)
-from vitkit.serving.models import open_models
-from vitkit.serving.service import Service
 from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
@@ -41,6 +25,8 @@ from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
+    from vitkit.serving.guard import Rules
+    from vitkit.serving.service import Service
 
 _OPEN = frozenset({"/health", "/ready"})  # for health checks
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "swagger_ui_bundle")
@@ -123,6 +109,10 @@ def serve(
     missing = [package for package in _PACKAGES if find_spec(package) is None]
     if missing:
         raise VitkitError(f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'")
+    from vitkit.serving.guard import check_token, is_loopback, new_token, rules_of
+    from vitkit.serving.models import open_models
+    from vitkit.serving.service import Service
+
     if token is not None:
         check_token(token)
     elif not is_loopback(host):
@@ -149,6 +139,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise VitkitError(f"--host {host} is not an address of this machine") from error
     family, kind, protocol, _, address = sorted(addresses, key=lambda entry: entry[0] != socket.AF_INET)[0]
+    from vitkit.serving.guard import keep_others_off
+
     listener = socket.socket(family, kind, protocol)
     try:
         keep_others_off(listener)
@@ -178,6 +170,11 @@ class Server(Result):
     """
 
     def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
+        import uvicorn
+
+        from vitkit.serving.application import make_application
+        from vitkit.serving.guard import MOST_HEAD, Connection, Guard
+
         host, port = listener.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.token, self._service = rules.token, service
