@@ -73,6 +73,14 @@ def test_the_wheel_is_small_and_the_same_each_time(tmp_path: Path) -> None:
     assert "vitkit/py.typed" in held
 
 
+def test_the_guide_lists_every_extra() -> None:
+    guide = (ROOT / "docs" / "guide" / "installing.md").read_text(encoding="utf-8")
+    of_users = PROJECT["optional-dependencies"].keys() - {"dev", "docs", "bench"}
+    assert set(re.findall(r"^\| `([\w-]+)` \|", guide, re.M)) == of_users
+    (everything,) = PROJECT["optional-dependencies"]["all"]
+    assert {*re.findall(r"[\w-]+", everything), "studio", "all"} == of_users | {"vitkit"}  # serve contains studio
+
+
 def test_without_extras_every_name_is_there_and_a_server_names_its_extra() -> None:
     hidden = "fastapi,uvicorn,starlette,h11,multipart,python_multipart,segno,prometheus_client,swagger_ui_bundle,onnx,"
     hidden += "onnxruntime,onnxscript,openvino,timm,transformers,tokenizers,sentencepiece,ftfy,tensorboard,lightning"
