@@ -13,6 +13,7 @@ from PIL import Image
 
 import photos as pictures
 import runs
+import tiny
 from browser import SIZES, browser, is_within, serious, served, watched, with_camera
 from tiny import build
 from vitkit.classifier import Classifier
@@ -32,7 +33,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     data = runs.photos(tmp_path / "photos", images=2)
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "first"
-    Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16))).save(run)
+    for seed in range(40):
+        pictures.save(pictures.noise(30, 40, seed), tmp_path / "known" / f"{seed}.png")
+    classifier = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
+    tiny.with_score(classifier, tmp_path / "known", "neighbours").save(run)
     (run / "recipe.toml").write_text("", encoding="utf-8")
     return open_workspace(data, runs=tmp_path / "runs")
 
@@ -51,6 +55,7 @@ def test_an_answer_is_that_of_predict(studio: Studio, place: Workspace, tmp_path
     (expected,) = load(place.runs / "first").predict(file)
     assert told["label"] == expected.label
     assert told["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
+    assert expected.unknown is not None and told["unknown"] == pytest.approx(expected.unknown, abs=1e-6)
     assert [(own["label"], own["chosen"]) for own in told["top"]] == [
         (name, name == expected.label) for name, _ in expected.ranking[:5]
     ]
@@ -102,6 +107,7 @@ def test_pictures_are_recorded_while_the_button_is_held_and_can_be_used(
         page.get_by_role("button", name="Start the camera").click()
         page.get_by_label("Picture of the camera").wait_for()
         page.locator(".live-said").wait_for()
+        page.get_by_text("It may show none of the classes").wait_for()
         page.get_by_text("answers a second").wait_for()
         page.get_by_label("Name of the class").first.fill("red/thing")
         button = page.get_by_role("button", name="Hold to record").first

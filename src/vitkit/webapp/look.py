@@ -78,7 +78,8 @@ class Models:
             {"label": label, "confidence": confidence, "chosen": label in chosen}
             for label, confidence in prediction.ranking[:_LIVE]
         ]
-        return {"label": prediction.label, "confidence": prediction.confidence, "top": top}
+        whole = {"label": prediction.label, "confidence": prediction.confidence, "unknown": prediction.unknown}
+        return {**whole, "top": top}
 
     def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
         """Return the regions of a picture that speak for a class: a grid of values from 0 to 255, and its area."""

@@ -3,7 +3,7 @@
 import { fail, get, post, postBytes } from "./api.js";
 import { Camera, Recorder } from "./camera.js";
 import { el, fill } from "./dom.js";
-import { modelChoice } from "./models.js";
+import { familiarity, modelChoice, percent } from "./models.js";
 
 const AGAIN = 1000; // milliseconds after which an answer that failed is requested again
 const AVERAGED = 10; // answers over which the rate is taken
@@ -66,12 +66,11 @@ class LivePage {
     }
   }
 
-  draw(told) {
-    const percent = (share) => `${(100 * share).toFixed(1)} %`;
-    fill(this.said, el("p", { class: "live-said wrap" }, `${told.label || "None of the classes"}, ${percent(told.confidence)}`),
-      el("ul", { class: "live-bars" }, told.top.map((own) => {
+  draw(answer) {
+    fill(this.said, el("p", { class: "live-said wrap" }, `${answer.label || "None of the classes"}, ${percent(answer.confidence)}`), familiarity(answer.unknown),
+      el("ul", { class: "live-bars" }, answer.top.map((own) => {
         const filled = el("span");
-        filled.style.width = percent(own.confidence);
+        filled.style.width = `${100 * own.confidence}%`;
         return el("li", { class: own.chosen ? "chosen" : "" }, el("span", { class: "wrap" }, own.label), el("span", { class: "number" }, percent(own.confidence)), el("span", { class: "live-bar", "aria-hidden": "true" }, filled));
       })));
   }

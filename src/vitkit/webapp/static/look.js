@@ -4,15 +4,13 @@ import { fail, get, postBytes, say } from "./api.js";
 import { el, fill } from "./dom.js";
 import { PatchView } from "./look_patch.js";
 import { overlay, scale } from "./look_map.js";
-import { modelChoice, noModel } from "./models.js";
+import { familiarity, modelChoice, noModel, percent } from "./models.js";
 import { clock } from "./progress.js";
 
 const TITLES = {
   gradient: "Evidence for this class", rollout: "Attention through all layers", raw: "Attention in the last layer",
   "gradient-attention": "Evidence for this class, last layer", occlusion: "Effect of covering each part",
 };
-
-const UNFAMILIAR = 0.05;
 
 export async function show(main, studio) {
   const page = new LookPage(studio);
@@ -123,7 +121,7 @@ class LookPage {
     fill(this.found,
       el("section", { class: "panel", "aria-label": "What the model says" },
         el("h2", { class: "wrap" }, said, " ", el("span", { class: "chip" }, percent(seen.confidence))),
-        seen.unknown !== null && el("p", { class: seen.unknown <= UNFAMILIAR ? "warn" : "small soft" }, familiarity(seen.unknown)),
+        familiarity(seen.unknown),
         seen.note && el("p", { class: "warn small" }, `It may be meant to be brighter or darker: ${seen.note}`),
         el("p", { class: "small soft" }, seen.methods.length ? "Click a class to see the evidence for it." : ""),
         el("ul", { class: "look-classes" }, seen.top.map((own) => this.classRow(own)))),
@@ -170,14 +168,4 @@ class LookPage {
     };
     return { figure: el("figure", {}, el("figcaption", {}, choice, left), canvas, scale(), tells), load };
   }
-}
-
-/** How a picture compares with the known ones, of which `part` look at least as unfamiliar. */
-function familiarity(part) {
-  const said = `${percent(part)} of known photographs look as unfamiliar to the model as this picture, or more.`;
-  return part <= UNFAMILIAR ? `It may show none of the classes: only ${said}` : said;
-}
-
-function percent(part) {
-  return `${(100 * part).toFixed(part > 0.9995 || part < 0.0005 ? 2 : 1)} %`;
 }

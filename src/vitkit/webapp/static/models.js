@@ -1,6 +1,8 @@
-// Shared by the tabs that use a trained model: the choice of the model, and the page if there is none.
+// Shared by the tabs that use a trained model: the choice of the model, the page if there is none, and what a model says.
 
 import { el } from "./dom.js";
+
+const UNFAMILIAR = 0.05;
 
 /** Says that there is no model yet, with a link to the trainings. */
 export function noModel(studio, title, about) {
@@ -13,4 +15,15 @@ export function modelChoice(studio, id, models, chosen) {
   const select = el("select", { id, onchange: () => chosen(select.value) }, models.map((name) => el("option", { value: name }, name)));
   select.value = models.includes(studio.where) ? studio.where : models[0];
   return select;
+}
+
+/** A sentence on how many known photographs look as unfamiliar as a picture; null if the model has no unknown score. */
+export function familiarity(part) {
+  if (part === null) return null;
+  const sentence = `${percent(part)} of known photographs look as unfamiliar to the model as this picture, or more.`;
+  return part <= UNFAMILIAR ? el("p", { class: "warn" }, `It may show none of the classes: only ${sentence}`) : el("p", { class: "small soft" }, sentence);
+}
+
+export function percent(part) {
+  return `${(100 * part).toFixed(part > 0.9995 || part < 0.0005 ? 2 : 1)} %`;
 }
