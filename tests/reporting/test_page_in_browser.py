@@ -46,9 +46,32 @@ def evaluation_of(root: Path, names: tuple[str, ...], n: int = N, seed: int = 0)
     return Evaluation("test", names, paths, labels, probabilities.astype(np.float32), temperature=1.3)
 
 
+def promises_and_unknown(names: tuple[str, ...]) -> dict[str, Any]:
+    """The widest tables of a report, as evaluation.json has their figures."""
+    of_class = {name: {"measured": 0.9, "mean_size": 1.25, "images": 9} for name in names}
+    interval = {"measured": 0.9, "interval_95": [0.8, 0.95], "images": 90}
+    covered = {**interval, "mean_size": 1.2, "empty": 0, "per_class": of_class}
+    return {
+        "promises": {
+            "validation": {"images": 66, "chosen_on_them": ["penalty by log loss"], "folds": 5},
+            "coverage": [{"requested": level, **covered} for level in (0.9, 0.95)],
+            "accuracy": [{"requested": 0.95, "above_confidence": 0.71, "answered": 80, **interval}],
+        },
+        "unknown": {
+            "method": "joint", "validation_images": 66, "folds": 5, "accepted": 0.95,
+            "limits": [
+                {"kind": "shuffled patches", "share": 0.5, "bounds": [0.4, 0.6], "images": 33, "classes": classes}
+                for classes in (0, 3)
+            ],
+            "called": [{"level": 0.05, **interval}],
+        },
+    }  # fmt: skip
+
+
 def write(path: Path, own: Evaluation, root: Path | None, **options: Any) -> str:
     told: dict[str, Any] = {"facts": {"data": EVIL}, "findings": [EVIL], "pictures": {}, "recipe": EVIL * 9}
-    write_report(path, title=EVIL, evaluation=own, numbers=figures(own), root=root, **told | options)
+    numbers = figures(own) | promises_and_unknown(own.classes)
+    write_report(path, title=EVIL, evaluation=own, numbers=numbers, root=root, **told | options)
     return path.as_uri()
 
 
@@ -249,7 +272,7 @@ def test_a_page_that_was_mailed_shows_all_of_it(browser: Any, report: str, tmp_p
     mailed = tmp_path / "mailed.html"
     text = Path(report.removeprefix("file://")).read_text(encoding="utf-8")
     mailed.write_text(text, encoding="utf-8")
-    assert set(re.findall('href="([^"]*)"', text)) == {f"#part-{i}" for i in range(1, 11)}, "places in the page"
+    assert set(re.findall('href="([^"]*)"', text)) == {f"#part-{i}" for i in range(1, 13)}, "places in the page"
     assert str(tmp_path.parent) not in text and os.getcwd() not in text  # noqa: PTH109
     with visit(browser, mailed.as_uri()) as page:
         page.locator(".matrix button").first.click()
@@ -264,6 +287,7 @@ def test_a_thousand_classes_are_a_drawing_and_a_list(browser: Any, tmp_path: Pat
     with visit(browser, address) as page:
         page.wait_for_selector("html.live")
         assert page.evaluate("document.querySelectorAll('*').length") < 6000
+        assert page.get_by_text("The 20 classes of 1,000 that are covered least often").count() == 1
         canvas = page.locator("[data-view=confusion] canvas")
         box = canvas.bounding_box()
         canvas.click(position={"x": 4.2 * box["width"] / 1000, "y": 4.2 * box["height"] / 1000})

@@ -59,7 +59,7 @@ def operating_table(numbers: Mapping[str, Any]) -> list[str]:
         "A model can predict for the class frequencies of its training data, or for equally frequent classes. The "
         "latter finds more images of the rare classes and makes more errors overall (--prior)."
     )
-    return ["<h2>The operating point</h2>", f"<p>{words}</p>", table(rows, ["", *heads])]
+    return ["<h2>The operating point</h2>", f"<p>{words}</p>", wide(table(rows, ["", *heads]))]
 
 
 def promises(numbers: Mapping[str, Any]) -> list[str]:
@@ -80,13 +80,17 @@ def promises(numbers: Mapping[str, Any]) -> list[str]:
             for row in kept
         ]
         heads = ["--coverage", "measured", "95 % interval", "classes in a set", "empty sets", "images"]
-        body.append(table(rows, heads))
-        names = list(kept[-1]["per_class"])[:_CLASSES]
+        body.append(wide(table(rows, heads)))
+        per_class = kept[-1]["per_class"]
+        names = list(per_class)
+        if len(names) > _LEAST_COVERED:
+            names = sorted(names, key=lambda name: (per_class[name]["measured"], name))[:_LEAST_COVERED]
+            body.append(f"<p>The {_LEAST_COVERED} classes of {len(per_class):,} that are covered least often:</p>")
         of_class = [
             [escape(name), *(cell for row in kept for cell in _of_class_set(row["per_class"][name]))] for name in names
         ]
         heads = [f"{what} ({row['requested']:g})" for row in kept for what in ("covered", "classes in a set")]
-        body.append(table(of_class, ["class", *heads]))
+        body.append(wide(table(of_class, ["class", *heads])))
     if sure:
         rows = [
             [f"{row['requested']:g}", f"{row['above_confidence']:.4f}", f"{row['answered']} of {row['images']}"]
@@ -97,7 +101,8 @@ def promises(numbers: Mapping[str, Any]) -> list[str]:
             )
             for row in sure
         ]
-        body.append(table(rows, ["--accuracy", "above confidence", "answered", "measured accuracy", "95 % interval"]))
+        heads = ["--accuracy", "above confidence", "answered", "measured accuracy", "95 % interval"]
+        body.append(wide(table(rows, heads)))
     return [*body, *(f"<p>{escape(reason)}</p>" for reason in refused)]
 
 
@@ -143,7 +148,9 @@ def unknown(numbers: Mapping[str, Any]) -> list[str]:
             ]
             for row in entry["limits"]
         ]
-        body += [f"<p>{caught}</p>", table(rows, ["images", "pass as known", "95 % interval", "", "measured on"])]
+        words = ["noticed or missed", "measured on"]
+        heads = ["images", "pass as known", "95 % interval", *words]
+        body += [f"<p>{caught}</p>", wide(table(rows, heads, words))]
     if not any(row["classes"] for row in entry["limits"]):
         body.append(
             "<p>Whether photographs of an unseen class that resembles the known ones are noticed was not measured: "
@@ -154,7 +161,7 @@ def unknown(numbers: Mapping[str, Any]) -> list[str]:
             [f"{row['level']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"]), str(row["images"])]
             for row in entry["called"]
         ]
-        body.append(table(rows, ["--unknown", "called unknown", "95 % interval", "images of this page"]))
+        body.append(wide(table(rows, ["--unknown", "called unknown", "95 % interval", "images of this page"])))
     return body
 
 
@@ -174,7 +181,7 @@ def _of_what(limit: Mapping[str, Any], kind: str) -> str:
     return f"{limit['images']} pictures made from {kind}"
 
 
-_PAIRS, _CLASSES = 20, 1_000  # rows without a script
+_PAIRS, _CLASSES, _LEAST_COVERED = 20, 1_000, 20  # rows without a script
 _OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
     "ece_before_temperature": "the calibration error at temperature 1",
     "temperature": "temperature",

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from html import escape, unescape
 from pathlib import Path
@@ -65,7 +65,7 @@ figcaption { overflow-wrap: anywhere; }
 .thumbnails figure { width: auto; font-size: .85rem; } .thumbnails img { width: 100%; }
 img.tiny { width: 10rem; image-rendering: pixelated; }
 pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
-.wide { overflow-x: auto; } .wide td { white-space: nowrap; }
+.wide { overflow-x: auto; } .wide td { white-space: nowrap; } .wide + .wide { margin-top: 1rem; }
 .wide td:first-child, .wide th:first-child { position: sticky; left: 0; background: var(--page); }
 code span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 .pictures h2 { font-size: 1.15rem; margin-top: 1.2rem; }
@@ -188,11 +188,14 @@ def decimals(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Return an HTML table of cells that are HTML. If it has a header, all columns but the first are numbers."""
+def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), words: Collection[str] = ()) -> str:
+    """Return an HTML table of cells that are HTML.
+
+    If it has a header, all columns but the first are numbers, except those whose headings are in `words`.
+    """
 
     def line(cells: Sequence[str], tag: str) -> str:
-        kinds = ["", *["number" if header else ""] * (len(cells) - 1)]
+        kinds = ["", *["number" if header and header[i] not in words else "" for i in range(1, len(cells))]]
         if tag == "th":
             kinds = [
                 f"{kind} long".strip() if _is_long(cell) else kind for kind, cell in zip(kinds, cells, strict=True)

@@ -356,7 +356,7 @@ def report(
     for caption, draw in pictures_of(evaluation, laid_out).items():
         plots.save_figure(draw(), folder / PICTURES[caption])
     write_json(folder / EVALUATION, numbers)
-    pictures = {caption: folder / name for caption, name in PICTURES.items()}
+    pictures = {caption: folder / name for caption, name in PICTURES.items() if caption != "Curves" or len(rows) > 1}
     write_report(
         folder / REPORT,
         title=f"{name_of(recipe)} on {without_place(table.name)}",

@@ -1034,6 +1034,10 @@ def _write_report_user_datasets(
             *([f"problem: {spoilt}"] if (spoilt := describe(numbers)) else []),
             "the images came from datasets, not files, so wrong labels were not searched for",
         ],
-        pictures={caption: (folder / PICTURES[caption]).read_bytes() for caption in drawn},
+        pictures={
+            caption: (folder / PICTURES[caption]).read_bytes()
+            for caption in drawn
+            if caption != "Curves" or len(rows) > 1
+        },
         recipe=without_places(recipe).to_toml(),
     )
