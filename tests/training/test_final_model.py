@@ -201,8 +201,8 @@ def test_terminal_file_page_and_card_say_whose_figures_these_are(finished: Path,
     assert "on all 27 images. Its temperature is" in page
     figures = json.loads((finished / "folds.json").read_text())
     card = model_card("run", load(finished), "0", finished)
-    assert "27 learned from" in card and "each tested once by a model of a cross-validation with 3 folds" in card
-    assert f"right answers: {100 * figures['accuracy']['mean']:.1f} % (95 % interval" in card
+    assert "27 training" in card and "each tested once by a model of a cross-validation with 3 folds" in card
+    assert f"- accuracy: {100 * figures['accuracy']['mean']:.1f} % (95 % interval" in card
     assert "the final model was trained on all 27 images" in card
 
 

@@ -169,7 +169,7 @@ def test_the_card_says_what_is_known_and_acts_on_no_name(client: TestClient, pla
     told = client.get("/api/ship/model?run=first").json()
     card = told["card"]
     assert "90.0 % (95 % interval 80.0 to 95.0 %)" in card
-    assert "1 learned from, 1 held back for the test" in card
+    assert "1 training, 1 test" in card
     assert "<script>" not in card and "\\<script\\>" in card
     assert str(place.runs.parent) not in card
     assert told["command"] == f"vitkit serve {place.runs / 'first'}"

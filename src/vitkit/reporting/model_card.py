@@ -17,11 +17,11 @@ from vitkit.system.files import read_json
 from vitkit.system.run_files import EVALUATION, FOLDS, SPLIT
 
 _FIGURES = {  # of evaluation.json, for people
-    "accuracy": "right answers",
-    "balanced_accuracy": "right answers, each class counted alike",
-    "ece": "calibration error (how far confidences are from the truth)",
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy (the mean over the classes)",
+    "ece": "calibration error (the distance between confidence and accuracy)",
 }
-_ROLES = {"train": "learned from", "val": "to choose by", "test": "held back for the test"}
+_SPLITS = {"train": "training", "val": "validation", "test": "test"}
 _LISTED = 30  # classes
 
 
@@ -67,9 +67,9 @@ def _about_classes(classes: Sequence[str], task: Task) -> list[str]:
     listed = [f"- {markdown_text(name)}" for name in classes[:_LISTED]]
     more = [f"- and {len(classes) - _LISTED} more"] if len(classes) > _LISTED else []
     return [
-        f"## What it tells apart: {len(classes)} classes",
+        f"## Classes: {len(classes)}",
         "",
-        f"It knows nothing else. {task.description}".rstrip(),
+        f"The model knows no other classes. {task.description}".rstrip(),
         "",
         *listed,
         *more,
@@ -88,9 +88,9 @@ def _about_training(provenance: Mapping[str, Any], counts: Mapping[str, int]) ->
     recipe = provenance.get("recipe", {})
     rows = {
         "model": recipe.get("model"),
-        "began from": Path(str(recipe.get("weights"))).name if recipe.get("weights") else None,
-        "what learned": recipe.get("method"),
-        "photographs": ", ".join(f"{number:,} {_ROLES.get(name, name)}" for name, number in counts.items()) or None,
+        "initial weights": Path(str(recipe.get("weights"))).name if recipe.get("weights") else None,
+        "training method": recipe.get("method"),
+        "photographs": ", ".join(f"{number:,} {_SPLITS.get(name, name)}" for name, number in counts.items()) or None,
         "digest of the photographs": str(provenance.get("data_hash", ""))[:16] or None,
         "seed": recipe.get("seed"),
     }
@@ -103,16 +103,17 @@ def _about_training(provenance: Mapping[str, Any], counts: Mapping[str, int]) ->
 
 def _about_figures(figures: dict[str, Any]) -> list[str]:
     if not figures:
-        return ["## How good it is", "", "It was not evaluated: nobody knows."]
+        return ["## How good it is", "", "The model was not evaluated, so its accuracy is not known."]
     quoted, counted = headline_of(figures), counted_figures(figures)
-    where = "held back for the test" if quoted.split == "test" else f"of the split {markdown_text(quoted.split)}"
-    lines = ["## How good it is", "", f"On {quoted.images} photographs {where}:", ""]
+    kind = _SPLITS.get(quoted.split)
+    where = f"photographs of the split {markdown_text(quoted.split)}" if kind is None else f"{kind} photographs"
+    lines = ["## How good it is", "", f"On {quoted.images} {where}:", ""]
     if quoted.folds:
         counted = _of_folds(figures)
         each = f"each tested once by a model of a cross-validation with {quoted.folds} folds that did not learn from it"
         lines = ["## How good it is", "", f"On {quoted.images} photographs, {each}:", ""]
     if quoted.value is None:
-        lines = ["## How good it is", "", "Nobody knows: no figure can be given."]
+        lines = ["## How good it is", "", "The accuracy is not known."]
     lines += [f"- note: {markdown_text(caveat.text)}" for caveat in quoted.caveats]
     for key, name in _FIGURES.items():
         if isinstance(counted.get(key), (int, float)):
@@ -120,11 +121,11 @@ def _about_figures(figures: dict[str, Any]) -> list[str]:
             spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
             lines.append(f"- {name}: {100 * counted[key]:.1f} %{spread}")
     confused = [
-        f"{markdown_text(quoted['true'])} taken for {markdown_text(quoted['predicted'])}"
+        f"{markdown_text(quoted['true'])} classified as {markdown_text(quoted['predicted'])}"
         for quoted in figures.get("confused", [])[:5]
     ]
     lines += [f"- most often wrong: {', '.join(confused)}"] if confused and quoted.value is not None else []
-    return [*lines, "", "On photographs of another kind, of another camera or place, it may be worse."]
+    return [*lines, "", "The accuracy may be lower on other photographs, such as those of another camera or place."]
 
 
 def _about_unknown(figures: Mapping[str, Any]) -> list[str]:
@@ -132,10 +133,10 @@ def _about_unknown(figures: Mapping[str, Any]) -> list[str]:
     if not entry:
         return []
     lines = [
-        "## What it does not know",
+        "## Images of unknown things",
         "",
-        "It has a score for images of unknown things (the column `unknown`, and `--unknown 0.01`).",
-        f"Where {100 * entry['accepted']:.0f} % of known images pass, the training measured that so do:",
+        "The model has a score for images of unknown things (the column `unknown`, and `--unknown 0.01`).",
+        f"The limit that accepts {100 * entry['accepted']:.0f} % of known images also accepts this share of others:",
         "",
     ]
     for limit in entry["limits"]:
@@ -156,12 +157,12 @@ def _of_folds(figures: Mapping[str, Any]) -> dict[str, Any]:
 def _about_use(pixels: Preprocess, run: str) -> list[str]:
     height, width = pixels.size
     return [
-        "## How to ask it",
+        "## How to use it",
         "",
         f"    vitkit predict {shlex.quote(run)} PHOTOS",
         f"    vitkit serve {shlex.quote(run)}",
         "",
-        f"It reads {width} x {height} pixels ({pixels.fit}); everything it needs travels with it.",
+        f"The input has {width} x {height} pixels ({pixels.fit}). The preprocessing is stored with the model.",
     ]
 
 

@@ -59,9 +59,9 @@ class ResultsPage {
     const { accuracy, balanced_accuracy: alike, images, split } = run.figures;
     const open = el("button", { type: "button", class: "filter", "data-run": run.name, onclick: () => this.choose(run.name) }, run.name);
     const interval = run.interval ? `${percent(run.interval[0])} to ${percent(run.interval[1])}` : "";
-    const held = split === "val" ? "for checking during training: the figures are too good" : `held back (${split})`;
+    const kind = split === "val" ? "validation photographs, on which the figures are too optimistic" : `${split} photographs`;
     const caveats = run.caveats.map((text) => el("p", { class: "small soft" }, text));
-    return el("tr", {}, el("td", {}, open), el("td", {}, percent(accuracy)), el("td", {}, interval), el("td", {}, percent(alike)), el("td", {}, `${images} ${held}`, caveats));
+    return el("tr", {}, el("td", {}, open), el("td", {}, percent(accuracy)), el("td", {}, interval), el("td", {}, percent(alike)), el("td", {}, `${images} ${kind}`, caveats));
   }
 
   async choose(name) {

@@ -81,7 +81,7 @@ class TrainPage {
       field("weights", "Begin from", weights, "A model that has seen many pictures learns from few."), few,
       el("div", { class: "field" }, el("label", { for: "method" }, "What is trained"), method, about),
       field("time", "At most", time),
-      done.length > 0 && field("split", "Photographs held back for the test", split, "As before, so that the figures can be compared; new photographs are assigned at random."),
+      done.length > 0 && field("split", "Test photographs", split, "As before, so that the figures can be compared; new photographs are assigned at random."),
       el("button", { class: "primary" }, "Train"));
   }
 
@@ -167,7 +167,7 @@ class TrainPage {
     const isOver = done && !/^epoch/.test(lines.at(-1));
     const now = !lines.length ? "Starting …" : done && !isOver ? `Epoch ${Math.min(Number(done) + 1, of)} of ${of}${leftOf(run, Number(done), Number(of))}` : `${done ? `${done} of ${of} epochs are done` : "Preparing"}: ${lines.at(-1)}`;
     return [
-      isNumber(accuracy) && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "test" ? "photographs held back for the test" : `${split} photographs`}`),
+      isNumber(accuracy) && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "val" ? "validation" : split} photographs`),
       accuracy === null && el("p", {}, el("strong", {}, "No figure can be given")),
       ...run.caveats.map((text) => el("p", { class: "small soft wrap" }, text)),
       run.state === "done" && run.asked.time && done && Number(done) < Number(of) && el("p", { class: "wrap" }, `The time (${run.asked.time}) is up: ${done} of ${of} epochs.`),
