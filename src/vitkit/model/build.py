@@ -190,6 +190,9 @@ class LoadReport:
         """Return the report in plain JSON types."""
         return {**asdict(self), "complete": self.is_complete}
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
         share = 100 * len(self.matched) / self.parameters
