@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import binomtest
+from torch.utils.data import DataLoader
 
 import runs
 import vitkit
@@ -197,6 +198,7 @@ class Labels(Coloured):
         ({"train_dataset": [1, 2, 3], "class_names": ["a", "b"]}, r"train_dataset\[0\] is int, not \(image, label\)"),
         ({"train_dataset": [(1, 0)]}, "has no attribute `classes`: pass class_names="),
         ({"train_dataset": Coloured(), "class_names": ["a", "a"]}, "two or more different names"),
+        ({"train_dataset": DataLoader(Coloured())}, "train_dataset is a DataLoader: pass its dataset"),
         ({"train_dataset": Coloured(), "data": "digits"}, "leave out data"),
         ({"train_dataset": Coloured(), "folds": 3}, "folds applies to files"),
         ({"val_dataset": Coloured()}, "require train_dataset"),

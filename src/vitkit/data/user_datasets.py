@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from vitkit.data.augment import Augment
 from vitkit.data.decode import decode, flattened
@@ -298,6 +299,13 @@ class Datasets:
     val: Labelled | None = None
     class_names: Sequence[str] | None = None
     preprocess: Any = None
+
+    def __post_init__(self) -> None:
+        for name, dataset in (("train", self.train), ("val", self.val)):
+            if isinstance(dataset, DataLoader):
+                raise VitkitError(
+                    f"{name}_dataset is a DataLoader: pass its dataset, as in {name}_dataset=loader.dataset"
+                )
 
     def names(self) -> tuple[str, ...]:
         """Return the class names.
