@@ -23,6 +23,8 @@ def here(data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("model.json", "model.safetensors", "pictures.npz", "trust.safetensors"):
         shutil.copy(trained / name, tmp_path / "model")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "request.json").write_text("{}")
     shutil.copytree(data / "red", tmp_path / "single" / "red")
     for colour in ("red", "pink"):
         shutil.copytree(data / "red", tmp_path / "strange" / colour)
@@ -69,8 +71,12 @@ TRAIN: dict[str, tuple[str, tuple[str, ...]]] = {
     "force over no run": (f"train photos {SCRATCH} --out precious --force", ("precious", "nor a run of vitkit")),
     "an out that is a file": (f"train photos {SCRATCH} --out old.csv", ("old.csv",)),
     "an out below a file": (f"train photos {SCRATCH} --out old.csv/run", ("old.csv",)),
-    "a resume of nothing": ("train --resume nowhere", ("nowhere", "not a run folder")),
+    "a resume of nothing": ("train --resume nowhere", ("there is no folder nowhere", "runs/NAME-1")),
     "a resume of a model folder": ("train --resume model", ("model", "not a run folder")),
+    "a resume of a run without a recipe": ("train --resume begun", ("begun was stopped before", "with --force")),
+    "a resume of an empty folder": ("train --resume empty", ("empty is empty", "--out empty")),
+    "a flag out of range": (f"train photos {SCRATCH} --layer-decay 2", ("error: --layer-decay must be between",)),
+    "a flag that is refused later": (f"train photos {SCRATCH} --folds 99", ("error: --folds must be between 2 and",)),
 }
 REST: dict[str, tuple[str, tuple[str, ...]]] = {
     "eval without a model": ("eval nowhere", ("nowhere",)),

@@ -32,10 +32,10 @@ def test_a_run_imitates_another_and_needs_it_to_go_on(vitkit: Any, data: Path, t
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--teacher", "nowhere"), "teacher: no such file, folder or published weights: nowhere"),
-        (("--teacher", "resnet18:nowhere.pth"), "teacher resnet18:nowhere.pth: no such file: nowhere.pth"),
-        (("--distillation", "soft"), "distillation needs a teacher (--teacher): leave it out"),
-        (("--distill-alpha", "2"), "flags: distill_alpha must be between 0 and 1, not 2"),
+        (("--teacher", "nowhere"), "--teacher: no such file, folder or published weights: nowhere"),
+        (("--teacher", "resnet18:nowhere.pth"), "--teacher resnet18:nowhere.pth: no such file: nowhere.pth"),
+        (("--distillation", "soft"), "--distillation needs a teacher (--teacher): leave it out"),
+        (("--distill-alpha", "2"), "--distill-alpha must be between 0 and 1, not 2"),
     ],
 )
 def test_what_cannot_be_imitated_is_told_in_a_line_and_leaves_nothing(

@@ -209,7 +209,7 @@ def main() -> None:
 def _end(error: BaseException, arguments: list[str]) -> NoReturn:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
-    say(f"error: {_shortened(_describe(error))}", file=sys.stderr)
+    say(f"error: {_shortened(_with_flag(_describe(error), arguments))}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
         say(f"see: vitkit {f'{verb} ' if verb in VERBS else ''}--help", file=sys.stderr)
@@ -229,6 +229,14 @@ def _is_of_command(advice: str, context: Any) -> bool:
 def _shortened(text: str) -> str:
     """Return a message with limited length, since names from a damaged or hostile file may be very long."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+
+
+def _with_flag(message: str, arguments: list[str]) -> str:
+    """Write the parameter that a message begins with as the flag, if it was passed as one."""
+    name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
+    flag = f"--{name.replace('_', '-')}"
+    passed = {argument.partition("=")[0] for argument in arguments}
+    return flag + message[len(name) :] if flag in passed else message
 
 
 def _describe(error: BaseException) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vitkit.errors import VitkitError
+from vitkit.system.files import is_empty
+
 # The request and its data.
 REQUEST = "request.json"  # the fields that the command set; written first, and the recipe last
 RECIPE = "recipe.toml"
@@ -65,6 +68,26 @@ FILES = (  # that a run writes into its folder; a new run in the same folder rem
     *(START, LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, OUT_OF_FOLD, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )
+
+
+def check_run_folder(folder: Path) -> None:
+    """Refuse a folder without a recipe, which a run writes before its first step.
+
+    Raises:
+        VitkitError: the folder does not exist, is not that of a run, or is that of a run that was stopped earlier.
+    """
+    if (folder / RECIPE).is_file():
+        return
+    if not folder.is_dir():
+        raise VitkitError(f"there is no folder {folder}: name a run folder, such as runs/NAME-1")
+    if (folder / REQUEST).is_file():
+        raise VitkitError(
+            f"the run in {folder} was stopped before its first step, so there is nothing to continue: repeat the "
+            "command that started it, with --force"
+        )
+    if is_empty(folder):
+        raise VitkitError(f"{folder} is empty, so there is nothing to continue: start a training with --out {folder}")
+    raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}; name a run folder, such as runs/NAME-1")
 
 
 def fold_folder(folder: Path, fold: int) -> Path:

@@ -117,7 +117,7 @@ def choose(
     if requested.model is None and requested.weights in ("auto", "none"):
         chosen["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
         reasons.append(f"model {chosen['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
-    recipe = with_fields(requested, chosen, "flags")
+    recipe = with_fields(requested, chosen, None)
     if network is not None:
         check_network(network, recipe)
     return recipe, reasons

@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args
@@ -577,48 +578,56 @@ class Recipe:
         return None if self.time is None else parse_duration(self.time)
 
 
-def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
+def build(fields: dict[str, Any], source: str | None = "recipe") -> Recipe:
     """Build a recipe from plain values, as in TOML and flags.
 
+    Args:
+        fields: the fields that differ from their defaults.
+        source: where the fields come from, for messages; None for arguments, which need no further name.
+
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
     """
-    try:
+    with naming(source):
         fields = unfold(fields)
-    except VitkitError as error:
-        raise VitkitError(f"{source}: {error}") from error
-    _check_names(fields, source)
-    method = str(fields.get("method"))
-    if method in METHODS_RENAMED:
-        raise VitkitError(f"{source}: method {method} is called {METHODS_RENAMED[method]} now")
-    try:
+        _check_names(fields)
+        method = str(fields.get("method"))
+        if method in METHODS_RENAMED:
+            raise VitkitError(f"method {method} is called {METHODS_RENAMED[method]} now")
         return Recipe(**fields)
-    except VitkitError as error:
-        raise VitkitError(f"{source}: {error}") from error
 
 
-def with_fields(recipe: Recipe, changes: Mapping[str, Any], source: str) -> Recipe:
-    """Return a copy with changed fields; errors name `source`.
+def with_fields(recipe: Recipe, changes: Mapping[str, Any], source: str | None) -> Recipe:
+    """Return a copy with changed fields; errors name `source`, as in `build`.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
     """
-    _check_names(changes, source)
-    try:
+    with naming(source):
+        _check_names(changes)
         return dataclasses.replace(recipe, **changes)
+
+
+@contextmanager
+def naming(source: str | None) -> Iterator[None]:
+    """Put the source of fields before the messages of errors that are raised in this context."""
+    try:
+        yield
     except VitkitError as error:
+        if source is None:
+            raise
         raise VitkitError(f"{source}: {error}") from error
 
 
-def _check_names(fields: Iterable[str], source: str) -> None:
+def _check_names(fields: Iterable[str]) -> None:
     hints = hints_of(Recipe)
     for name in fields:
         if name in RENAMED:
-            raise VitkitError(f"{source}: {name} is called {RENAMED[name]} now")
+            raise VitkitError(f"{name} is called {RENAMED[name]} now")
         if name not in hints:
             close = difflib.get_close_matches(name, hints, n=1)
             suggestion = f" (did you mean {close[0]}?)" if close else ""
-            raise VitkitError(f"{source}: unknown field {name!r}{suggestion}; known: {', '.join(hints)}")
+            raise VitkitError(f"unknown field {name!r}{suggestion}; known: {', '.join(hints)}")
 
 
 @dataclass(frozen=True)
@@ -644,7 +653,7 @@ class Request:
             return fields
         if isinstance(fields, Recipe):
             return cls(dict(fields.__dict__), fields)
-        recipe = build(dict(fields), "flags")
+        recipe = build(dict(fields), None)
         return cls(unfold(fields), recipe)
 
 

@@ -18,7 +18,7 @@ from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json
-from vitkit.training.recipe import Recipe, Request, build, in_words, overlay, unfold
+from vitkit.training.recipe import Recipe, Request, build, in_words, naming, overlay, unfold
 
 
 def load_fields(recipe: str | Path) -> dict[str, Any]:
@@ -34,20 +34,14 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
             text = path.read_text(encoding="utf-8")
         if text is None:
             raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
-        return _unfold(tomllib.loads(text), str(recipe))
+        with naming(str(recipe)):
+            return unfold(tomllib.loads(text))
     except RecursionError as error:
         raise VitkitError(f"{recipe} is not valid TOML: it is nested too deeply") from error
     except ValueError as error:
         if isinstance(error, VitkitError):
             raise
         raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
-
-
-def _unfold(fields: dict[str, Any], source: str) -> dict[str, Any]:
-    try:
-        return unfold(fields)
-    except VitkitError as error:
-        raise VitkitError(f"{source}: {error}") from error
 
 
 def load_of_run(path: Path) -> Recipe:
@@ -102,7 +96,7 @@ def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Reque
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
     """
-    flags, name = _unfold(flags, "flags"), published(flags, recipe)
+    flags, name = unfold(flags), published(flags, recipe)
     chosen = name or recipe
     fields = {} if chosen is None else load_fields(chosen)
     data = flags.get("data") or fields.get("data")

@@ -81,6 +81,7 @@ from vitkit.system.run_files import (
     REPORT,
     SELECTION,
     SPLIT,
+    check_run_folder,
     fold_folder,
 )
 from vitkit.text.cells import interval_text, plural
@@ -694,8 +695,7 @@ def resume(
             changed.
     """
     folder = Path(folder)
-    if not (folder / RECIPE).is_file():
-        raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
+    check_run_folder(folder)
     _refuse_pretraining(folder)
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
@@ -838,8 +838,7 @@ def resume_on(datasets: Datasets, folder: Path, observers: Observers) -> None:
     Raises:
         VitkitError: the folder contains no such run, or the datasets are different.
     """
-    if not (folder / RECIPE).is_file():
-        raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
+    check_run_folder(folder)
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is not None:
         raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out train_dataset")

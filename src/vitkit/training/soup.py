@@ -30,7 +30,7 @@ from vitkit.evaluation.figures import AVERAGE, WISE_FT
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.model.build import stored_weights
 from vitkit.system.files import without_place
-from vitkit.system.run_files import RECIPE, SPLIT, fold_folder
+from vitkit.system.run_files import RECIPE, SPLIT, check_run_folder, fold_folder
 from vitkit.training.finalize import correction_of, record_correction, shift_head_bias
 from vitkit.training.optim import has_batch_norms
 from vitkit.training.recipe import Recipe
@@ -91,8 +91,7 @@ def open_runs(folders: Sequence[Path]) -> list[Ingredient]:
 
 
 def _members(folder: Path) -> list[Path]:
-    if not (folder / RECIPE).is_file():
-        raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
+    check_run_folder(folder)
     folds = load_of_run(folder / RECIPE).folds
     return [folder] if folds is None else [fold_folder(folder, number) for number in range(folds)]
 

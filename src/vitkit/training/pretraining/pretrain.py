@@ -367,7 +367,7 @@ def resolve_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
     if weights == "none" and rest.get("model") is None:
         rest["model"] = DEFAULT_MODEL
     fixed = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
-    recipe = build({**overlay(OBJECTIVES[choices.objective].recipe, rest), **fixed}, "flags")
+    recipe = build({**overlay(OBJECTIVES[choices.objective].recipe, rest), **fixed}, None)
     check_effects(recipe, rest, named=rest)
     return choices, recipe
 
