@@ -136,6 +136,8 @@ def test_a_training_in_a_notebook_has_a_bar_and_live_curves(notebook: _Display, 
     bars = [html for kind, html in notebook.shown if kind == "html"]
     assert any("<progress value=" in html and "reading" in html for html in bars)
     assert bars[-1] == "", "the bar disappears"
+    vitkit.train(photos, weights=run.folder, method="probe", out=tmp_path / "head", say=lambda line: None)
+    assert sum(kind == "image" for kind, _ in notebook.shown) == len(pictures), "a head has no epochs"
 
 
 def test_a_bar_says_how_long_it_takes(notebook: _Display, monkeypatch: pytest.MonkeyPatch) -> None:

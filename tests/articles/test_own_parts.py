@@ -357,6 +357,10 @@ def test_parts_that_would_never_be_called_are_refused(photos: Path, tmp_path: Pa
     probe = {name: value for name, value in quick().items() if name in ("seed",)}
     with pytest.raises(VitkitError, match="method probe takes no steps, so loss is never called"):
         vitkit.train(photos, method="probe", **probe, loss=F.cross_entropy, out=tmp_path / "run")
+    start = vitkit.train(photos, **quick(epochs=1), out=tmp_path / "start", say=lambda line: None).folder
+    with pytest.raises(VitkitError, match="method probe takes no steps, so loss is never called"):
+        vitkit.train(photos, weights=start, loss=F.cross_entropy, out=tmp_path / "run")  # method auto chooses probe
+    assert not (tmp_path / "run").exists()
     with pytest.raises(VitkitError, match="loss must be a function"):
         vitkit.train(photos, **quick(), loss="focal", out=tmp_path / "run")
     with pytest.raises(VitkitError, match="leave out one of them"):

@@ -62,7 +62,7 @@ class Extensions:
         """
         if recipe.method == "probe" and (self.loss or self.optimizer):
             name = "loss" if self.loss else "optimizer"
-            raise VitkitError(f"method probe takes no steps, so {name} is never called: use method full or lora")
+            raise VitkitError(f"method probe takes no steps, so {name} is never called: set method to full or lora")
         if recipe.teacher is not None and self.loss:
             raise VitkitError("loss replaces the loss of a teacher: leave out one of them")
 

@@ -76,7 +76,7 @@ def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[A
 
     Args:
         recipe: the recipe as requested or resolved.
-        callbacks: the caller's callbacks.
+        callbacks: the caller's callbacks. Those with a true `is_optional` need not be called.
         loggers: the caller's loggers.
 
     Raises:
@@ -96,7 +96,8 @@ def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[A
             raise VitkitError(f"loggers: {type(logger).__name__} has no log_metrics(metrics, step)")
     if loggers and recipe.folds is not None:
         raise VitkitError("loggers: an object follows one training, and --folds makes several: name one by logger=")
-    if recipe.method == "probe" and (callbacks or loggers or recipe.logger in LOGGERS):
+    needed = [callback for callback in callbacks if not getattr(callback, "is_optional", False)]
+    if recipe.method == "probe" and (needed or loggers or recipe.logger in LOGGERS):
         raise VitkitError(
             "method probe takes no steps, so callbacks and loggers are never called: use method full or lora"
         )

@@ -291,6 +291,8 @@ class LiveCurves:
         display: a module with `display` and `Image` as in `IPython.display`.
     """
 
+    is_optional = True  # notebooks add it to every training, and a head that is fitted directly has no epochs
+
     def __init__(self, display: Any) -> None:
         self._display, self._handle = display, None
         self._rows: list[dict[str, float]] = []
