@@ -221,7 +221,7 @@ def compare(
     progress: Progress = silent,
     **fields: Unpack[ComparedFields],
 ) -> Comparison | ComparisonSuite:
-    """Train several models in the same way, and test which is better on the same test images, with what certainty.
+    """Train several models in the same way, and test on the same images which is better and how certain that is.
 
         import vitkit
 

@@ -331,8 +331,8 @@ class Recipe:
     ] = False
     wise_ft: Annotated[
         bool,
-        "After full or lora, try the weights between the start and the fine-tuned ones on validation images, and keep "
-        "a mix if it is better beyond chance (WiSE-FT).",
+        "After full or lora, evaluate means of the weights before and after fine-tuning on validation images, and keep "
+        "one if it is significantly better (WiSE-FT).",
     ] = False
     head_from: Annotated[
         Literal["auto", "names", "zero"],
@@ -349,7 +349,7 @@ class Recipe:
     grad_accum: Annotated[int, "Batches whose gradients are accumulated for a step.", Between(1, 1e6)] = 1
     optimizer: Annotated[Literal["adamw", "adam", "sgd"], "Update rule."] = "adamw"
     lr: Annotated[float, "Peak learning rate.", Between(1e-12, 1e3), BY_METHOD] = 1e-3
-    find_lr: Annotated[bool, "Compare short runs with a tenth to ten times lr first, and use the best."] = False
+    find_lr: Annotated[bool, "First compare short runs with a tenth to ten times lr, and use the best."] = False
     weight_decay: Annotated[
         float, "Weight decay of matrices; biases, norms, tokens and positions have none.", Between(0, 1e3)
     ] = 0.05
@@ -473,12 +473,12 @@ class Recipe:
     ] = "auto"
     prior: Annotated[
         Literal["data", "uniform"],
-        "Class frequencies for which confidences and answers are corrected, however training was balanced: those of "
-        "the training data, or uniform, which finds more of the rare classes and makes more errors overall.",
+        "Class frequencies that predictions and confidences assume: those of the training data, or uniform, which "
+        "finds more of the rare classes and makes more errors overall.",
     ] = "data"
     folds: Annotated[
         int | None,
-        "Cross-validate: this many runs, each tested on another part of the data, and a final model on all of it.",
+        "Number of runs of a cross-validation, each tested on another part of the data; a final model uses all of it.",
         Between(2, 1e4),
     ] = None
     max_images: Annotated[

@@ -1,4 +1,4 @@
-"""`vitkit.average`: average the weights of runs that share a start into one model, and measure what it gains."""
+"""`vitkit.average`: average the weights of runs that started from the same weights, and measure the gain."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def average(
     note: Say = print,
     progress: Progress = silent,
 ) -> Average:
-    """Average the weights of runs that share a start into one model, which is as fast as one of them (a model soup).
+    """Average the weights of runs that started from the same weights into one model (a model soup).
 
     Runs that were fine-tuned from the same weights often have a mean that is more accurate than each of them
     (arXiv 2203.05482). They may differ in seed, learning rate, augmentation and the like.

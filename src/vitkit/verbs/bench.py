@@ -155,9 +155,9 @@ def bench(
 ) -> Benchmark:
     """Measure the speed of each backend and precision in images per second, in alternating rounds.
 
-    For each of them the table shows: the speed relative to eager float32; the share of the ceiling, which is the speed
-    of the model's matrix products alone; the largest difference of the logits from float32 and the part of equal
-    predictions; and the memory for opening and running it.
+    The table shows four things for each of them: the speed relative to eager float32; the speed as a fraction of the
+    ceiling, which is that of the model's matrix products alone; the largest difference of the logits from float32, with
+    the fraction of equal predictions; and the memory for opening and running it.
 
         import vitkit
 

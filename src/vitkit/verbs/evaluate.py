@@ -232,15 +232,16 @@ def evaluate(
         templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
             averaged.
         coverage: measure how often the sets of `vitkit predict --coverage` contain the true class; by default for 0.9
-            and 0.95. Promises are measured on test images, or on other data, as validation images make them.
+            and 0.95. Promises are measured on test images or on other data, because they are based on the validation
+            images.
         set_score: how classes are chosen for a set, as for `vitkit predict`: `lac`, `aps` or `raps`.
-        set_by_class: make sets contain the true class as often for each class as for all images.
+        set_by_class: make the coverage hold for each class, not only for all images together.
         accuracy: measure how often the predictions of `vitkit predict --accuracy` are right; by default for 0.95 and
             0.99.
-        tta: average the probabilities of several views of each image: `flip`, the image and its mirror image, `crops`,
-            its centre and four corners, or `flip,crops`, all ten. The images are also evaluated as usual, and the
-            difference is reported with its interval and its cost. Promises are not measured then, as single views of
-            validation images made them.
+        tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
+            (its centre and four corners), or `flip,crops` (all ten). The images are also evaluated as usual, and the
+            difference is reported with its interval and its cost. Promises are not measured then, because they are
+            based on single views of the validation images.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.

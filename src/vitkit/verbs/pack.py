@@ -133,8 +133,8 @@ def pack(
         data: a folder of photographs, or an archive, to include. There may be several.
         weights: a file of weights, or the name of published weights, to include. There may be several; make sure that
             you may pass them on.
-        system: the system of the computers: windows, macos, linux, or this, which is like this machine and the default.
-            There may be several.
+        system: the system of the computers: windows, macos or linux; by default `this`, that of this machine. There may
+            be several.
         python: the version of Python on the computers: 3.11, 3.12 or 3.13; by default that of this program. There may
             be several.
         extra: a further part of vitkit to include, such as export; the studio always is. There may be several.

@@ -217,21 +217,23 @@ def predict(
             .csv, .tsv or .json file.
         templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
             averaged. By default the published sentences.
-        one: with `classes`, each image has exactly one of them; by default as the model was trained.
+        one: with `classes`, predict exactly one class for each image; by default as the model was trained.
         reject: withhold labels whose confidence is below this value from 0 to 1.
         coverage: add a column `set` with classes that contain the true one in at least this fraction of images, such
             as 0.95. It requires enough validation images in the run.
-        set_score: how classes are chosen for a set: `lac`, by their probability, which gives the smallest sets, and
-            empty ones if the model is right more often than requested; `aps` or `raps`, by the probability of all
-            classes that are more probable, so that no set is empty and more sets than requested contain the true class.
-        set_by_class: make sets contain the true class as often for each class as for all images.
-        accuracy: withhold labels that are not sure enough: the others are right in at least this fraction, such as
-            0.99. The threshold is chosen by the run's validation images, so that this holds with a probability of 95 %.
-        unknown: label images `?` that look less familiar than nearly all validation images of the run: those whose
-            column `unknown` is at most this value, such as 0.01. As many images of known classes are labelled so.
-        tta: average the probabilities of several views of each image: `flip`, the image and its mirror image, `crops`,
-            its centre and four corners, or `flip,crops`, all ten. It takes that many times longer. `vitkit eval --tta`
-            measures what it gains. There is no column `unknown` then.
+        set_score: the method that chooses the classes of a set: `lac` for the smallest sets, which may be empty, or
+            `aps` or `raps` for sets that are never empty. Sets of `lac` are empty if the model is right more often than
+            requested; with `aps` and `raps`, more sets than requested contain the true class.
+        set_by_class: make the coverage hold for each class, not only for all images together.
+        accuracy: withhold the labels of uncertain predictions, so that at least this fraction of the others is right,
+            such as 0.99. The threshold is chosen by the run's validation images, so that this holds with a probability
+            of 95 %.
+        unknown: give the label ? to images that look less familiar than nearly all validation images of the run: those
+            whose value in the column unknown is at most this number, such as 0.01. As many images of known classes get
+            this label.
+        tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
+            (its centre and four corners), or `flip,crops` (all ten). It takes that many times longer. `vitkit eval
+            --tta` measures the gain. There is no column `unknown` then.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.

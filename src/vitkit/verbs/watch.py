@@ -1,4 +1,4 @@
-"""`vitkit.watch`: are these photographs like those that a model was made for?"""
+"""`vitkit.watch`: are these photographs similar to the validation images of a model?"""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def watch(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Watch:
-    """Check whether photographs are like those that a model was made for.
+    """Check whether photographs are similar to the validation images of a model.
 
     Predicted classes, confidences and distances are compared with those of the validation images, which the run
     recorded. If a difference is significant, the command exits with 1. If there is none, this happens with a

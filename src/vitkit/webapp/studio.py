@@ -41,7 +41,9 @@ def studio(
     show: bool = True,
     say: Say = print,
 ) -> None:
-    """Label, train, look and ship in a browser, on this machine. Needs: pip install 'vitkit[studio]'.
+    """Label photographs, and train, inspect and export models in a browser, on this machine.
+
+    It requires pip install 'vitkit[studio]'.
 
     Photographs are only read, labels are saved at once, and trainings continue when the page or the studio is closed.
 
