@@ -93,7 +93,7 @@ def test_no_list_shows_a_figure_of_photographs_that_the_weights_had_seen(
                 assert (own["figures"]["accuracy"], own["figures"]["balanced_accuracy"]) == (0.25, 0.3)
                 assert own["caveats"] == ["without 12 that the weights had seen; with them 0.9500"]
             card = card_of(place, "spoilt")
-            assert "On 4 photographs" in card and "right answers: 25.0 %" in card and "95.0 %" not in card
+            assert "On 4 test photographs" in card and "- accuracy: 25.0 %" in card and "95.0 %" not in card
             assert "without 12 that the weights had seen" in card
         paths = client.get("/api/results/runs/spoilt").json()["images"]["path"]
         file.write_text(json.dumps({**SPOILT, "without_seen": REST, "seen": {**SEEN, "paths": paths[:3]}}))
@@ -103,7 +103,7 @@ def test_no_list_shows_a_figure_of_photographs_that_the_weights_had_seen(
         (own,) = (own for own in client.get("/api/results/runs").json()["runs"] if own["name"] == "spoilt")
         assert own["figures"]["accuracy"] is None and "had seen all 12 test images" in own["caveats"][0]
         card = card_of(place, "spoilt")
-        assert "Nobody knows" in card and "right answers:" not in card
+        assert "The accuracy is not known" in card and "- accuracy:" not in card
     finally:
         shutil.rmtree(trained / "runs" / "spoilt")
 

@@ -259,7 +259,7 @@ def test_a_training_that_ended_after_one_epoch_is_told_in_sentences(place: Works
     with studio(place, browser, tab="train") as page:
         page.get_by_text("The time (1m) is up: 1 of 70 epochs.").wait_for()
         page.get_by_text(
-            "Loss (lower is better): 0.7 on training photographs, 0.6 on photographs for checking."
+            "Loss (lower is better): 0.7 on training photographs, 0.6 on validation photographs."
         ).wait_for()
         assert page.locator(".chart svg").count() == 0
         assert serious(page) == []

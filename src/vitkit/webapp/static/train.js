@@ -207,6 +207,6 @@ function curves(rows) {
   if (!rows.length) return null;
   const line = (key, title) => ({ title, points: rows.filter((row) => row[key] !== undefined).map((row) => [row.epoch + 1, row[key]]) });
   return el("div", { class: "curves" },
-    chart("Loss (lower is better)", "epoch", [line("train_loss", "on training photographs"), line("val_loss", "on photographs for checking")]),
-    chart("Accuracy", "epoch", [line("train_acc", "on training photographs"), line("val_acc", "on photographs for checking")], { percent: true }));
+    chart("Loss (lower is better)", "epoch", [line("train_loss", "on training photographs"), line("val_loss", "on validation photographs")]),
+    chart("Accuracy", "epoch", [line("train_acc", "on training photographs"), line("val_acc", "on validation photographs")], { percent: true }));
 }
