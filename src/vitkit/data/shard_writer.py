@@ -100,7 +100,7 @@ def _begun(folder: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Member:
+class _Entry:
     """An image in a shard.
 
     Attributes:
@@ -128,7 +128,7 @@ class _PlannedShard:
 
     name: str
     split: str | None
-    members: tuple[_Member, ...]
+    members: tuple[_Entry, ...]
 
     @property
     def size(self) -> int:
@@ -183,20 +183,20 @@ def _plan(table: ImageTable, size: int) -> _Plan:
 
 def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
     order = sorted(range(len(table)), key=lambda row: (_place_of(table.splits[row]), _digest_of(table.paths[row])))
-    members: list[_Member] = []
+    members: list[_Entry] = []
     count = 0
     for number, row in enumerate(order):
         with open_place(table.file(row)) as image:
             length = image.seek(0, os.SEEK_END)
         after = tuple(_files_after(table, row, f"{number:08}"))
         if members:
-            member = _Member(row, number, members[-1].end + _BLOCK, length, after)
+            member = _Entry(row, number, members[-1].end + _BLOCK, length, after)
             is_other = table.splits[row] != table.splits[members[0].row]
             if is_other or member.end + 2 * _BLOCK > size:
                 yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
                 members, count = [], count + 1
         if not members:
-            member = _Member(row, number, _BLOCK, length, after)
+            member = _Entry(row, number, _BLOCK, length, after)
         members.append(member)
         if number % 1024 == 0:
             progress("planning shards", number, len(order))
