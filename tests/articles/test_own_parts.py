@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -360,6 +361,8 @@ def test_parts_that_would_never_be_called_are_refused(photos: Path, tmp_path: Pa
     start = vitkit.train(photos, **quick(epochs=1), out=tmp_path / "start", say=lambda line: None).folder
     with pytest.raises(VitkitError, match="method probe takes no steps, so loss is never called"):
         vitkit.train(photos, weights=start, loss=F.cross_entropy, out=tmp_path / "run")  # method auto chooses probe
+    with pytest.raises(VitkitError, match="so callbacks and loggers are never called"):
+        vitkit.train(photos, weights=start, callbacks=[SimpleNamespace(on_fit_end=print)], out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(VitkitError, match="loss must be a function"):
         vitkit.train(photos, **quick(), loss="focal", out=tmp_path / "run")

@@ -606,7 +606,9 @@ def _prepare(
         idle.clear()
         for recipe in recipes:
             idle.extend(check_effects(recipe, request.fields, named, table))
-            observers.extensions.check(recipe)  # again, as the number of images may have chosen the method
+            # Again, as the number of images may have chosen the method.
+            check_watchers(recipe, observers.callbacks, observers.loggers)
+            observers.extensions.check(recipe)
             check_team(recipe, team)
             check_place(out, table, recipe.teacher, weights_of(recipe))
         if out is not None and not is_reserved:
