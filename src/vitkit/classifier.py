@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -21,7 +21,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.inference.conformal import SetScore
 from vitkit.inference.features import Features, read_features, with_features
-from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
+from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Among, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.inference.trust import PredictionRules, Trust, parsed, rules_for
 from vitkit.inference.unknown import Seen, Unknown
@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held | Stored]
 
 _LARGEST_BATCH = 10**6
+
+
+def computed_in_words(computation: Mapping[str, Any]) -> str:
+    """Return a short description of what `Classifier.computation` says."""
+    merged, plan = computation["merge"], computation["plan"]
+    words = [computation["backend"], computation["precision"], *([f"plan {plan}"] if plan not in ("", "plain") else [])]
+    return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])
 
 
 @dataclass(repr=False)
@@ -79,6 +86,7 @@ class Classifier:
             promises; None if the model was not calibrated.
         runner_has_features: whether the runner computes features after the logits.
         views: the views of each picture whose probabilities are averaged, see `with_views`; None for the usual input.
+        among: the places of the pictures among those of a whole command, see `as_part`; None if they are all of them.
     """
 
     model: Model
@@ -93,6 +101,7 @@ class Classifier:
     trust: bytes | None = field(default=None, repr=False)
     runner_has_features: bool = field(default=False, compare=False, repr=False)
     views: Views | None = field(default=None, compare=False, repr=False)
+    among: Among | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
         """Return one line with the model, its classes, its training data and its validation accuracy."""
@@ -257,6 +266,17 @@ class Classifier:
         other.views = views
         return other
 
+    def as_part(self, positions: Sequence[int], total: int) -> Classifier:
+        """Return a copy of this classifier for some of a command's images, with the results of all to the bit.
+
+        Args:
+            positions: the positions of the images that are passed next, in ascending order.
+            total: the number of all images.
+        """
+        other = copy.copy(self)
+        other.among = Among(positions, total)
+        return other
+
     def _by(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
         """Return a copy of this classifier with another runner.
 
@@ -285,10 +305,7 @@ class Classifier:
     @property
     def computed(self) -> str:
         """A short description of the backend, precision, plan and merging that logits are computed with."""
-        merged, plan = self.computation["merge"], self.computation["plan"]
-        words = [self.backend, self.precision, *([f"plan {plan}"] if plan not in ("", "plain") else [])]
-        words += [f"merging {merged} patches a layer"] if merged else []
-        return ", ".join([*words, *([] if self.views is None else [self.views.in_words])])
+        return ", ".join([computed_in_words(self.computation), *([] if self.views is None else [self.views.in_words])])
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Compute calibrated probabilities (B, K) from preprocessed images (B, C, height, width).
@@ -491,7 +508,9 @@ class Classifier:
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
         batch_size = max(1, batch_size // (1 if self.views is None else self.views.count))
         sources = sources_of(images)
-        rows = flow(sources, partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent)
+        rows = flow(
+            sources, partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent, among=self.among
+        )
         named = ((source if isinstance(source, str) else source.name, row) for source, row in rows)
         return unless_short(named, batch_size)
 

@@ -18,7 +18,7 @@ __all__, __getattr__ = public(
         "backends.token_merging": "merge merge_tokens",
         "backends.torch": "GAIN best build choose measure processor",
         "conformal": "ClassSets HeldOut class_sets images_needed quantile",
-        "pipeline": "BATCH cores flow",
+        "pipeline": "Among BATCH cores flow limit_cores",
         "prediction": (
             "Columns Csv ENCODING FORMATS JsonLines Prediction Ranking Row RowFormat Stock gathering partial_of "
             "read_rows take_stock"

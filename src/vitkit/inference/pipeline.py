@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from threading import Event, Lock, local
@@ -31,13 +33,21 @@ Row = npt.NDArray[np.float32] | str
 T = TypeVar("T")
 Images = TypeVar("Images", "Tensor", npt.NDArray[np.float32])  # the input of a model, or of a graph without PyTorch
 _THREADS_HERE = local()  # number of threads for a computation in this thread, while PyTorch is not loaded
+_LIMITS: list[int] = []  # the number of cores that `limit_cores` has left to this process
 
 BATCH, BATCH_ALONE = 8, 32  # batch sizes of backends that compute in every thread, and of others
 
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([count, *_LIMITS])
+
+
+def limit_cores(count: int) -> None:
+    """Let this process use at most `count` cores, because others of the same command use the rest."""
+    _LIMITS[:] = [max(1, count)]
+    set_threads(min(threads(), cores()))
 
 
 def threads() -> int:
@@ -63,6 +73,22 @@ def set_threads(count: int) -> None:
         _THREADS_HERE.threads = count
 
 
+@dataclass(frozen=True)
+class Among:
+    """The places of some images among all images of a command, of which they are a part.
+
+    The last bits of an image's result depend on the number of images in its batch and on the number of threads that
+    compute one, but not on its neighbours in the batch. With this, a part has the results of the whole, to the bit.
+
+    Attributes:
+        positions: the position of each image, in ascending order.
+        total: the number of all images.
+    """
+
+    positions: Sequence[int]
+    total: int
+
+
 def flow(
     sources: Iterable[T],
     read: Callable[[T], Images | str],
@@ -70,6 +96,7 @@ def flow(
     batch_size: int,
     *,
     is_concurrent: bool,
+    among: Among | None = None,
 ) -> Iterator[tuple[T, Row]]:
     """Yield each source in order, with its row of the result or the reason why there is none.
 
@@ -79,43 +106,60 @@ def flow(
         compute: (B, C, height, width) -> (B, ...).
         batch_size: the number of images in a batch.
         is_concurrent: whether `compute` may run in several threads at once.
+        among: the places of the sources among all images of a command, whose results they shall have.
     """
-    batches = _in_batches(sources, batch_size)
+    batches = _in_batches(sources, batch_size, among)
     start = list(islice(batches, 2))
-    if len(start) < 2:  # with so few images, each step uses all cores
+    is_one_batch = len(start) < 2 if among is None else among.total <= batch_size
+    if is_one_batch:  # with so few images, each step uses all cores
         with ThreadPoolExecutor() as pool:
-            for batch in start:
-                yield from join(batch, list(pool.map(read, batch)), compute)
+            for batch, rows in start:
+                yield from join(batch, list(pool.map(read, batch)), compute, rows)
         return
     with _crew(is_concurrent) as (pool, count, ended):
         turn = nullcontext() if is_concurrent else Lock()
 
-        def run(batch: list[T]) -> list[tuple[T, Row]]:
+        def run(batch: list[T], rows: int) -> list[tuple[T, Row]]:
             images = [read(source) for source in batch if not ended.is_set()]
             with turn:
-                return [] if ended.is_set() else join(batch, images, compute)
+                return [] if ended.is_set() else join(batch, images, compute, rows)
 
         waiting: deque[Future[list[tuple[T, Row]]]] = deque()
-        for batch in chain(start, batches):
-            waiting.append(pool.submit(run, batch))
+        for batch, rows in chain(start, batches):
+            waiting.append(pool.submit(run, batch, rows))
             if len(waiting) == 2 * count:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
 
 
-def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def _in_batches(items: Iterable[T], size: int, among: Among | None) -> Iterator[tuple[list[T], int]]:
+    """Yield batches, each with the number of rows to compute: that of the batch which the whole command computes."""
     items = iter(items)
-    while batch := list(islice(items, size)):
-        yield batch
+    if among is None:
+        while batch := list(islice(items, size)):
+            yield batch, len(batch)
+        return
+    last = among.total % size
+    full = bisect_left(among.positions, among.total - last)
+    for rows, images in ((size, islice(items, full)), (last, items)):
+        while batch := list(islice(images, rows)):
+            yield batch, rows
 
 
-def join(sources: list[T], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[T, Row]]:
-    """Return the sources with their rows; all images that could be read are computed in one batch."""
+def join(
+    sources: list[T], images: list[Images | str], compute: Callable[[Images], Images], rows: int | None = None
+) -> list[tuple[T, Row]]:
+    """Return the sources with their rows; all images that could be read are computed in one batch.
+
+    The batch has `rows` images, by default one for each source. Places of images that are missing, or could not be
+    read, are filled with another image, so that no result depends on how many there are.
+    """
     readable = [image for image in images if not isinstance(image, str)]
-    rows = iter(np.asarray(compute(_stack(readable))) if readable else ())
+    filled = readable + readable[:1] * ((rows or len(sources)) - len(readable))
+    answers = iter(np.asarray(compute(_stack(filled))) if readable else ())
     return [
-        (source, image if isinstance(image, str) else _if_finite(next(rows)))
+        (source, image if isinstance(image, str) else _if_finite(next(answers)))
         for source, image in zip(sources, images, strict=True)
     ]
 
