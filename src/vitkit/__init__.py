@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.evaluate import EvaluationResult, evaluate
     from vitkit.verbs.explain import Anatomy, Explanations, explain
     from vitkit.verbs.export import Export, export
+    from vitkit.verbs.gather import Gathered, gather
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
     from vitkit.verbs.pack import Pack, pack
@@ -68,6 +69,7 @@ __all__ = [
     "EvaluationResult",
     "Explanations",
     "Export",
+    "Gathered",
     "Info",
     "LabResult",
     "LoadReport",
@@ -100,6 +102,7 @@ __all__ = [
     "evaluate",
     "explain",
     "export",
+    "gather",
     "info",
     "lab",
     "list_models",
@@ -136,6 +139,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "EvaluationResult": "verbs.evaluate",
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
+    "Gathered": "verbs.gather",
     "Info": "verbs.info",
     "LabResult": "experiments.lab.experiment",
     "LoadReport": "model.build",
@@ -168,6 +172,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "evaluate": "verbs.evaluate",
     "explain": "verbs.explain",
     "export": "verbs.export",
+    "gather": "verbs.gather",
     "info": "verbs.info",
     "lab": "experiments.lab.lab",
     "list_models": "model.names",

@@ -58,6 +58,7 @@ def test_the_verbs() -> None:
         "pack",
         "push",
         "shard",
+        "gather",
     }
     assert set(VERBS) == asked
 

@@ -127,6 +127,12 @@ def _silent(function: Function, values: Values) -> None:
 def _doctor(function: Function, values: Values, *, as_json: bool) -> int:
     result = call(function, values)
     show(result, as_json=as_json)
+    return int(not getattr(result, "is_trustworthy", True))  # a part has no findings
+
+
+def _gather(function: Function, values: Values, *, as_json: bool) -> int:
+    result = call(function, values)
+    show(result, as_json=as_json)
     return int(not result.is_trustworthy)
 
 
@@ -241,6 +247,9 @@ _ROWS = {
             "strict": "Exit with 1 if an image or folder cannot be read.",
             "as_json": "Print a line with a JSON object for each image, as in a .jsonl file; with --out, the counts.",
         },
+    ),
+    "gather": Verb(
+        "verbs.gather", "gather", _gather, {"as_json": "Print a JSON object."}, metavars={"parts": "PART..."}
     ),
     "watch": Verb("verbs.watch", "watch", _watch, {"as_json": "Print everything as a JSON object."}),
     "average": Verb("verbs.average", "average", switches=_FIGURES, metavars={"runs": "RUN..."}),

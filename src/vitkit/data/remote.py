@@ -7,10 +7,12 @@ that addresses may go wherever paths go.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -44,6 +46,22 @@ def read_file(address: str) -> bytes:
         VitkitError: a package that the scheme needs is missing.
     """
     return _insist(address, lambda: bytes(_filesystem(address).cat_file(address)))
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A single file from afar, as a storage whose only image has an empty key."""
+
+    name: str
+
+    def keys(self) -> Collection[str]:
+        return ("",)
+
+    def open(self, key: str) -> BinaryIO:  # noqa: ARG002  # there is only one
+        return io.BytesIO(read_file(address_of(self.name) or self.name))
+
+    def stamp(self, key: str) -> bytes | None:  # noqa: ARG002
+        return None
 
 
 def read_part(address: str, start: int, length: int, is_right: Callable[[bytes], bool]) -> bytes:

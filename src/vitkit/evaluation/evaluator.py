@@ -10,7 +10,7 @@ images that the model already classifies correctly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,13 +25,20 @@ from vitkit.evaluation.figures import figures, unseen_part, without
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 
+Outcomes = Mapping[str, npt.NDArray[np.float32] | str]  # by path: the row of `assess`, or why there is none
+
 
 def evaluate(
-    classifier: Classifier, table: ImageTable, split: str, progress: Callable[[int, int], None] | None = None
+    classifier: Classifier,
+    table: ImageTable,
+    split: str,
+    progress: Callable[[int, int], None] | None = None,
+    outcomes: Outcomes | None = None,
 ) -> Evaluation:
     """Run the classifier on every image of a split, or of all splits if `split` is `all`.
 
-    Classes of the table and of the classifier are matched by name.
+    Classes of the table and of the classifier are matched by name. With `outcomes`, which were computed elsewhere, the
+    classifier is not run.
 
     Raises:
         VitkitError: the split does not exist or has no readable image; the images have a class that the classifier does
@@ -47,7 +54,7 @@ def evaluate(
         raise VitkitError(f"{table.name} has no {split} split: choose {', '.join([*splits, 'all'])}")
     rows = table if split == "all" else table.of_split(split)
     number_of = align(rows, classifier)
-    probabilities, unknown, answered, unreadable = _predict(classifier, rows, progress)
+    probabilities, unknown, answered, unreadable = _predict(classifier, rows, progress, outcomes)
     if not answered:
         first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
         raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.place}{first}")
@@ -69,7 +76,10 @@ def evaluate(
 
 
 def _predict(
-    classifier: Classifier, rows: ImageTable, progress: Callable[[int, int], None] | None
+    classifier: Classifier,
+    rows: ImageTable,
+    progress: Callable[[int, int], None] | None,
+    computed: Outcomes | None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, list[int], dict[str, str]]:
     """Predict the class probabilities of all rows that can be read.
 
@@ -81,7 +91,12 @@ def _predict(
     unreadable: dict[str, str] = {}
     K, has_unknown = len(classifier.classes), classifier.unknown is not None
     outcomes = np.empty((len(rows), K + has_unknown), dtype=np.float32)
-    for i, (_, outcome) in enumerate(classifier.assessments(rows.file(i) for i in range(len(rows)))):
+    assessments: Iterable[tuple[str, npt.NDArray[np.float32] | str]]
+    if computed is None:
+        assessments = classifier.assessments(rows.file(i) for i in range(len(rows)))
+    else:
+        assessments = ((path, computed[path]) for path in rows.paths)
+    for i, (_, outcome) in enumerate(assessments):
         if isinstance(outcome, str):
             unreadable[rows.paths[i]] = outcome
         else:
@@ -145,6 +160,7 @@ def evaluate_before(
     split: str,
     proposals: Sequence[Proposal],
     progress: Callable[[int, int], None] | None = None,
+    outcomes: Outcomes | None = None,
 ) -> ProposalEvaluation:
     """Evaluate with the labels before models proposed others, and with the current labels.
 
@@ -156,25 +172,19 @@ def evaluate_before(
         split: split of the table, or `all`.
         proposals: labels that models proposed; proposals for images of other splits are ignored.
         progress: called with the number of images done and the total.
+        outcomes: what was computed for the images, if it was computed elsewhere.
 
     Raises:
         VitkitError: see `evaluate`.
     """
     rows = table if split == "all" else table.of_split(split)
-    in_split, anywhere = set(rows.paths), set(table.paths)
+    in_split = set(rows.paths)
     changed = [proposal for proposal in proposals if proposal.path in in_split]
-    left_out = [
-        proposal for proposal in proposals if proposal.path not in anywhere and split in ("all", proposal.split)
-    ]
+    left_out = _left_out(table, split, proposals)
     if not len(rows) or not (changed or left_out):
-        return ProposalEvaluation(evaluate(classifier, table, split, progress))
-    more = replace(
-        rows,
-        paths=(*rows.paths, *(proposal.path for proposal in left_out)),
-        labels=(*rows.labels, *(rows.labels[:1] * len(left_out))),  # placeholders, replaced below
-        splits=(*rows.splits, *(split for _ in left_out)),
-    )
-    outcome = evaluate(classifier, more, split, progress)
+        return ProposalEvaluation(evaluate(classifier, table, split, progress, outcomes))
+    more = evaluated_images(table, split, proposals)
+    outcome = evaluate(classifier, more, split, progress, outcomes)
     now = without(outcome, dict.fromkeys((proposal.path for proposal in left_out), ""))
     label_before = {proposal.path: proposal.before for proposal in (*changed, *left_out)}
     unlabelled = {path: "" for path, label in label_before.items() if label in (EXCLUDED, UNLABELLED)}
@@ -187,6 +197,23 @@ def evaluate_before(
         proposal.path: now.label_of(index[proposal.path]) if proposal.path in index else EXCLUDED for proposal in about
     }
     return ProposalEvaluation(replace(_relabelled(before, label_before), since=since), now, about)
+
+
+def evaluated_images(table: ImageTable, split: str, proposals: Sequence[Proposal]) -> ImageTable:
+    """Return the images that `evaluate_before` runs the classifier on; those that were left out have any label."""
+    rows = table if split == "all" else table.of_split(split)
+    left_out = _left_out(table, split, proposals) if len(rows) else []
+    return replace(
+        rows,
+        paths=(*rows.paths, *(proposal.path for proposal in left_out)),
+        labels=(*rows.labels, *(rows.labels[:1] * len(left_out))),
+        splits=(*rows.splits, *(split for _ in left_out)),
+    )
+
+
+def _left_out(table: ImageTable, split: str, proposals: Sequence[Proposal]) -> list[Proposal]:
+    anywhere = set(table.paths)
+    return [proposal for proposal in proposals if proposal.path not in anywhere and split in ("all", proposal.split)]
 
 
 def _relabelled(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluation:

@@ -14,11 +14,12 @@ import io
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from io import FileIO
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol, overload
 
@@ -29,6 +30,7 @@ from vitkit.errors import VitkitError
 from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules
 from vitkit.system.files import from_json, replacing, to_json
 from vitkit.text.cells import JOINT, harmless, restored
+from vitkit.text.workbook import write_workbook
 
 Place = tuple[str, float]
 
@@ -179,6 +181,19 @@ class Row(NamedTuple):
             return UNKNOWN
         return None if self.is_rejected else self.name
 
+    def cells(self) -> dict[str, str | float | None]:
+        """Return the cells of the row by the names of their columns, with confidences as numbers."""
+        cells: dict[str, str | float | None] = {"path": self.path, "label": self.label, "confidence": self.confidence}
+        cells |= {
+            "error": self.error,
+            "unknown": self.unknown,
+            "set": None if self.set is None else JOINT.join(self.set),
+        }
+        cells |= {"rejected": self.name or JOINT if self.is_rejected else None}
+        for rank, (label, confidence) in enumerate(self.top, 1):
+            cells |= {f"label_{rank}": label, f"confidence_{rank}": confidence}
+        return cells
+
     def to_dict(self, *, may_reject: bool) -> dict[str, Any]:
         """Return the row as the object of a JSON line."""
         row: dict[str, Any] = {"path": self.path, "label": self.label, "confidence": self.confidence}
@@ -193,6 +208,22 @@ class Row(NamedTuple):
         if self.error is None and self.top:
             row["top"] = [{"label": label, "confidence": confidence} for label, confidence in self.top]
         return row
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Row:
+        """Read what `to_dict` returns."""
+        rejected, names = row.get("rejected"), row.get("set")
+        return cls(
+            row["path"],
+            row["label"] if rejected is None else rejected,
+            row["confidence"],
+            rejected is not None,
+            row.get("error"),
+            tuple((entry["label"], entry["confidence"]) for entry in row.get("top", ())),
+            None if names is None else tuple(names),
+            row.get("unknown"),
+            rejected is not None and row["label"] == UNKNOWN,
+        )
 
 
 @dataclass(frozen=True)
@@ -335,20 +366,7 @@ class Csv:
         return self.header
 
     def encode(self, prediction: Prediction) -> str:
-        row = self.columns.row(prediction)
-        cells = {"path": row.path, "error": prediction.error, "label": row.name}
-        if row.confidence is not None:
-            cells["confidence"] = f"{row.confidence:.6f}"
-        for rank, (name, confidence) in enumerate(prediction.ranking[: self.columns.top], 1):
-            cells |= {f"label_{rank}": name, f"confidence_{rank}": f"{confidence:.6f}"}
-        if row.set is not None:
-            cells["set"] = JOINT.join(row.set)
-        if row.unknown is not None:
-            cells["unknown"] = f"{row.unknown:.6f}"
-        if row.is_rejected:
-            cells |= {"label": row.label, "rejected": row.name or JOINT}
-        values = [cells.get(name) for name in self.names]
-        return _csv_record(values if self.is_raw else list(map(_harmless, self.names, values)))
+        return csv_line(self.columns.row(prediction), self.names, is_raw=self.is_raw)
 
     def decode(self, record: str) -> Row:
         values = next(csv.reader([record], strict=True))
@@ -404,20 +422,7 @@ class JsonLines:
             raise ValueError("other keys")
         if "top" in row and len(row["top"]) != self.columns.top:
             raise ValueError("another number of classes")
-        rejected = row.get("rejected")
-        name = row["label"] if rejected is None else rejected
-        top = tuple((entry["label"], entry["confidence"]) for entry in row.get("top", ()))
-        return Row(
-            row["path"],
-            name,
-            row["confidence"],
-            rejected is not None,
-            row.get("error"),
-            top,
-            _tuple(row.get("set")),
-            row.get("unknown"),
-            rejected is not None and row["label"] == UNKNOWN,
-        )
+        return Row.from_dict(row)
 
     def _keys(self, *, is_readable: bool) -> set[str]:
         keys = {"path", "label", "confidence"}
@@ -437,15 +442,81 @@ class JsonLines:
         return (line for line in stream if line.endswith(b"\n"))
 
 
-def _tuple(names: list[str] | None) -> tuple[str, ...] | None:
-    return None if names is None else tuple(names)
-
-
 FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines}
 
 
-def _harmless(column: str, cell: str | None) -> str | None:
-    return cell if cell is None or column.startswith(("confidence", "unknown")) else harmless(cell)
+TABLES = (".xlsx", ".parquet")  # files that are written at the end, and cannot be resumed
+_NUMBERS = ("confidence", "unknown")  # the columns whose names begin so
+
+
+def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row], *, is_raw: bool = False) -> None:
+    """Write rows to a .csv, .jsonl, .xlsx or .parquet file, completely or not at all.
+
+    Args:
+        out: the file, which is replaced if it exists.
+        names: the columns of a .csv file with these rows.
+        rows: the rows.
+        is_raw: whether to write text to a .csv file unchanged.
+
+    Raises:
+        VitkitError: a workbook has too few rows, or Parquet requires a package that is not installed.
+        OSError: the file cannot be written.
+    """
+    suffix = out.suffix.lower()
+    if suffix in TABLES:
+        write = write_workbook if suffix == ".xlsx" else write_parquet
+        write(out, names, (list(map(row.cells().get, names)) for row in rows))
+        return
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        lines: Iterable[str]
+        if suffix == ".jsonl":
+            lines = (to_json(row.to_dict(may_reject="rejected" in names)) + "\n" for row in rows)
+        else:
+            lines = chain([_csv_record(names)], (csv_line(row, names, is_raw=is_raw) for row in rows))
+        file.writelines(line.encode(*ENCODING) for line in lines)
+
+
+def write_parquet(file: Path, names: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> None:
+    """Write a table as a Parquet file, completely or not at all, through pyarrow. None is an empty cell.
+
+    Columns of confidences are float64, others are text. Bytes of a file name that are not UTF-8 become escapes.
+
+    Raises:
+        VitkitError: pyarrow is not installed.
+        OSError: the file cannot be written.
+    """
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetWriter
+    except ImportError as error:
+        raise VitkitError("a .parquet file requires pyarrow: pip install 'vitkit[parquet]'") from error
+    kinds = [pyarrow.float64() if name.startswith(_NUMBERS) else pyarrow.string() for name in names]
+    schema = pyarrow.schema(list(zip(names, kinds, strict=True)))
+    rows = iter(rows)
+    with replacing(file) as temporary, ParquetWriter(str(temporary), schema, compression="zstd") as writer:
+        while group := list(islice(rows, _GROUP)):
+            columns = [list(map(_as_utf8, column)) for column in zip(*group, strict=True)]
+            arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+
+
+_GROUP = 100_000  # rows that are in memory at a time
+
+
+def _as_utf8(cell: str | float | None) -> str | float | None:
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
+
+
+def csv_line(row: Row, names: Sequence[str], *, is_raw: bool) -> str:
+    """Return a row as a line of CSV with these columns; unless `is_raw`, spreadsheets do not interpret its text."""
+    cells = row.cells()
+    return _csv_record([_csv_cell(cells.get(name), is_raw=is_raw) for name in names])
+
+
+def _csv_cell(cell: str | float | None, *, is_raw: bool) -> str | None:
+    if isinstance(cell, str):
+        return cell if is_raw else harmless(cell)
+    return None if cell is None else f"{cell:.6f}"
 
 
 def _csv_record(cells: Sequence[str | None]) -> str:

@@ -5,28 +5,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.data.layout import LayoutName
+from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import describe_proposals
 from vitkit.system.files import from_json, read_text, without_place
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, plural
+from vitkit.verbs.cluster import check_cluster
 from vitkit.verbs.inputs import check_choice, check_out, exclusive_out, path_of
+from vitkit.verbs.parts import Job, Part, PartFile, Parts, Value, write_part
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitkit.data.doctor.examine import Diagnosis
+    from vitkit.data.file_facts import Facts
     from vitkit.data.labels import Suspect
     from vitkit.data.table import ImageTable
 
@@ -112,8 +118,9 @@ def doctor(
     crop_pct: float = _CROP,
     layout: LayoutName = "auto",
     force: bool = False,
+    shard: str | None = None,
     progress: Progress = silent,
-) -> Checkup | SuspectedLabels:
+) -> Checkup | SuspectedLabels | PartFile:
     """Check a data set for problems: broken files, copies across splits, copies with different labels, tiny classes.
 
     Every file is decoded once; files that were checked before are recognised by their content. If a picture is in two
@@ -137,6 +144,8 @@ def doctor(
         crop_pct: the part of the short side that a crop keeps, from 0 to 1.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         force: overwrite `out`.
+        shard: examine one part of the images, such as 2/8, and write what was seen into the folder `out`.parts;
+            `vitkit gather` joins the parts, compares all images, and reports.
         progress: called with the current task, the number of finished items and their total.
 
     Raises:
@@ -144,28 +153,93 @@ def doctor(
     """
     check_choice("--fit", fit, Fit)
     check_choice("--layout", layout, LayoutName)
-    from vitkit.data.corrections import read_corrected
-    from vitkit.data.doctor.examine import examine
     from vitkit.data.labels import is_list_of_suspects
-    from vitkit.data.preprocess import Preprocess
 
     out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)
+    is_divided = check_cluster(shard=shard, out=out)
     if is_list_of_suspects(data):
+        if is_divided:
+            raise VitkitError(f"{data} lists suspected label errors, which are few: leave out --shard")
         if layout != "auto" or (fit, crop_pct) != ("crop", _CROP):
             raise VitkitError(f"{data} lists suspected label errors: leave out --layout, --fit and --crop-pct")
         return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
         raise VitkitError("--data-root is only for the label_errors.csv of a run: leave it out")
-    table = read_corrected(str(data), labels, layout)
+    request = _Request(str(data), None if labels is None else str(labels), layout, fit, crop_pct)
+    table = request.table()
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
+    if shard is not None:
+        assert out is not None
+        return write_part(request.job(), Part.of(shard), out, force=force)
     with exclusive_out(out, force=force):
-        diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct))
-        if out is not None:
-            from vitkit.reporting.dataset_report import write_checkup
+        return request.examine(table, out)
 
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `doctor` that decide about its findings."""
+
+    data: str
+    labels: str | None
+    layout: LayoutName
+    fit: Fit
+    crop_pct: float
+
+    def table(self) -> ImageTable:
+        """Return the images."""
+        from vitkit.data.corrections import read_corrected
+
+        return read_corrected(self.data, self.labels, self.layout)
+
+    def examine(self, table: ImageTable, out: Path | None, known: Sequence[Facts] | None = None) -> Checkup:
+        """Examine the images, or use what is known about them, and write the page."""
+        from vitkit.data.doctor.examine import examine
+        from vitkit.data.preprocess import Preprocess
+        from vitkit.reporting.dataset_report import write_checkup
+
+        diagnosis = examine(table, Preprocess(size=(224, 224), fit=self.fit, crop_pct=self.crop_pct), known)
+        if out is not None:
             write_checkup(out, diagnosis)
-    return Checkup(diagnosis, out)
+        return Checkup(diagnosis, out)
+
+    def job(self, note: Say = ignore) -> Job:  # noqa: ARG002  # there is no model
+        """List the images."""
+        table = self.table()
+        shards = (table.storage, table.paths) if isinstance(table.storage, ShardFolder) else None
+        return Job("doctor", table.paths, {"flags": asdict(self)}, lambda: ({}, partial(_facts, table)), shards)
+
+
+_AT_ONCE = 2_000  # files that are examined before their facts are written
+
+
+def _facts(table: ImageTable, positions: Sequence[int]) -> Iterator[Value]:
+    """Yield the facts of the images at these positions in JSON types."""
+    from vitkit.data.file_facts import Memory, row_of, scan
+
+    with Memory() as memory:
+        for start in range(0, len(positions), _AT_ONCE):
+            for fact in scan([table.file(i) for i in positions[start : start + _AT_ONCE]], memory):
+                cells = [{"bytes": b64encode(c).decode()} if isinstance(c, bytes) else c for c in row_of(fact)]
+                yield cells, fact.error
+
+
+def _decoded(cell: Any) -> Any:
+    return b64decode(cell["bytes"]) if isinstance(cell, dict) else cell
+
+
+def join_parts(parts: Parts, out: Path | None) -> Checkup:
+    """Report on all images from the facts that the parts have.
+
+    Raises:
+        VitkitError: a part is damaged, or the images are no longer those of the parts.
+    """
+    from vitkit.data.file_facts import Facts
+
+    request = _Request(**parts.flags)
+    parts.check(request.job())
+    known = [Facts(*map(_decoded, cells)) for cells, _ in parts.values()]
+    return request.examine(request.table(), out, known)
 
 
 def _count_lines(counts: dict[str, int]) -> list[str]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features
+from vitkit.inference.prediction import ENCODING
 from vitkit.system.environment import DeviceName
+from vitkit.system.files import to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
 from vitkit.text.fields import Between
+from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
 from vitkit.verbs.inputs import (
     PREPROCESS,
     check_choice,
@@ -27,6 +32,7 @@ from vitkit.verbs.inputs import (
     source_folders,
     split_sources,
 )
+from vitkit.verbs.parts import Job, Part, Parts, Value, from_array, model_digest, shards_of, to_array, write_part
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -112,6 +118,10 @@ def embed(
     batch_size: Annotated[int, Between(1)] = 32,
     device: DeviceName = "auto",
     force: bool = False,
+    shard: str | None = None,
+    cluster: ClusterName | None = None,
+    workers: Annotated[int | None, Between(1)] = None,
+    parts: Annotated[int | None, Between(1)] = None,
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Embeddings:
@@ -145,6 +155,12 @@ def embed(
         batch_size: the number of images in a batch.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite `out`.
+        shard: handle one part of the images, such as 2/8, and write it into the folder `out`.parts; `vitkit gather`
+            joins the parts. The parts of a folder of shards are whole shards.
+        cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. If the
+            command is interrupted, repeat it: it continues.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or one.
+        parts: with `cluster`, the number of parts; by default one for 5,000 images, and at least four for each process.
         note: called with each of the result's notes as it arises.
         progress: called with the current task, the number of finished items and their total.
 
@@ -161,11 +177,27 @@ def embed(
     check_choice("--device", device, DeviceName)
     _check(out, near, what, names)
     notes = Notes(note)
-    paths = [picture.name for picture in held] or find_pictures(names, notes)[0]
-    label_of = None if labels is None else labels_by_path(paths, labels, source_folders(names), notes)
-    paths = paths if label_of is None else list(label_of)
-    if not paths:
-        raise VitkitError("there is no image to embed: pass some images")
+    request = _Request(
+        model, tuple(names), what, None if labels is None else str(labels), preprocess, batch_size, device
+    )
+    if check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out):
+        assert out is not None
+        if held or near is not None:
+            raise VitkitError("--shard and --cluster take files, and --near needs all features: gather them first")
+        if cluster is None:
+            assert shard is not None
+            file = write_part(request.job(notes), Part.of(shard), out, force=force)
+            values, count = (value for _, value in file.values()), file.counts()[0]
+            return _embeddings(*_collect(values, count), what, file.path, notes)
+        check_model(model, "--cluster")
+        images = len(request.images(notes)[0])
+        counts = {"workers": workers, "parts": parts}
+        with (
+            exclusive_out(out, force=force),
+            parts_of_cluster(request, images, out, cluster=cluster, force=force, **counts) as every,
+        ):
+            return join_parts(every, out, notes)
+    paths, label_of = ([picture.name for picture in held], None) if held else request.images(notes)
     with exclusive_out(out, force=force):
         classifier = open_model(model, notes, device, preprocess)
         classifier.preprocess.check_known()
@@ -173,16 +205,93 @@ def embed(
         known_labels = None if label_of is None else tuple(label_of[path] for path in collected.paths)
         if out is not None:
             _write(out, collected, what, known_labels)
+    nearest = () if near is None else _nearest(_query(classifier, near, what), collected, top)
+    return _embeddings(collected, known_labels, what, out, notes, nearest)
+
+
+def _embeddings(
+    collected: _FeatureCollector,
+    labels: tuple[str, ...] | None,
+    what: Features,
+    out: Path | None,
+    notes: Notes,
+    nearest: tuple[tuple[str, float], ...] = (),
+) -> Embeddings:
     return Embeddings(
         paths=tuple(collected.paths),
         features=collected.features,
         what=what,
         errors=dict(collected.errors),
-        nearest=() if near is None else _nearest(_query(classifier, near, what), collected, top),
+        nearest=nearest,
         out=out,
         notes=tuple(notes.lines),
-        labels=known_labels,
+        labels=labels,
     )
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `embed` that decide about the features, which other processes can be sent."""
+
+    model: str | Path | Classifier
+    names: tuple[str, ...]
+    what: Features
+    labels: str | None
+    preprocess: str | PreprocessLike | None
+    batch_size: int
+    device: DeviceName
+
+    def images(self, note: Say) -> tuple[list[str], dict[str, str] | None]:
+        """Return the images, and their labels if there is a label file."""
+        paths = find_pictures(self.names, note)[0]
+        label_of = None if self.labels is None else labels_by_path(paths, self.labels, source_folders(self.names), note)
+        paths = paths if label_of is None else list(label_of)
+        if not paths:
+            raise VitkitError("there is no image to embed: pass some images")
+        return paths, label_of
+
+    def job(self, note: Say = ignore) -> Job:
+        """Open the model and list the images."""
+        paths, label_of = self.images(ignore)
+        classifier = open_model(self.model, note, self.device, self.preprocess)
+        classifier.preprocess.check_known()
+        flags = {"what": self.what, "labels": self.labels, "batch_size": self.batch_size}
+        digest = hashlib.sha256(to_json(label_of).encode(*ENCODING)).hexdigest()
+        about = {"model": model_digest(classifier), "flags": flags, "label_file": digest}
+        compute = partial(self._values, classifier, paths, label_of or {})
+        return Job("embed", paths, about, lambda: (classifier.computation, compute), shards_of(paths))
+
+    def _values(
+        self, classifier: Classifier, paths: Sequence[str], label_of: Mapping[str, str], positions: Sequence[int]
+    ) -> Iterator[Value]:
+        """Yield the path, the label and the features of the images at these positions, in JSON types."""
+        part = classifier.as_part(positions, len(paths))
+        for path, outcome in part.embed([paths[i] for i in positions], self.what, self.batch_size):
+            about = {"path": path, "label": label_of.get(path)}
+            yield (about, outcome) if isinstance(outcome, str) else ({**about, **from_array(outcome)}, None)
+
+
+def join_parts(parts: Parts, out: Path, notes: Notes) -> Embeddings:
+    """Write the features of all parts to a file, and return them.
+
+    Raises:
+        VitkitError: a part is damaged, or no image can be read.
+        OSError: the file cannot be written.
+    """
+    collected, labels = _collect(parts.values(), parts.images)
+    _check_readable(collected, parts.images)
+    what = parts.flags["what"]
+    _write(out, collected, what, labels)
+    return _embeddings(collected, labels, what, out, notes)
+
+
+def _collect(values: Iterable[Value], images: int) -> tuple[_FeatureCollector, tuple[str, ...] | None]:
+    collected, labels = _FeatureCollector(images), list[str]()
+    for value, error in values:
+        collected.add(value["path"], error or to_array(value))
+        if error is None:
+            labels.append(value["label"])
+    return collected, None if None in labels else tuple(labels)
 
 
 class _FeatureCollector:
@@ -213,8 +322,9 @@ class _FeatureCollector:
     @property
     def features(self) -> npt.NDArray[Any]:
         """The features of `paths`, (n, ...)."""
-        assert self._array is not None
-        return self._array[: len(self.paths)]
+        import numpy as np
+
+        return np.empty((0, 0), np.float32) if self._array is None else self._array[: len(self.paths)]
 
 
 def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -> None:
@@ -231,9 +341,13 @@ def _embed(classifier: Classifier, images: Sequence[Source], what: Features, bat
     for done, (path, outcome) in enumerate(classifier.embed(images, what, batch_size), start=1):
         collected.add(path, outcome)
         progress("embedding", done, len(images))
-    if not collected.paths:
-        raise VitkitError(f"none of the {len(images)} images can be read; the first: {collected.errors[0][1]}")
+    _check_readable(collected, len(images))
     return collected
+
+
+def _check_readable(collected: _FeatureCollector, images: int) -> None:
+    if not collected.paths:
+        raise VitkitError(f"none of the {images} images can be read; the first: {collected.errors[0][1]}")
 
 
 def _write(out: Path, collected: _FeatureCollector, what: str, labels: tuple[str, ...] | None) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.data.remote import address_of
+from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, headline_of, value_of
 from vitkit.inference.conformal import SetScore
 from vitkit.system.environment import DeviceName
+from vitkit.system.files import from_json, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
+from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
 from vitkit.verbs.inputs import (
     PREPROCESS,
     BackendName,
@@ -32,6 +35,17 @@ from vitkit.verbs.inputs import (
     check_choice,
     exclusive_out_folder,
     path_of,
+)
+from vitkit.verbs.parts import (
+    Compute,
+    Job,
+    Part,
+    Parts,
+    Value,
+    from_array,
+    model_digest,
+    to_array,
+    write_part,
 )
 from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_for_labels
@@ -43,7 +57,7 @@ if TYPE_CHECKING:
     from vitkit.data.labels import Proposal
     from vitkit.data.split_file import Changes
     from vitkit.data.table import ImageTable
-    from vitkit.evaluation.evaluator import ProposalEvaluation
+    from vitkit.evaluation.evaluator import Outcomes, ProposalEvaluation
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.weights.preprocessing import PreprocessLike
 
@@ -203,9 +217,13 @@ def evaluate(
     merge: Annotated[int, Between(0)] = 0,
     device: DeviceName = "auto",
     force: bool = False,
+    shard: str | None = None,
+    cluster: ClusterName | None = None,
+    workers: Annotated[int | None, Between(1)] = None,
+    parts: Annotated[int | None, Between(1)] = None,
     note: Say = ignore,
     progress: Progress = silent,
-) -> EvaluationResult:
+) -> EvaluationResult | Any:  # a `PartFile` with `shard`; nobody else shall have to ask which
     """Evaluate a classifier on labelled images, overall and for each class.
 
     The result has the accuracy and related figures, most with a 95 % interval. Images that the weights have seen in
@@ -252,6 +270,13 @@ def evaluate(
             accurate (token merging, arXiv 2210.09461).
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite files in `out`.
+        shard: run the model on one part of the images, such as 2/8, and write its outcomes into the folder `out`.parts;
+            `vitkit gather` joins the parts. The parts of a folder of shards are whole shards. The function returns the
+            `PartFile` then.
+        cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. If the
+            command is interrupted, repeat it: it continues.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or one.
+        parts: with `cluster`, the number of parts; by default one for 5,000 images, and at least four for each process.
         note: called with each of the result's notes as it arises.
         progress: called with the current task, the number of finished items and their total.
 
@@ -260,65 +285,205 @@ def evaluate(
             lacks, a name in `classes` belongs to no image, or `out` is not empty.
         OSError: `out` cannot be written.
     """
-    from vitkit.data.splits import held_out_split
-    from vitkit.evaluation.paired import tta_figures
-    from vitkit.evaluation.promises import promise_figures
-    from vitkit.evaluation.unknown import unknown_figures
-
     check_choice("--layout", layout, LayoutName)
     check_choice("--device", device, DeviceName)
     check_choice("--set-score", set_score, SetScore)
-    folder = Path(model) if isinstance(model, (str, Path)) else None
     out, data_root = path_of(out), path_of(data_root)
+    request = _Request(
+        model=model,
+        data=data,
+        data_root=data_root,
+        labels=labels,
+        split=split,
+        layout=layout,
+        classes=classes if classes is None or isinstance(classes, str) else tuple(classes),
+        templates=tuple(templates),
+        coverage=coverage,
+        set_score=set_score,
+        set_by_class=set_by_class,
+        accuracy=accuracy,
+        tta=tta,
+        preprocess=preprocess,
+        backend=backend,
+        precision=precision,
+        plan=plan,
+        merge=merge,
+        device=device,
+    )
     notes = Notes(note)
-    opened = open_for_labels(model, classes, templates, notes, preprocess)
-    with ExitStack() as hold:
-        run_table = _of_run(folder, data, layout, data_root)
-        table = _table(run_table, data, labels, layout, notes)
+    if not check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out):
+        return request.evaluate(out, notes, force=force)
+    assert out is not None
+    check_model(model, "--shard" if cluster is None else "--cluster")
+    if tta is not None:
+        raise VitkitError("--tta measures how long the images take, which parts cannot: leave it out, or --shard")
+    job = request.job(notes)
+    if cluster is None:
+        assert shard is not None
+        return write_part(job, Part.of(shard), out, force=force)
+    counts = {"workers": workers, "parts": parts}
+    with parts_of_cluster(request, len(job.images), out, cluster=cluster, force=force, **counts) as every:
+        return join_parts(every, out, notes, force=force)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `evaluate` that decide about its figures, which other processes can be sent."""
+
+    model: str | Path | Classifier
+    data: str | Path | None
+    data_root: Path | None
+    labels: str | Path | None
+    split: str | None
+    layout: LayoutName
+    classes: str | tuple[str, ...] | None
+    templates: tuple[str, ...]
+    coverage: float | None
+    set_score: SetScore
+    set_by_class: bool
+    accuracy: float | None
+    tta: str | None
+    preprocess: str | PreprocessLike | None
+    backend: str
+    precision: str
+    plan: str
+    merge: int
+    device: DeviceName
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the run; None for a classifier in memory."""
+        return Path(self.model) if isinstance(self.model, (str, Path)) else None
+
+    def open(self, note: Say) -> tuple[Classifier, ImageTable, ImageTable | None]:
+        """Open the model and the images, and return both with the images that the run has recorded."""
+        opened = open_for_labels(self.model, self.classes, self.templates, note, self.preprocess)
+        run_table = _of_run(self.folder, self.data, self.layout, self.data_root)
+        table = _table(run_table, self.data, self.labels, self.layout, note)
         classifier = opened(table)
         classifier.preprocess.check_known()
-        if tta is not None:
-            classifier.with_views(tta).rules(coverage=coverage, accuracy=accuracy)  # which may refuse
-        if run_table is not None and classes is None:
+        if run_table is not None and self.classes is None:
             _check_order(classifier, run_table)
-        hold.enter_context(_exclusive_out(out, table, force=force))  # before anything is computed
-        if out is not None:
-            _ = classifier.model  # which the report needs; an exported file is refused here
-        changes = None
-        if run_table is not None and folder is not None:
-            table, changes = _look_over(folder, table, split, data_root, notes)
-            _note_folds(folder, notes)
-        proposals = _proposals(folder, run_table, table, split)
-        settings = (backend, precision, plan, merge, device)
-        name = split or held_out_split(table)
-        classifier = _prepared(classifier, table, name, settings, notes, is_timed=tta is not None)
-        evaluate_by = partial(_evaluated, table=table, split=name, proposals=proposals, run=folder, run_table=run_table)
-        judged, seconds = evaluate_by(classifier)
-        seen, caveat = _seen(classifier, folder or "the model", table, name, is_of_run=data is None)
-        about: dict[str, Any]
-        if tta is None:
-            about = unknown_figures(classifier, judged.before, seen, is_of_run=data is None)
-            about |= promise_figures(
-                *(classifier, judged.before, seen),
-                is_of_run=data is None,
-                coverage=coverage,
-                set_score=set_score,
-                by_class=set_by_class,
-                accuracy=accuracy,
+        return classifier, table, run_table
+
+    def job(self, note: Say = ignore) -> Job:
+        """Open the model and list the images."""
+        from vitkit.data.splits import held_out_split
+        from vitkit.evaluation.evaluator import evaluated_images
+
+        classifier, table, run_table = self.open(note)
+        _ = classifier.model  # which the report needs; an exported file is refused here
+        name = self.split or held_out_split(table)
+        proposals = _proposals(self.folder, run_table, table, self.split)
+        rows = evaluated_images(table, name, proposals)
+        flags = from_json(to_json({key: _plain(value) for key, value in vars(self).items()}))
+
+        def start() -> tuple[Mapping[str, Any], Compute]:
+            prepared = _prepared(classifier, table, name, self._settings, note, is_timed=False)
+            return prepared.computation, partial(_outcomes, prepared, rows)
+
+        shards = (rows.storage, rows.paths) if isinstance(rows.storage, ShardFolder) else None
+        return Job("eval", rows.paths, {"model": model_digest(classifier), "flags": flags}, start, shards)
+
+    @property
+    def _settings(self) -> tuple[str, str, str, int, str]:
+        return self.backend, self.precision, self.plan, self.merge, self.device
+
+    def evaluate(
+        self, out: Path | None, notes: Notes, *, force: bool, outcomes: Outcomes | None = None
+    ) -> EvaluationResult:
+        """Evaluate the images, or use the outcomes that were computed for them."""
+        from vitkit.data.splits import held_out_split
+        from vitkit.evaluation.paired import tta_figures
+        from vitkit.evaluation.promises import promise_figures
+        from vitkit.evaluation.unknown import unknown_figures
+
+        folder, tta, is_of_run = self.folder, self.tta, self.data is None
+        with ExitStack() as hold:
+            classifier, table, run_table = self.open(notes)
+            if tta is not None:
+                classifier.with_views(tta).rules(coverage=self.coverage, accuracy=self.accuracy)  # which may refuse
+            hold.enter_context(_exclusive_out(out, table, force=force))  # before anything is computed
+            if out is not None:
+                _ = classifier.model  # which the report needs; an exported file is refused here
+            changes = None
+            if run_table is not None and folder is not None:
+                table, changes = _look_over(folder, table, self.split, self.data_root, notes)
+                _note_folds(folder, notes)
+            proposals = _proposals(folder, run_table, table, self.split)
+            name = self.split or held_out_split(table)
+            classifier = _prepared(classifier, table, name, self._settings, notes, is_timed=tta is not None)
+            evaluate_by = partial(
+                _evaluated,
+                table=table,
+                split=name,
+                proposals=proposals,
+                run=folder,
+                run_table=run_table,
+                outcomes=outcomes,
             )
-        else:
-            classifier = classifier.with_views(tta)
-            assert classifier.views is not None
-            views, plain = (str(classifier.views), classifier.views.count), judged.before
-            judged, seconds_of_views = evaluate_by(classifier)
-            about = tta_figures(plain, judged.before, seen, views, (seconds, seconds_of_views))
-        outcome = judged.before
-        numbers = _figures(classifier, judged, seen, caveat, changes, about)
-        findings = _findings(outcome, numbers)
-        for finding in findings:
-            notes(finding)
-        report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
-    return EvaluationResult(outcome, numbers, table.root, classifier.computed, report, tuple(notes.lines))
+            judged, seconds = evaluate_by(classifier)
+            seen, caveat = _seen(classifier, folder or "the model", table, name, is_of_run=is_of_run)
+            about: dict[str, Any]
+            if tta is None:
+                about = unknown_figures(classifier, judged.before, seen, is_of_run=is_of_run)
+                about |= promise_figures(
+                    *(classifier, judged.before, seen),
+                    is_of_run=is_of_run,
+                    set_score=self.set_score,
+                    by_class=self.set_by_class,
+                    coverage=self.coverage,
+                    accuracy=self.accuracy,
+                )
+            else:
+                classifier = classifier.with_views(tta)
+                assert classifier.views is not None
+                views, plain = (str(classifier.views), classifier.views.count), judged.before
+                judged, seconds_of_views = evaluate_by(classifier)
+                about = tta_figures(plain, judged.before, seen, views, (seconds, seconds_of_views))
+            outcome = judged.before
+            numbers = _figures(classifier, judged, seen, caveat, changes, about)
+            findings = _findings(outcome, numbers)
+            for finding in findings:
+                notes(finding)
+            report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
+        return EvaluationResult(outcome, numbers, table.root, classifier.computed, report, tuple(notes.lines))
+
+
+def _plain(value: Any) -> Any:
+    """Return an argument in JSON types."""
+    return value.to_dict() if hasattr(value, "to_dict") else str(value) if isinstance(value, Path) else value
+
+
+def _outcomes(classifier: Classifier, rows: ImageTable, positions: Sequence[int]) -> Iterator[Value]:
+    """Yield the path and the outcome of the images at these positions, in JSON types."""
+    part = classifier.as_part(positions, len(rows))
+    outcomes = part.assessments(rows.file(i) for i in positions)
+    for i, (_, outcome) in zip(positions, outcomes, strict=True):
+        about = {"path": rows.paths[i]}
+        yield (about, outcome) if isinstance(outcome, str) else ({**about, **from_array(outcome)}, None)
+
+
+def join_parts(parts: Parts, out: Path, notes: Notes, *, force: bool) -> EvaluationResult:
+    """Evaluate with the outcomes of all parts; the model is opened, but not run.
+
+    Raises:
+        VitkitError: a part is damaged, or the model or the images are no longer those of the parts.
+    """
+    computation = parts.head["computed"]
+    known = {**parts.flags, **computation, "plan": computation["plan"] or "auto"}
+    root, classes = known["data_root"], known["classes"]
+    request = _Request(
+        **{
+            **known,
+            "data_root": None if root is None else Path(root),
+            "classes": tuple(classes) if isinstance(classes, list) else classes,
+            "templates": tuple(known["templates"]),
+        }
+    )
+    parts.check(replace(request, **{name: parts.flags[name] for name in computation}).job())
+    outcomes = {value["path"]: error or to_array(value) for value, error in parts.values()}
+    return request.evaluate(out, notes, force=force, outcomes=outcomes)
 
 
 def _write(
@@ -365,12 +530,13 @@ def _evaluated(
     proposals: Sequence[Proposal],
     run: Path | None,
     run_table: ImageTable | None,
+    outcomes: Outcomes | None,
 ) -> tuple[ProposalEvaluation, float]:
     """Return the evaluation, with what the run has recorded about its images, and the seconds that it took."""
     from vitkit.evaluation.evaluator import evaluate_before
 
     began = time.monotonic()
-    judged = evaluate_before(classifier, table, split, proposals, partial(progress, "evaluating"))
+    judged = evaluate_before(classifier, table, split, proposals, partial(progress, "evaluating"), outcomes)
     seconds = time.monotonic() - began
     if run_table is None or run is None:
         return judged, seconds

@@ -10,17 +10,20 @@ from __future__ import annotations
 import copy
 import glob
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from vitkit.data.remote import RemoteFile, address_of
 from vitkit.data.sources import find_source, storage_at
+from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
-from vitkit.system.files import exclusive, exclusive_in, is_empty
+from vitkit.system.files import exclusive, exclusive_in, is_empty, read_bytes
 from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import one_of
@@ -183,6 +186,33 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
     for line in overlooked.lines():
         note(line)
     return paths, not overlooked.closed
+
+
+def read_list(listed: str) -> list[str]:
+    """Read a list of images: a path or an address on each line, from a file or, if it is `-`, from standard input.
+
+    Empty lines are ignored. Spaces belong to the names of files.
+
+    Raises:
+        VitkitError: the file cannot be read, is no text, or lists nothing.
+    """
+    what = f"--from-list {listed}"
+    try:
+        data = sys.stdin.buffer.read() if listed == "-" else read_bytes(listed)
+    except OSError as error:
+        raise VitkitError(f"{what}: {error.strerror or error}") from error
+    if b"\0" in data:
+        raise VitkitError(f"{what} is no list: expected a text file in UTF-8 with a path or an address on each line")
+    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not (lines := [line for line in lines if line.strip()]):
+        raise VitkitError(f"{what} lists no image: expected a path or an address on each line")
+    return lines
+
+
+def listed_source(line: str) -> str | Stored:
+    """Return what a line of a list names: a path, or a file from afar."""
+    return line if address_of(line) is None else Stored(RemoteFile(line), "")
 
 
 def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:

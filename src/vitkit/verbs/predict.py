@@ -7,10 +7,10 @@ rows of an interrupted file.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -20,8 +20,10 @@ from vitkit.errors import VitkitError
 from vitkit.inference.conformal import SetScore
 from vitkit.inference.prediction import (
     FORMATS,
+    TABLES,
     Columns,
     Csv,
+    JsonLines,
     Row,
     RowFormat,
     Stock,
@@ -30,6 +32,7 @@ from vitkit.inference.prediction import (
     partial_of,
     read_rows,
     take_stock,
+    write_rows,
 )
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import exclusive
@@ -37,7 +40,8 @@ from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import JOINT, plural
 from vitkit.text.fields import Between
-from vitkit.text.workbook import check_rows, write_workbook
+from vitkit.text.workbook import check_rows
+from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
 from vitkit.verbs.inputs import (
     PREPROCESS,
     BackendName,
@@ -47,15 +51,32 @@ from vitkit.verbs.inputs import (
     check_out,
     exclusive_out_folder,
     find_pictures,
+    listed_source,
     path_of,
+    read_list,
     source_folders,
     split_sources,
+)
+from vitkit.verbs.parts import (
+    SUFFIX,
+    Compute,
+    Job,
+    Part,
+    PartFile,
+    Parts,
+    Value,
+    model_digest,
+    open_part,
+    shards_of,
+    write_part,
 )
 from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_named
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
+    from vitkit.data.in_memory import Held
+    from vitkit.data.storage import Stored
     from vitkit.inference.prediction import Prediction
     from vitkit.reporting.gallery import Album
     from vitkit.weights.preprocessing import PreprocessLike
@@ -65,7 +86,6 @@ Write = Callable[["Prediction"], None]
 Writer = Callable[[RowFormat, int], Write]  # called once with the format of the rows and the number of images
 
 _SHOWN = 20  # rows in a notebook
-_WORKBOOK = ".xlsx"
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,11 +127,11 @@ class Predictions(Result):
     unknown: int = 0
 
     def __iter__(self) -> Iterator[Row]:
-        return (
-            iter(self.kept)
-            if self.out is None or _is_workbook(self.out)
-            else (row for _, row in read_rows(self.out, self.form))
-        )
+        if self.out is None or _is_table(self.out):
+            return iter(self.kept)
+        if self.out.suffix == SUFFIX:
+            return _rows_of(open_part(self.out))
+        return (row for _, row in read_rows(self.out, self.form))
 
     def __len__(self) -> int:
         return self.images
@@ -161,8 +181,9 @@ class Predictions(Result):
 @check_arguments
 def predict(
     model: str | Path | Classifier,
-    sources: str | Sources,
+    sources: str | Sources = (),
     *,
+    from_list: str | None = None,
     out: Path | str | None = None,
     pictures: Path | str | None = None,
     top: Annotated[int, Between(1)] = 1,
@@ -186,6 +207,10 @@ def predict(
     resume: bool = False,
     force: bool = False,
     raw: bool = False,
+    shard: str | None = None,
+    cluster: ClusterName | None = None,
+    workers: Annotated[int | None, Between(1)] = None,
+    parts: Annotated[int | None, Between(1)] = None,
     say: Say = ignore,
     note: Say = ignore,
     progress: Progress = silent,
@@ -208,8 +233,10 @@ def predict(
         sources: images, folders (including their sub-folders), or patterns. Pictures in memory are accepted, too: one
             or several PIL images, numpy arrays (height, width, C) or torch tensors (C, height, width), either uint8
             from 0 to 255 or floats from 0 to 1. An array or tensor with four axes contains several pictures.
-        out: write the rows to this .csv, .jsonl or .xlsx file. The result then reads its rows from it. An Excel
-            workbook is written at the end, so it cannot be resumed.
+        from_list: a file that lists the images instead of `sources`, with a path or an address (`https://`, `s3://`,
+            `hf://`) on each line; `-` is standard input. Empty lines are ignored, and spaces belong to names.
+        out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The result then reads its rows from it. An
+            Excel workbook and a Parquet file are written at the end, so they cannot be resumed.
         pictures: write each image with its prediction as a PNG file into this folder.
         top: the number of classes to list for each image.
         classes: names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists them. The
@@ -247,6 +274,13 @@ def predict(
         resume: continue an interrupted `out`, or add the images that are missing from it.
         force: overwrite `out` and `pictures`.
         raw: write CSV text unchanged, even if a spreadsheet or terminal could interpret it as a command.
+        shard: handle one part of the images, such as 2/8, and write it into the folder `out`.parts; `vitkit gather`
+            joins the parts. A part that is complete is kept, and one that was interrupted continues. The parts of a
+            folder of shards are whole shards.
+        cluster: divide the images among several processes, and join their parts: `local` on this machine, `ray` on a
+            Ray cluster. If the command is interrupted, repeat it: it continues.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or one.
+        parts: with `cluster`, the number of parts; by default one for 5,000 images, and at least four for each process.
         say: called with a line about the rows that `out` already contains.
         note: called with each of the result's notes as it arises.
         progress: called with the current task, the number of finished items and their total.
@@ -258,40 +292,67 @@ def predict(
             written by another process, or the rows in `out` were written by another model.
         OSError: a file cannot be written.
     """
-    names, held = split_sources(sources)
     out, pictures = path_of(out), path_of(pictures)
-    if held and (resume or pictures is not None):
-        raise VitkitError(f"--{'resume' if resume else 'pictures'} requires files, and these are pictures in memory")
-    if reject is not None and not 0 <= reject <= 1:
-        raise VitkitError(f"--reject {reject} must be from 0 to 1")
-    check_choice("--device", device, DeviceName)
-    check_choice("--set-score", set_score, SetScore)
-    folders = source_folders(names)
-    _check_out(out, folders, resume=resume, force=force)
-    notes = Notes(note)
-    listed, is_whole = ([picture.name for picture in held], True) if held else find_pictures(names, notes)
-    paths = list(dict.fromkeys(listed))  # before the model is loaded, so that a missing file is reported at once
-    if _is_workbook(out):
+    is_divided = check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out)
+    names, held = split_sources(sources)
+    request = _Request(
+        model=model,
+        names=tuple(names),
+        held=tuple(held),
+        listed=from_list,
+        lines=tuple(read_list("-")) if from_list == "-" else None,
+        classes=classes if classes is None or isinstance(classes, str) else tuple(classes),
+        templates=tuple(templates),
+        one=one,
+        preprocess=preprocess,
+        tta=tta,
+        top=top,
+        reject=reject,
+        coverage=coverage,
+        set_score=set_score,
+        set_by_class=set_by_class,
+        accuracy=accuracy,
+        unknown=unknown,
+        raw=raw,
+        backend=backend,
+        precision=precision,
+        plan=plan,
+        merge=merge,
+        batch_size=batch_size,
+        device=device,
+    )
+    request.check(resume=resume, pictures=pictures)
+    notes, folders = Notes(note), source_folders(names)
+    _check_out(out, folders, resume=resume, force=force, is_divided=is_divided)
+    paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
+    if out is not None and out.suffix.lower() == ".xlsx":
         check_rows(len(paths))
+    if is_divided:
+        assert out is not None
+        if held or pictures is not None:
+            raise VitkitError("--shard and --cluster take files, and write rows: leave out --pictures")
+        if cluster is None:
+            assert shard is not None
+            return _of_part(write_part(request.job(notes), Part.of(shard), out, force=force), notes, is_whole=is_whole)
+        check_model(model, "--cluster")
+        _check_free(out, may_exist=resume or force)
+        _, columns = request.open(notes)
+        run = parts_of_cluster(request, len(paths), out, cluster=cluster, workers=workers, parts=parts, force=force)
+        with run as every:
+            tally = join_parts(every, out)
+            computed = every.computed
+        form = FORMATS.get(out.suffix.lower(), Csv)(columns, is_raw=raw)
+        return _result(tally, computed, out, notes, form, is_whole=is_whole)
     may_exist = resume or force
     with _exclusive_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
         _check_free(out, may_exist=may_exist)
-        classifier = open_named(model, classes, templates, notes, one=one, preprocess=preprocess)
-        classifier.preprocess.check_known()
-        classifier = classifier if tta is None else classifier.with_views(tta)
-        if unknown is not None and merge:
-            raise VitkitError("--unknown is fitted to features of all patches, and --merge changes them: leave out one")
-        rules = classifier.rules(
-            coverage=coverage, set_score=set_score, by_class=set_by_class, accuracy=accuracy, unknown=unknown
-        )
-        for line in rules.notes():
-            notes(line)
-        has_unknown = not merge and classifier.unknown is not None
-        columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi", rules, has_unknown)
-        gathered = None if _is_workbook(out) else out  # the file that grows row by row
+        classifier, columns = request.open(notes)
+        gathered = None if _is_table(out) else out  # the file that grows row by row
         form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns, is_raw=raw)
-        stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)
-        classifier = classifier.use(backend, precision, len(stock.missing), merge, plan, notes, device)
+        stock = Stock(paths)
+        if out is not None and resume:
+            stock = _take_stock(classifier, out, form, paths, say)
+        classifier = request.prepared(classifier, len(stock.missing), notes)
         album = None if pictures is None else _open_album(pictures, folders, paths)
         receiver = writer if out is None else None
         rows_show_progress = receiver is not None
@@ -299,15 +360,178 @@ def predict(
         with reporting, _writing(gathered, form, paths, stock, receiver) as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
-            predictions = classifier.predict(held or stock.missing, batch_size)
+            predictions = classifier.predict(held or map(request.source, stock.missing), batch_size)
             kept = _answer(predictions, columns, album, write, stock.tally, len(paths))
         if out is not None and gathered is None:
-            _write_workbook(out, columns, kept)
-    tally = stock.tally
+            write_rows(out, Csv(columns).names, kept)
+    return _result(stock.tally, classifier.computed, out, notes, form, is_whole=is_whole, kept=kept)
+
+
+def _result(
+    tally: Tally,
+    computed: str,
+    out: Path | None,
+    notes: Notes,
+    form: RowFormat,
+    *,
+    is_whole: bool,
+    kept: Sequence[Row] = (),
+) -> Predictions:
     counts = (tally.images, tally.unreadable, tally.rejected)
     is_whole = is_whole and not tally.unreadable
-    lines, rows = tuple(notes.lines), tuple(kept)
-    return Predictions(*counts, classifier.computed, is_whole, out, lines, form, rows, tally.unknown)
+    return Predictions(*counts, computed, is_whole, out, tuple(notes.lines), form, tuple(kept), tally.unknown)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `predict` that decide about its rows, which other processes can be sent.
+
+    Attributes:
+        names: the files, folders and patterns.
+        held: the pictures in memory.
+        listed: the file that lists the images, or `-`.
+        lines: the images that standard input has listed.
+    """
+
+    model: str | Path | Classifier
+    names: tuple[str, ...]
+    held: tuple[Held, ...]
+    listed: str | None
+    lines: tuple[str, ...] | None
+    classes: str | tuple[str, ...] | None
+    templates: tuple[str, ...]
+    one: bool | None
+    preprocess: str | PreprocessLike | None
+    tta: str | None
+    top: int
+    reject: float | None
+    coverage: float | None
+    set_score: SetScore
+    set_by_class: bool
+    accuracy: float | None
+    unknown: float | None
+    raw: bool
+    backend: str
+    precision: str
+    plan: str
+    merge: int
+    batch_size: int | None
+    device: DeviceName
+
+    def check(self, *, resume: bool, pictures: Path | None) -> None:
+        """Refuse arguments that are not allowed, before anything is opened."""
+        if self.held and (resume or pictures is not None):
+            flag = "--resume" if resume else "--pictures"
+            raise VitkitError(f"{flag} requires files, and these are pictures in memory")
+        if self.listed is not None and (self.names or self.held):
+            raise VitkitError(f"--from-list {self.listed} lists the images: pass no other images, or leave it out")
+        if self.listed is None and not (self.names or self.held):
+            raise VitkitError("there is no image: pass files, folders or patterns, or --from-list FILE")
+        if self.listed is not None and pictures is not None:
+            raise VitkitError("--pictures requires files, folders or patterns, and --from-list is a list of any images")
+        if self.reject is not None and not 0 <= self.reject <= 1:
+            raise VitkitError(f"--reject {self.reject} must be from 0 to 1")
+        check_choice("--device", self.device, DeviceName)
+        check_choice("--set-score", self.set_score, SetScore)
+        if self.unknown is not None and self.merge:
+            raise VitkitError("--unknown is fitted to features of all patches, and --merge changes them: leave out one")
+
+    def paths(self, note: Say) -> tuple[list[str], bool]:
+        """Return the images without repetitions, and whether every place could be searched."""
+        if self.held:
+            return [picture.name for picture in self.held], True
+        if self.listed is not None:
+            return list(dict.fromkeys(read_list(self.listed) if self.lines is None else self.lines)), True
+        paths, is_whole = find_pictures(self.names, note)
+        return list(dict.fromkeys(paths)), is_whole
+
+    def source(self, path: str) -> str | Stored:
+        """Return what is read for an image."""
+        return path if self.listed is None else listed_source(path)
+
+    def open(self, note: Say) -> tuple[Classifier, Columns]:
+        """Open the model, and return it with the columns of its rows."""
+        classifier = open_named(
+            self.model, self.classes, self.templates, note, one=self.one, preprocess=self.preprocess
+        )
+        classifier.preprocess.check_known()
+        classifier = classifier if self.tta is None else classifier.with_views(self.tta)
+        rules = classifier.rules(
+            coverage=self.coverage,
+            set_score=self.set_score,
+            by_class=self.set_by_class,
+            accuracy=self.accuracy,
+            unknown=self.unknown,
+        )
+        for line in rules.notes():
+            note(line)
+        has_unknown = not self.merge and classifier.unknown is not None
+        top, is_multi = min(self.top, len(classifier.classes)), classifier.task == "multi"
+        return classifier, Columns(top, self.reject, is_multi, rules, has_unknown)
+
+    def prepared(self, classifier: Classifier, images: int, note: Say) -> Classifier:
+        """Return the classifier with its backend, for this number of images."""
+        return classifier.use(self.backend, self.precision, images, self.merge, self.plan, note, self.device)
+
+    def job(self, note: Say = ignore) -> Job:
+        """Open the model and list the images."""
+        paths, _ = self.paths(ignore)
+        classifier, columns = self.open(note)
+        flags = {name: getattr(self, name) for name in _FLAGS}
+        about = {"model": model_digest(classifier), "flags": flags, "columns": Csv(columns).names}
+
+        def start() -> tuple[Mapping[str, Any], Compute]:
+            prepared = self.prepared(classifier, len(paths), note)
+            return prepared.computation, partial(self._values, prepared, columns, paths)
+
+        return Job("predict", paths, about, start, shards_of(paths))
+
+    def _values(
+        self, classifier: Classifier, columns: Columns, paths: Sequence[str], positions: Sequence[int]
+    ) -> Iterator[Value]:
+        """Yield the rows of the images at these positions, as JSON lines have them."""
+        sources = (self.source(paths[i]) for i in positions)
+        for prediction in classifier.as_part(positions, len(paths)).predict(sources, self.batch_size):
+            yield columns.row(prediction).to_dict(may_reject=columns.may_reject), prediction.error
+
+
+_FLAGS = (  # that all parts have in common; `Job.head` knows the model, and the computation
+    *("tta", "top", "reject", "coverage", "set_score", "set_by_class", "accuracy", "unknown", "raw", "batch_size"),
+)
+
+
+def join_parts(parts: Parts, out: Path) -> Tally:
+    """Write the rows of all parts to a file, and return their counts.
+
+    Raises:
+        VitkitError: a part is damaged, or the format of the file requires a package that is not installed.
+        OSError: the file cannot be written.
+    """
+    tally = Tally()
+
+    def rows() -> Iterator[Row]:
+        for value, _ in parts.values():
+            row = Row.from_dict(value)
+            tally.add(row)
+            progress("gathering", tally.images, parts.images)
+            yield row
+
+    write_rows(out, parts.head["columns"], rows(), is_raw=parts.flags["raw"])
+    return tally
+
+
+def _of_part(file: PartFile, notes: Notes, *, is_whole: bool) -> Predictions:
+    """Return the predictions of a part, which are in its file."""
+    tally = Tally()
+    for row in _rows_of(file):
+        tally.add(row)
+    computed = f"part {file.part}, {file.computed}" + (", which was there already" if file.was_kept else "")
+    form = JsonLines(Columns(reject=0.0 if "rejected" in file.head["columns"] else None))
+    return _result(tally, computed, file.path, notes, form, is_whole=is_whole)
+
+
+def _rows_of(file: PartFile) -> Iterator[Row]:
+    return (Row.from_dict(value) for _, (value, _) in file.values())
 
 
 def _answer(
@@ -333,15 +557,15 @@ def _answer(
     return kept
 
 
-def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool) -> None:
+def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool, is_divided: bool) -> None:
     if resume and force:
         raise VitkitError("--resume continues an existing file and --force overwrites it: use only one of them")
     if out is None:
         if resume:
             raise VitkitError("--resume requires --out, the file to continue")
         return
-    check_out(out, (*FORMATS, _WORKBOOK), folders)
-    if resume and _is_workbook(out):
+    check_out(out, (*FORMATS, *TABLES), folders)
+    if resume and _is_table(out) and not is_divided:
         raise VitkitError(f"--resume cannot continue {out}, which is written at the end: use a .csv")
 
 
@@ -393,24 +617,8 @@ def _writing(
         yield None if writer is None else writer(form, len(paths))
 
 
-def _is_workbook(out: Path | None) -> bool:
-    return out is not None and out.suffix.lower() == _WORKBOOK
-
-
-def _write_workbook(out: Path, columns: Columns, rows: Sequence[Row]) -> None:
-    """Write the rows with the columns of a .csv file."""
-    names = Csv(columns).names
-    write_workbook(out, names, ([_sheet_cells(row)[name] for name in names] for row in rows))
-
-
-def _sheet_cells(row: Row) -> dict[str, str | float | None]:
-    rejected = row.name or JOINT if row.is_rejected else None
-    cells: dict[str, str | float | None] = defaultdict(lambda: None)
-    cells |= {"path": row.path, "label": row.label, "confidence": row.confidence, "error": row.error}
-    cells |= {"rejected": rejected, "unknown": row.unknown, "set": None if row.set is None else JOINT.join(row.set)}
-    for rank, (label, confidence) in enumerate(row.top, 1):
-        cells |= {f"label_{rank}": label, f"confidence_{rank}": confidence}
-    return cells
+def _is_table(out: Path | None) -> bool:
+    return out is not None and out.suffix.lower() in TABLES
 
 
 def _cells(row: Row) -> tuple[str, str, str]:

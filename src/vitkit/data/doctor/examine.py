@@ -296,7 +296,7 @@ class Diagnosis:
         }
 
 
-def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosis:
+def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequence[Facts] | None = None) -> Diagnosis:
     """Decode every file of a table, search for copies, and report problems.
 
     Files that have been examined before are not decoded again.
@@ -304,6 +304,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosi
     Args:
         table: the images.
         preprocess: the model's preprocessing; if it is None, the loss of area by the crop is not examined.
+        known: the facts of all files, if they were examined elsewhere.
 
     Raises:
         VitkitError: fewer than two classes have a readable image, or a table of one class has no readable image.
@@ -311,7 +312,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None) -> Diagnosi
 
     files = table.files()
     with Memory() as memory:
-        everything = scan(files, memory, partial(progress, "reading images"))
+        everything = scan(files, memory, partial(progress, "reading images")) if known is None else known
         unreadable = {table.paths[i]: fact.error for i, fact in enumerate(everything) if fact.error is not None}
         readable = _readable(table, unreadable)
         facts = [fact for fact in everything if fact.error is None]

@@ -1,0 +1,297 @@
+"""Write the parts of a command by several processes: on this machine, or on the machines of a Ray cluster.
+
+Each process opens the model once, and writes one part after another (`parts.write_part`). Parts that are complete are
+kept, so a command that was interrupted continues when it is repeated. A process that dies is replaced, and its part
+continues after the last image that was written. On this machine, processes are `system.workers`; between machines, Ray
+starts, places, restarts and retries everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Literal
+
+from vitkit.errors import VitkitError, first_line
+from vitkit.inference.pipeline import cores, limit_cores
+from vitkit.system.files import exclusive
+from vitkit.system.progress import progress
+from vitkit.system.workers import Worker, answer_questions
+from vitkit.verbs.parts import SUFFIX, Part, Parts, Request, find_parts, folder_of, write_part
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+
+ClusterName = Literal["local", "ray"]
+_ATTEMPTS = 3  # times that a part is tried if the process that writes it dies
+_PER_PART = 5_000  # images of a part, unless the command says how many parts there are
+_PARTS_PER_WORKER = 4  # at least, so that no worker waits long for the last part of another
+Answer = tuple[Part, str | None]  # a part, and why it was not written
+Write = Callable[[Sequence[Part]], Iterator[Answer]]
+
+_RAY = "--cluster ray requires Ray: pip install 'vitkit[ray]'"
+
+
+def check_cluster(
+    *,
+    out: Path | None,
+    shard: str | None = None,
+    cluster: str | None = None,
+    workers: int | None = None,
+    parts: int | None = None,
+) -> bool:
+    """Check the flags that divide a command into parts, and return whether there is one of them.
+
+    Raises:
+        VitkitError: flags exclude one another, or need one that is missing.
+    """
+    if shard is not None and cluster is not None:
+        raise VitkitError("--shard handles one part, and --cluster all of them: use only one of them")
+    for flag, value in (("--workers", workers), ("--parts", parts)):
+        if value is not None and cluster is None:
+            raise VitkitError(f"{flag} requires --cluster")
+    if out is None and (shard is not None or cluster is not None):
+        raise VitkitError(
+            f"{'--shard' if cluster is None else '--cluster'} requires --out, the file of the whole command"
+        )
+    if shard is not None:
+        Part.of(shard)
+    return shard is not None or cluster is not None
+
+
+def check_model(model: str | Path | Classifier, flag: str) -> None:
+    """Refuse a classifier in memory, which another process cannot open.
+
+    Raises:
+        VitkitError: the model is one.
+    """
+    if not isinstance(model, (str, Path)):
+        raise VitkitError(f"{flag} requires a model that other processes can open: pass its folder or name")
+
+
+@contextmanager
+def parts_of_cluster(
+    request: Request,
+    images: int,
+    out: Path,
+    *,
+    cluster: ClusterName,
+    workers: int | None,
+    parts: int | None,
+    force: bool,
+) -> Iterator[Parts]:
+    """Write all parts of a command, and yield them; they are deleted after the block if it succeeds.
+
+    Args:
+        request: the command, which other processes are sent.
+        images: the number of its images.
+        out: the output of the command.
+        cluster: `local` for processes on this machine, `ray` for those of a Ray cluster.
+        workers: the number of processes.
+        parts: the number of parts.
+        force: whether to replace parts of another command.
+
+    Raises:
+        VitkitError: a part cannot be written, or Ray is not installed.
+    """
+    folder = folder_of(out)
+    folder.mkdir(exist_ok=True)
+    with exclusive(folder):
+        run = {"local": _by_processes, "ray": _by_ray}[cluster]
+        with run(request, out, workers, force=force) as (count_workers, write):
+            count = parts or _earlier(folder) or max(_PARTS_PER_WORKER * count_workers, -(-images // _PER_PART))
+            every = [Part(number, count) for number in range(1, count + 1)]
+            progress("parts", 0, count)
+            for done, (part, reason) in enumerate(write(every), 1):
+                if reason is not None:
+                    raise VitkitError(f"part {part}: {reason}")
+                progress("parts", done, count)
+        yield find_parts([part.file(out) for part in every])
+    shutil.rmtree(folder)
+
+
+def _earlier(folder: Path) -> int | None:
+    """Return the number of parts of an interrupted command, so that its parts are used."""
+    counts = {file.name.partition(SUFFIX)[0].rpartition("-of-")[2] for file in folder.glob(f"*-of-*{SUFFIX}*")}
+    return int(counts.pop()) if len(counts) == 1 else None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a worker is sent first.
+
+    Attributes:
+        request: the command.
+        out: the output of the command.
+        folder: the folder to work in, to which paths are relative.
+        cores: the number of cores to use.
+        force: whether to replace parts of another command.
+    """
+
+    request: Request
+    out: Path
+    folder: str
+    cores: int
+    force: bool
+
+
+class _Writer:
+    """What a worker does: open the command once, and write its parts."""
+
+    def __init__(self, task: _Task) -> None:
+        try:
+            os.chdir(task.folder)
+        except OSError as error:
+            raise VitkitError(
+                f"a worker cannot reach {task.folder}: put it where all machines can ({error})"
+            ) from error
+        limit_cores(task.cores)
+        self._job, self._out, self._force = task.request.job(), task.out, task.force
+
+    def write(self, part: Part) -> Answer:
+        """Write a part, and return it with the reason if that is impossible."""
+        try:
+            write_part(self._job, part, self._out, force=self._force)
+        except (VitkitError, OSError) as error:
+            return part, str(error)
+        return part, None
+
+
+# --- Processes on this machine ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _by_processes(request: Request, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
+    devices = _gpus()
+    count = workers or max(1, len(devices))
+    task = _Task(request, out.absolute(), os.getcwd(), max(1, cores() // count), force)  # noqa: PTH109
+    environments = [{"CUDA_VISIBLE_DEVICES": devices[i % len(devices)]} if devices else {} for i in range(count)]
+    processes = [_Process(task, environment) for environment in environments]
+    idle: SimpleQueue[_Process] = SimpleQueue()
+    for process in processes:
+        idle.put(process)
+
+    def write(part: Part) -> Answer:
+        process = idle.get()
+        try:
+            return process.write(part)
+        finally:
+            idle.put(process)
+
+    pool = ThreadPoolExecutor(count)
+
+    def write_all(parts: Sequence[Part]) -> Iterator[Answer]:
+        return (future.result() for future in as_completed([pool.submit(write, part) for part in parts]))
+
+    try:
+        yield count, write_all
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.close()
+
+
+class _Process:
+    """A worker process of this machine, which is started when it gets its first part, and again if it dies."""
+
+    def __init__(self, task: _Task, environment: dict[str, str]) -> None:
+        self._task, self._environment = task, environment
+        self._worker: Worker | None = None
+        self._is_closed = False
+
+    def write(self, part: Part) -> Answer:
+        """Write a part, and return it with the reason if that is impossible."""
+        for _ in range(_ATTEMPTS):
+            if self._is_closed:
+                break
+            try:
+                if self._worker is None:
+                    self._worker = Worker(__name__, environment=self._environment, is_detached=True)
+                    if (reason := self._worker.ask(self._task)) is not None:
+                        return part, str(reason)
+                answer: Answer = self._worker.ask(part)
+                return answer
+            except (EOFError, OSError):
+                self._worker = None
+        return part, f"its process died {_ATTEMPTS} times, perhaps for lack of memory: use fewer --workers"
+
+    def close(self) -> None:
+        """Stop the process, and start no other."""
+        self._is_closed = True
+        if self._worker is not None:
+            self._worker.close()
+
+
+def _gpus() -> list[str]:
+    """Return the names of the CUDA devices that this process may use."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return [str(i) for i in range(count)] if named is None else named.split(",")[:count]
+
+
+def serve() -> None:
+    """Write the parts that the parent process asks for; its first question is the command."""
+    writers: list[_Writer] = []
+
+    def answer(question: _Task | Part) -> Answer | str | None:
+        if isinstance(question, Part):
+            return writers[0].write(question)
+        try:
+            writers.append(_Writer(question))
+        except (VitkitError, OSError) as error:
+            return str(error)
+        return None
+
+    answer_questions(answer, stops_at_end=True)
+
+
+# --- Ray ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _by_ray(request: Request, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
+    try:
+        import ray
+        from ray.exceptions import RayError
+        from ray.util import ActorPool
+    except ImportError as error:
+        raise VitkitError(_RAY) from error
+    was_connected = ray.is_initialized()
+    if not was_connected:
+        ray.init(
+            log_to_driver=False, logging_level=logging.ERROR
+        )  # RAY_ADDRESS, a cluster on this machine, or a new one
+    try:
+        has, nodes = ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes())
+        gpus, cpus = int(has.get("GPU", 0)), int(has.get("CPU", 1))
+        count = workers or gpus or nodes
+        cores_each = max(1, cpus // count)
+        actor = ray.remote(_Writer).options(
+            num_cpus=cores_each, num_gpus=1 if gpus else 0, max_restarts=-1, max_task_retries=_ATTEMPTS - 1
+        )
+        task = _Task(request, out.absolute(), os.getcwd(), cores_each, force)  # noqa: PTH109
+
+        def write_all(parts: Sequence[Part]) -> Iterator[Answer]:
+            pool = ActorPool([actor.remote(task) for _ in range(count)])
+            try:
+                yield from pool.map_unordered(lambda writer, part: writer.write.remote(part), parts)
+            except RayError as error:
+                raise VitkitError(f"a worker failed: {first_line(getattr(error, 'cause', None) or error)}") from error
+
+        yield count, write_all
+    finally:
+        if not was_connected:
+            ray.shutdown()
+
+
+if __name__ == "__main__":
+    serve()

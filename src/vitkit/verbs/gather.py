@@ -1,0 +1,136 @@
+"""`vitkit.gather`: join the parts that `--shard` has written into what the command would have written without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import VitkitError
+from vitkit.inference.prediction import FORMATS, TABLES
+from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.text.arguments import check_arguments, path_text
+from vitkit.text.cells import plural
+from vitkit.verbs import doctor, embed, evaluate, predict
+from vitkit.verbs.inputs import check_out, exclusive_out, source_names
+from vitkit.verbs.parts import Parts, find_parts
+from vitkit.verbs.result import Notes, Result
+
+
+@dataclass(frozen=True, repr=False)
+class Gathered(Result):
+    """The joined parts of a command.
+
+    Attributes:
+        verb: the command: `predict`, `embed`, `eval` or `doctor`.
+        parts: the number of parts.
+        images: the number of images.
+        unreadable: the number of images that could not be read.
+        out: the file or folder that was written.
+        notes: remarks on the parts and on the result.
+        result: the result of `eval` (`EvaluationResult`), `doctor` (`Checkup`) or `embed` (`Embeddings`); None for the
+            rows of `predict`, which may be too many for the memory.
+    """
+
+    verb: str
+    parts: int
+    images: int
+    unreadable: int
+    out: Path
+    notes: tuple[str, ...]
+    result: Result | None = None
+
+    @property
+    def is_trustworthy(self) -> bool:
+        """False if `doctor` has found that results on this data cannot be trusted."""
+        return not isinstance(self.result, doctor.Checkup) or self.result.is_trustworthy
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts, and the result of the command if there is one, in plain JSON types."""
+        counts = {"verb": self.verb, "parts": self.parts, "images": self.images, "unreadable": self.unreadable}
+        result = {} if self.result is None or self.verb == "embed" else {"result": self.result.to_dict()}
+        return {**counts, "out": str(self.out), "notes": list(self.notes), **result}
+
+    def lines(self) -> list[str]:
+        """Return the counts and the output, and the lines of the command itself."""
+        images, parts = plural(self.images, "image", "images"), plural(self.parts, "part", "parts")
+        first = f"{images} ({self.unreadable} unreadable) of {parts} of vitkit {self.verb}: {self.out}"
+        return [first, *(() if self.result is None else self.result.lines())]
+
+
+@check_arguments
+def gather(
+    parts: str | Path | tuple[str, ...],
+    out: Path | str,
+    *,
+    force: bool = False,
+    note: Say = ignore,
+    progress: Progress = silent,
+) -> Gathered:
+    """Join the parts of a command into what it would have written in one piece.
+
+    Parts are written with `--shard`. The numbers and their order are those of one command without it. Nothing is written if a part is missing or there twice, or if parts were
+    written with different models, images, flags or versions.
+
+        import vitkit
+
+        for i in (1, 2):
+            vitkit.predict("runs/digits-1", "PHOTOS", out="photos.csv", shard=f"{i}/2")
+        print(vitkit.gather("photos.csv.parts", "photos.csv").images)
+
+    On the command line: `vitkit gather photos.csv.parts -o photos.csv`.
+
+    Args:
+        parts: the parts, or the folders that contain them.
+        out: the output: for `predict` a .csv, .jsonl, .xlsx or .parquet file, for `embed` an .npz file, for `eval` a
+            folder, and for `doctor` an .html file.
+        force: overwrite `out`.
+        note: called with each of the result's notes as it arises.
+        progress: called with the current task, the number of finished items and their total.
+
+    Raises:
+        VitkitError: parts do not belong together, one is missing or damaged, the model or the images of `eval` or the
+            images of `doctor` have changed, or `out` exists.
+        OSError: a part cannot be read, or `out` cannot be written.
+    """
+    target, notes = Path(path_text(out, "the output")), Notes(note)
+    every = find_parts(source_names(parts))
+    for line in every.notes:
+        notes(line)
+    verb = every.head["verb"]
+    if verb not in _JOINS:
+        raise VitkitError(f"{every.files[0].path} is a part of vitkit {verb}, which this version does not join")
+    result = _JOINS[verb](every, target, notes, force)
+    unreadable = sum(file.counts()[1] for file in every.files)
+    return Gathered(verb, len(every.files), every.images, unreadable, target, tuple(notes.lines), result)
+
+
+def _predictions(parts: Parts, out: Path, notes: Notes, force: bool) -> None:  # noqa: ARG001
+    check_out(out, (*FORMATS, *TABLES), ())
+    with exclusive_out(out, force=force):
+        predict.join_parts(parts, out)
+
+
+def _embeddings(parts: Parts, out: Path, notes: Notes, force: bool) -> Result:
+    check_out(out, (".npz",), ())
+    with exclusive_out(out, force=force):
+        return embed.join_parts(parts, out, notes)
+
+
+def _evaluation(parts: Parts, out: Path, notes: Notes, force: bool) -> Result:
+    return evaluate.join_parts(parts, out, notes, force=force)
+
+
+def _checkup(parts: Parts, out: Path, notes: Notes, force: bool) -> Result:  # noqa: ARG001
+    check_out(out, (".html",), ())
+    with exclusive_out(out, force=force):
+        return doctor.join_parts(parts, out)
+
+
+_JOINS: dict[str, Callable[[Parts, Path, Notes, bool], Result | None]] = {
+    "predict": _predictions,
+    "embed": _embeddings,
+    "eval": _evaluation,
+    "doctor": _checkup,
+}

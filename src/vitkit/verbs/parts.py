@@ -1,0 +1,496 @@
+"""Parts of a command: which images a part has, the file that it is written to, and how parts are read together.
+
+`vitkit predict ... -o OUT --shard 2/8` handles the second of eight parts of its images, and writes
+`OUT.parts/2-of-8.part`; `vitkit gather` joins the parts. A `Request` has the arguments of a command and can be sent to
+another process. Its `Job` lists the images and computes a value for each; `write_part` writes the values of one part.
+
+A part is a text file. Its first line is a JSON object that tells which part it is, and what all parts must have in
+common: the model, the images, the flags, the version, and how numbers were computed. Each further line is the position
+of an image among all images, its value, and the reason if the image cannot be read. Lines are written as they are
+computed, to a file that gets its name when it is complete, so that a part that was interrupted continues.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import heapq
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import vitkit
+from vitkit.data.shards import ShardFolder
+from vitkit.data.storage import below_storage
+from vitkit.errors import VitkitError
+from vitkit.inference.prediction import ENCODING, partial_of
+from vitkit.system.files import exclusive, from_json, to_json
+from vitkit.system.progress import Say, ignore, progress
+from vitkit.text.cells import listed, plural
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+
+Value = tuple[Any, str | None]  # what was computed for an image, and why it cannot be read
+Compute = Callable[[Sequence[int]], Iterator[Value]]  # takes the positions of images
+
+SUFFIX = ".part"
+_FORMAT, _VERSION = "vitkit part", 1
+_SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
+_NAME = re.compile(r"(\d+)-of-(\d+)\.part")
+_PATIENCE = 10.0  # seconds in which a process that was stopped should have ended
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several parts, counted from 1; its text is `2/8`."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def of(cls, text: str) -> Part:
+        """Read a part.
+
+        Raises:
+            VitkitError: the text is no part.
+        """
+        match = _SHARD.fullmatch(text.strip())
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise VitkitError(f"--shard must be a part such as 2/8, from 1/8 to 8/8, not {text!r:.40}")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def file(self, out: Path) -> Path:
+        """Return the file of this part of an output."""
+        return folder_of(out) / f"{self.number}-of-{self.count}{SUFFIX}"
+
+
+def folder_of(out: Path) -> Path:
+    """Return the folder of the parts of an output."""
+    return out.with_name(f"{out.name}.parts")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The images of a command, and what its parts have in common.
+
+    Attributes:
+        verb: the name of the command.
+        images: the names of the images, in order.
+        about: further facts that all parts must share, in JSON types; `model` and `flags` among them.
+        start: prepares the computation, and returns how numbers are computed and the function that computes values. It
+            is called once.
+        shards: the folder of shards that contains all images, and their keys in it; None if there is no such folder.
+    """
+
+    verb: str
+    images: Sequence[str]
+    about: Mapping[str, Any]
+    start: Callable[[], tuple[Mapping[str, Any], Compute]]
+    shards: tuple[ShardFolder, Sequence[str]] | None = None
+
+    def positions(self, part: Part) -> Sequence[int]:
+        """Return the positions of the images of a part, in ascending order.
+
+        A part of the images in a folder of shards has whole shards. Otherwise it has neighbouring images.
+        """
+        if self._shard_of is None:
+            return _share(range(len(self.images)), part)
+        shards = set(_share(sorted(set(self._shard_of)), part))
+        return [position for position, shard in enumerate(self._shard_of) if shard in shards]
+
+    @cached_property
+    def _shard_of(self) -> Sequence[int] | None:
+        return None if self.shards is None else self.shards[0].shards_of(self.shards[1])
+
+    @cached_property
+    def started(self) -> tuple[Mapping[str, Any], Compute]:
+        """What `start` has returned."""
+        return self.start()
+
+    @cached_property
+    def known(self) -> dict[str, Any]:
+        """What all parts must have in common, without how numbers are computed."""
+        digest = hashlib.sha256("\0".join(self.images).encode(*ENCODING))
+        if self.shards is not None:
+            digest.update(b"\0\0" + self.shards[0].index().plan.encode())
+        known = {"format": _FORMAT, "version": _VERSION, "vitkit": vitkit.__version__, "verb": self.verb}
+        inputs = {"images": len(self.images), "inputs": digest.hexdigest()}
+        return {**known, **inputs, **self.about}
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What all parts must have in common."""
+        return {**self.known, "computed": dict(self.started[0])}
+
+
+class Request(Protocol):
+    """The arguments of a command, which another process can be sent."""
+
+    def job(self, note: Say = ignore) -> Job:
+        """Open the model and list the images.
+
+        Args:
+            note: called with each assumption about the model.
+
+        Raises:
+            VitkitError: as the command.
+        """
+        ...
+
+
+def _share(items: Sequence[int], part: Part) -> Sequence[int]:
+    """Return a part of a sequence; the sizes of parts differ by at most 1."""
+    start, stop = (len(items) * number // part.count for number in (part.number - 1, part.number))
+    return items[start:stop]
+
+
+def shards_of(paths: Sequence[str]) -> tuple[ShardFolder, Sequence[str]] | None:
+    """Return the folder of shards that contains all these images, and their keys in it; None if there is none."""
+    first = below_storage(paths[0]) if paths else None
+    if first is None or not isinstance(first.storage, ShardFolder):
+        return None
+    folder = paths[0].removesuffix(first.key)
+    keys = [path.removeprefix(folder) for path in paths]
+    known = first.storage.keys()
+    return (first.storage, keys) if all(key in known for key in keys) else None
+
+
+# --- Writing ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class PartFile(Result):
+    """A part that is complete: the result of a command with `--shard`.
+
+    Attributes:
+        path: the file.
+        part: which part it is.
+        head: what all parts have in common.
+        was_kept: whether it was there already.
+    """
+
+    path: Path
+    part: Part
+    head: Mapping[str, Any]
+    was_kept: bool = False
+
+    def values(self) -> Iterator[tuple[int, Value]]:
+        """Yield the position and the value of each image.
+
+        Raises:
+            VitkitError: the file is damaged.
+        """
+        with self.path.open("rb") as file:
+            next(file)
+            for number, line in enumerate(file, 2):
+                try:
+                    position, value, error = from_json(line.decode(*ENCODING))
+                except (ValueError, TypeError) as reason:
+                    raise VitkitError(
+                        f"{self.path} is damaged in line {number}: delete it and write it again"
+                    ) from reason
+                yield position, (value, error)
+
+    @property
+    def computed(self) -> str:
+        """How numbers were computed, in words."""
+        return _in_words(self.head)
+
+    def counts(self) -> tuple[int, int]:
+        """Return the number of images, and of those that cannot be read."""
+        errors = Counter(error is not None for _, (_, error) in self.values())
+        return errors.total(), errors[True]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return which part it is, its numbers of images, and what it has in common with the others."""
+        images, unreadable = self.counts()
+        numbers = {"part": str(self.part), "images": images, "unreadable": unreadable}
+        return {**numbers, "out": str(self.path), **self.head, "was_kept": self.was_kept}
+
+    def lines(self) -> list[str]:
+        """Return one line with the part, its numbers of images, and the file."""
+        images, unreadable = self.counts()
+        kept = ", which was there already" if self.was_kept else ""
+        return [f"part {self.part}: {plural(images, 'image', 'images')} ({unreadable} unreadable){kept}: {self.path}"]
+
+
+def write_part(job: Job, part: Part, out: Path, *, force: bool) -> PartFile:
+    """Compute the values of a part and write its file. A complete file of the same command is kept.
+
+    Args:
+        job: the images and their computation.
+        part: the part to write.
+        out: the output that the parts are joined to.
+        force: whether to replace the file of another command.
+
+    Raises:
+        VitkitError: the file was written by another command, or is being written by another process.
+        OSError: the file cannot be written.
+    """
+    path = part.file(out)
+    path.parent.mkdir(exist_ok=True)
+    with exclusive(path, wait=_PATIENCE):
+        head = job.head
+        if path.exists() and _is_part_of(path, head, force=force):
+            return PartFile(path, part, head, was_kept=True)
+        partial, first = partial_of(path), to_json({"shard": [part.number, part.count], **head}) + "\n"
+        size, done = _left_in(partial, head, force=force)
+        positions = job.positions(part)
+        with partial.open("ab", buffering=0) as file:  # written lines are in the file even if the process is killed
+            file.truncate(size)
+            if not size:
+                file.write(first.encode(*ENCODING))
+            left = positions[done:]
+            for position, (value, error) in zip(left, job.started[1](left) if left else (), strict=True):
+                file.write((to_json([position, value, error]) + "\n").encode(*ENCODING))
+                done += 1
+                progress(f"part {part}", done, len(positions))
+            os.fsync(file.fileno())
+        partial.replace(path)
+    return PartFile(path, part, head)
+
+
+def _is_part_of(path: Path, head: Mapping[str, Any], *, force: bool) -> bool:
+    """Return whether a file is a part of the command with this head; False if it may be replaced.
+
+    Raises:
+        VitkitError: it is a part of another command, and `force` is not set.
+    """
+    try:
+        difference = _difference(open_part(path).head, head)
+    except VitkitError:
+        difference = "is no part"
+    if difference and not force:
+        raise VitkitError(f"{path} {difference}: write to another --out, or use --force to replace it")
+    return not difference
+
+
+def _left_in(partial: Path, head: Mapping[str, Any], *, force: bool) -> tuple[int, int]:
+    """Return the bytes and the number of the complete lines that an interrupted process has left, without the first."""
+    if not partial.exists():
+        return 0, 0
+    with partial.open("rb") as file:
+        first = next(file, b"")
+        if not first.endswith(b"\n") or not _is_part_of(partial, head, force=force):
+            return 0, 0
+        size, done = len(first), 0
+        for line in file:
+            if line.endswith(b"\n"):
+                size, done = size + len(line), done + 1
+    return size, done
+
+
+# --- Reading ------------------------------------------------------------------------------------------------------
+
+
+def open_part(path: Path) -> PartFile:
+    """Read the first line of a part.
+
+    Raises:
+        VitkitError: the file is no part, or a part of another version of the format.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        first = file.readline(2**20)
+    try:
+        head = from_json(first.decode(*ENCODING))
+        if head.pop("format") != _FORMAT:
+            raise ValueError("another format")
+        number, count = head.pop("shard")
+        if head["version"] != _VERSION:
+            raise VitkitError(f"{path} has version {head['version']} of the format, and this vitkit reads {_VERSION}")
+        head = {"format": _FORMAT, **head}
+        return PartFile(path, Part.of(f"{number}/{count}"), head)
+    except VitkitError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise VitkitError(f"{path} is no part that --shard has written") from error
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All parts of a command.
+
+    Attributes:
+        files: the parts, in order.
+        head: what they have in common.
+        notes: remarks on differences that only change the last digits of numbers.
+    """
+
+    files: tuple[PartFile, ...]
+    head: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> int:
+        """The number of images of all parts."""
+        return int(self.head["images"])
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The flags of the command."""
+        return dict(self.head["flags"])
+
+    @property
+    def computed(self) -> str:
+        """How numbers were computed, in words."""
+        return _in_words(self.head)
+
+    def check(self, job: Job) -> None:
+        """Check that the parts are those of a command, if it were given now.
+
+        Raises:
+            VitkitError: the model or the images have changed.
+        """
+        if difference := _difference({**self.head, "computed": {}}, {**job.known, "computed": {}}):
+            raise VitkitError(f"{self.files[0].path} {difference} than are there now: write the parts again")
+
+    def values(self) -> Iterator[Value]:
+        """Yield the value of each image, in order.
+
+        Raises:
+            VitkitError: an image is missing or there twice, because a part is damaged.
+        """
+        streams = [_numbered(i, file) for i, file in enumerate(self.files)]
+        expected = 0
+        for position, i, value in heapq.merge(*streams, key=itemgetter(0)):
+            if position != expected:
+                what = (
+                    f"image {expected + 1} is missing"
+                    if position > expected
+                    else f"image {position + 1} is there twice"
+                )
+                raise VitkitError(f"{self.files[i].path} or another part is damaged ({what}): write the parts again")
+            expected += 1
+            yield value
+        if expected != self.images:
+            raise VitkitError(f"image {expected + 1} of {self.images} is in no part: write the last part again")
+
+
+def _numbered(number: int, file: PartFile) -> Iterator[tuple[int, int, Value]]:
+    return ((position, number, value) for position, value in file.values())
+
+
+def find_parts(sources: Sequence[str | Path]) -> Parts:
+    """Read the heads of all parts of a command, and check that they belong together.
+
+    Args:
+        sources: the parts, or folders that contain them.
+
+    Raises:
+        VitkitError: a part is missing or there twice, or parts differ in the model, the images, the flags or the
+            version; the message names the parts.
+        OSError: a part cannot be read.
+    """
+    paths = [path for source in sources for path in _parts_in(Path(source))]
+    if not paths:
+        raise VitkitError(f"there is no part (*{SUFFIX}) in {listed([str(source) for source in sources])}")
+    files = sorted((open_part(path) for path in dict.fromkeys(paths)), key=lambda file: file.part.number)
+    first = files[0]
+    for file in files[1:]:
+        if difference := _difference(file.head, first.head):
+            raise VitkitError(f"{file.path} {difference} than {first.path}: gather parts of one command")
+        if file.part.count != first.part.count:
+            counts = f"{file.part.count} parts, and {first.path} of {first.part.count}"
+            raise VitkitError(f"{file.path} is one of {counts}: gather parts of one command")
+    for number, same in groupby(files, key=lambda file: file.part.number):
+        if len(twice := [str(file.path) for file in same]) > 1:
+            raise VitkitError(f"part {number} is there {plural(len(twice), 'time', 'times')}: {listed(twice)}")
+    there = {file.part.number for file in files}
+    if missing := [str(number) for number in range(1, first.part.count + 1) if number not in there]:
+        are = "part {} is" if len(missing) == 1 else "parts {} are"
+        raise VitkitError(f"{are.format(listed(missing, 20))} missing, of {first.part.count}")
+    plans = {str(file.head["computed"].get("plan")) for file in files}
+    unequal = f"parts were computed by different plans ({', '.join(sorted(plans))}): the last digits may differ"
+    return Parts(tuple(files), first.head, (unequal,) if len(plans) > 1 else ())
+
+
+def _parts_in(source: Path) -> list[Path]:
+    if source.is_dir():
+        return sorted(source.glob(f"*{SUFFIX}"))
+    if not source.exists():
+        raise VitkitError(f"no such part: {source}")
+    return [source]
+
+
+def _in_words(head: Mapping[str, Any]) -> str:
+    from vitkit.classifier import computed_in_words
+
+    return computed_in_words(head["computed"]) if head["computed"] else ""
+
+
+_KINDS = {  # what differs between two parts, in the order in which it is said
+    "version": "has another version of the format",
+    "vitkit": "was written by another version of vitkit",
+    "verb": "is of another command",
+    "model": "is of another model",
+    "images": "is of other images",
+    "inputs": "is of other images",
+}
+
+
+def _difference(head: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Return in which way a part is of another command; empty if it is of the same."""
+    for name, words in _KINDS.items():
+        if head.get(name) != other.get(name):
+            return words
+    flags, others = head.get("flags") or {}, other.get("flags") or {}
+    for name in sorted({*flags, *others}):
+        if flags.get(name) != others.get(name):
+            return f"has other flags (--{name.replace('_', '-')}: {flags.get(name)}, not {others.get(name)})"
+    by, by_other = ({**each.get("computed", {}), "plan": None} for each in (head, other))
+    for name in sorted({*by, *by_other}):
+        if by.get(name) != by_other.get(name):
+            return f"was computed in another way (--{name} {by.get(name)}, not {by_other.get(name)})"
+    return ""
+
+
+# --- Values -------------------------------------------------------------------------------------------------------
+
+
+def from_array(array: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return an array of float32 in JSON types."""
+    data = base64.b64encode(np.ascontiguousarray(array, np.float32).tobytes()).decode()
+    return {"shape": list(array.shape), "float32": data}
+
+
+def to_array(value: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    """Return the array that `from_array` was passed."""
+    return np.frombuffer(base64.b64decode(value["float32"]), np.float32).reshape(value["shape"])
+
+
+def model_digest(classifier: Classifier) -> str:
+    """Return the SHA-256 of all that decides what a classifier predicts: weights, classes, pixels, calibration."""
+    from vitkit.exporting.loading import Exported
+
+    digest = hashlib.sha256()
+    if isinstance(classifier, Exported):
+        for file in (classifier.path, classifier.path.with_suffix(".bin")):
+            digest.update(file.read_bytes() if file.is_file() else b"")
+    else:
+        import torch
+
+        digest.update(repr(classifier.model.config).encode())
+        for name, tensor in classifier.model.state_dict().items():
+            digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    known = (classifier.classes, classifier.preprocess.to_dict(), classifier.temperature, classifier.thresholds)
+    digest.update(
+        to_json([*known, str(classifier.views)]).encode("utf-8", "surrogateescape") + (classifier.trust or b"")
+    )
+    return digest.hexdigest()
