@@ -16,15 +16,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import PickleError
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.pipeline import cores, limit_cores
-from vitkit.system.files import exclusive
+from vitkit.system.files import exclusive_in
 from vitkit.system.progress import progress
 from vitkit.system.workers import Worker, answer_questions
-from vitkit.verbs.parts import SUFFIX, Part, Parts, Request, find_parts, folder_of, write_part
+from vitkit.verbs.parts import SUFFIX, Job, Part, Parts, Request, find_parts, folder_of, write_part
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -102,8 +103,7 @@ def parts_of_cluster(
         VitkitError: a part cannot be written, or Ray is not installed.
     """
     folder = folder_of(out)
-    folder.mkdir(exist_ok=True)
-    with exclusive(folder):
+    with exclusive_in(folder):
         run = {"local": _by_processes, "ray": _by_ray}[cluster]
         with run(request, out, workers, force=force) as (count_workers, write):
             count = parts or _earlier(folder) or max(_PARTS_PER_WORKER * count_workers, -(-images // _PER_PART))
@@ -146,22 +146,26 @@ class _Writer:
     """What a worker does: open the command once, and write its parts."""
 
     def __init__(self, task: _Task) -> None:
-        try:
-            os.chdir(task.folder)
-        except OSError as error:
-            raise VitkitError(
-                f"a worker cannot reach {task.folder}: put it where all machines can ({error})"
-            ) from error
-        limit_cores(task.cores)
-        self._job, self._out, self._force = task.request.job(), task.out, task.force
+        self._task = task
+        self._opened: Job | None = None  # opened with the first part, which can say why that is impossible
 
     def write(self, part: Part) -> Answer:
         """Write a part, and return it with the reason if that is impossible."""
         try:
-            write_part(self._job, part, self._out, force=self._force)
+            if self._opened is None:
+                self._opened = self._open()
+            write_part(self._opened, part, self._task.out, force=self._task.force)
         except (VitkitError, OSError) as error:
             return part, str(error)
         return part, None
+
+    def _open(self) -> Job:
+        try:
+            os.chdir(self._task.folder)
+        except OSError as error:
+            raise VitkitError(f"a worker cannot reach {self._task.folder}, which all must: {error.strerror}") from error
+        limit_cores(self._task.cores)
+        return self._task.request.job()
 
 
 # --- Processes on this machine ------------------------------------------------------------------------------------
@@ -193,9 +197,11 @@ def _by_processes(request: Request, out: Path, workers: int | None, *, force: bo
     try:
         yield count, write_all
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.close()
+        pool.shutdown(cancel_futures=True)
+        for process in processes:
+            process.wait()
 
 
 class _Process:
@@ -214,12 +220,11 @@ class _Process:
             try:
                 if self._worker is None:
                     self._worker = Worker(__name__, environment=self._environment, is_detached=True)
-                    if (reason := self._worker.ask(self._task)) is not None:
-                        return part, str(reason)
+                    self._worker.ask(self._task)
                 answer: Answer = self._worker.ask(part)
                 return answer
-            except (EOFError, OSError):
-                self._worker = None
+            except (EOFError, OSError, PickleError):
+                self.wait()
         return part, f"its process died {_ATTEMPTS} times, perhaps for lack of memory: use fewer --workers"
 
     def close(self) -> None:
@@ -227,6 +232,13 @@ class _Process:
         self._is_closed = True
         if self._worker is not None:
             self._worker.close()
+
+    def wait(self) -> None:
+        """Wait until the process has ended."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker.wait()
+            self._worker = None
 
 
 def _gpus() -> list[str]:
@@ -242,13 +254,10 @@ def serve() -> None:
     """Write the parts that the parent process asks for; its first question is the command."""
     writers: list[_Writer] = []
 
-    def answer(question: _Task | Part) -> Answer | str | None:
+    def answer(question: _Task | Part) -> Answer | None:
         if isinstance(question, Part):
             return writers[0].write(question)
-        try:
-            writers.append(_Writer(question))
-        except (VitkitError, OSError) as error:
-            return str(error)
+        writers.append(_Writer(question))
         return None
 
     answer_questions(answer, stops_at_end=True)

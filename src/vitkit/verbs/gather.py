@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Gathered(Result):
 
 @check_arguments
 def gather(
-    parts: str | Path | tuple[str, ...],
+    parts: str | Path | Sequence[str],
     out: Path | str,
     *,
     force: bool = False,
@@ -70,8 +70,8 @@ def gather(
 ) -> Gathered:
     """Join the parts of a command into what it would have written in one piece.
 
-    Parts are written with `--shard`. The numbers and their order are those of one command without it. Nothing is written if a part is missing or there twice, or if parts were
-    written with different models, images, flags or versions.
+    Parts are written with `--shard`. The numbers and their order are those of one command without it. Nothing is
+    written if a part is missing or there twice, or if parts differ in the model, the images, the flags or the version.
 
         import vitkit
 
@@ -101,34 +101,36 @@ def gather(
     verb = every.head["verb"]
     if verb not in _JOINS:
         raise VitkitError(f"{every.files[0].path} is a part of vitkit {verb}, which this version does not join")
-    result = _JOINS[verb](every, target, notes, force)
-    unreadable = sum(file.counts()[1] for file in every.files)
+    unreadable, result = _JOINS[verb](every, target, notes, force)
     return Gathered(verb, len(every.files), every.images, unreadable, target, tuple(notes.lines), result)
 
 
-def _predictions(parts: Parts, out: Path, notes: Notes, force: bool) -> None:  # noqa: ARG001
+def _predictions(parts: Parts, out: Path, notes: Notes, force: bool) -> tuple[int, None]:  # noqa: ARG001
     check_out(out, (*FORMATS, *TABLES), ())
     with exclusive_out(out, force=force):
-        predict.join_parts(parts, out)
+        return predict.join_parts(parts, out).unreadable, None
 
 
-def _embeddings(parts: Parts, out: Path, notes: Notes, force: bool) -> Result:
+def _embeddings(parts: Parts, out: Path, notes: Notes, force: bool) -> tuple[int, embed.Embeddings]:
     check_out(out, (".npz",), ())
     with exclusive_out(out, force=force):
-        return embed.join_parts(parts, out, notes)
+        result = embed.join_parts(parts, out, notes)
+        return len(result.errors), result
 
 
-def _evaluation(parts: Parts, out: Path, notes: Notes, force: bool) -> Result:
-    return evaluate.join_parts(parts, out, notes, force=force)
+def _evaluation(parts: Parts, out: Path, notes: Notes, force: bool) -> tuple[int, evaluate.EvaluationResult]:
+    result = evaluate.join_parts(parts, out, notes, force=force)
+    return len(result.evaluation.unreadable), result
 
 
-def _checkup(parts: Parts, out: Path, notes: Notes, force: bool) -> Result:  # noqa: ARG001
+def _checkup(parts: Parts, out: Path, notes: Notes, force: bool) -> tuple[int, doctor.Checkup]:  # noqa: ARG001
     check_out(out, (".html",), ())
     with exclusive_out(out, force=force):
-        return doctor.join_parts(parts, out)
+        result = doctor.join_parts(parts, out)
+        return len(result.diagnosis.unreadable), result
 
 
-_JOINS: dict[str, Callable[[Parts, Path, Notes, bool], Result | None]] = {
+_JOINS: dict[str, Callable[[Parts, Path, Notes, bool], tuple[int, Result | None]]] = {
     "predict": _predictions,
     "embed": _embeddings,
     "eval": _evaluation,

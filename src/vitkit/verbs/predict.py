@@ -83,6 +83,7 @@ if TYPE_CHECKING:
 
 
 Write = Callable[["Prediction"], None]
+Source = Callable[[str], "str | Stored"]  # takes the name of an image, and returns what is read for it
 Writer = Callable[[RowFormat, int], Write]  # called once with the format of the rows and the number of images
 
 _SHOWN = 20  # rows in a notebook
@@ -351,7 +352,7 @@ def predict(
         form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns, is_raw=raw)
         stock = Stock(paths)
         if out is not None and resume:
-            stock = _take_stock(classifier, out, form, paths, say)
+            stock = _take_stock(classifier, out, form, paths, request.source, say)
         classifier = request.prepared(classifier, len(stock.missing), notes)
         album = None if pictures is None else _open_album(pictures, folders, paths)
         receiver = writer if out is None else None
@@ -587,11 +588,13 @@ def _exclusive_pictures(
     return exclusive_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
 
 
-def _take_stock(classifier: Classifier, out: Path, form: RowFormat, paths: Sequence[str], say: Say) -> Stock:
-    """Return the rows that an earlier run of this model has left."""
+def _take_stock(
+    classifier: Classifier, out: Path, form: RowFormat, paths: Sequence[str], source: Source, say: Say
+) -> Stock:
+    """Return the rows that an earlier run of this model has left; `source` returns what is read for a path."""
     stock = take_stock(out, form, paths)
     if stock.file is not None:
-        if not _is_same_model(classifier, stock.file, form):
+        if not _is_same_model(classifier, stock.file, form, source):
             raise VitkitError(
                 f"the rows in {stock.file} were written by another model: use that model, or --force to start again"
             )
@@ -631,7 +634,7 @@ _SAME = 1e-3  # probabilities of the same model differ less than this between ma
 _COMPARED = 8  # rows that are compared, and classes of each
 
 
-def _is_same_model(classifier: Classifier, file: Path, form: RowFormat) -> bool:
+def _is_same_model(classifier: Classifier, file: Path, form: RowFormat, source: Source) -> bool:
     """Return whether the rows of a file were written by this classifier.
 
     The first readable image is classified again; if label and confidence agree, the answer is yes. Otherwise another
@@ -643,7 +646,7 @@ def _is_same_model(classifier: Classifier, file: Path, form: RowFormat) -> bool:
     for _, row in read_rows(file, form):
         if row.name is None or row.confidence is None:
             continue
-        prediction = next(classifier.predict(row.path))
+        prediction = next(classifier.predict([source(row.path)]))
         if prediction.confidence is None:
             continue
         if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME:
@@ -654,7 +657,9 @@ def _is_same_model(classifier: Classifier, file: Path, form: RowFormat) -> bool:
             break
     if not rows:
         return True
-    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict([prediction.path for prediction in exact])
+    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict(
+        [source(prediction.path) for prediction in exact]
+    )
     noise = max(_noise(prediction, other) for prediction, other in zip(exact, rounded, strict=True))
     distances = [_distance(classifier, *row, prediction) for row, prediction in zip(rows, exact, strict=True)]
     return sum(distances) / len(distances) <= 2 * max(noise, _SAME)

@@ -1,0 +1,125 @@
+"""`--cluster`: each image once and the numbers of one command, whatever process dies."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import photos
+import vitkit as package
+from dying import Dying
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.verbs.cluster import parts_of_cluster
+
+EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, and with 21 photographs of two classes."""
+    monkeypatch.chdir(tmp_path)
+    classifier = Classifier(build(image_size=(16, 16), num_classes=2), ("blue", "red"), Preprocess(size=(16, 16)))
+    classifier.save("model")
+    for i in range(21):
+        photos.save(photos.noise(20, 24, seed=i), tmp_path / "photos" / ("red", "blue")[i % 2] / f"{i}.png")
+    return tmp_path
+
+
+def values(seen: Path, out: Path, *, at: int, times: int, parts: int = 4) -> list[Any]:
+    request = Dying(seen, at, times)
+    with parts_of_cluster(request, 20, out, cluster="local", workers=2, parts=parts, force=False) as every:
+        return [value for value, _ in every.values()]
+
+
+def test_a_worker_that_is_killed_is_replaced_and_goes_on(tmp_path: Path) -> None:
+    seen, out = tmp_path / "seen", tmp_path / "out.csv"
+    seen.mkdir()
+    assert values(seen, out, at=7, times=2) == [i * i for i in range(20)]
+    assert len(list(seen.glob("death*"))) == 2
+    computed = Counter(file.name.partition(" ")[0] for file in seen.glob("* by *"))
+    assert set(computed.values()) == {1}, "what was written before the death is not computed again"
+    assert len(computed) == 20 and not (tmp_path / "out.csv.parts").exists()
+
+
+def test_a_part_that_kills_each_worker_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    seen, out = tmp_path / "seen", tmp_path / "out.csv"
+    seen.mkdir()
+    with pytest.raises(VitkitError, match=r"part 4/4: its process died 3 times"):
+        values(seen, out, at=19, times=9)
+    kept = {file.name for file in (tmp_path / "out.csv.parts").glob("*.part")}
+    assert kept == {f"{i}-of-4.part" for i in (1, 2, 3)}
+    before = len(list(seen.glob("* by *")))
+    assert values(seen, out, at=19, times=0, parts=None) == [i * i for i in range(20)]  # type: ignore[arg-type]
+    assert len(list(seen.glob("* by *"))) == before + 1, "only the image that was missing is computed"
+
+
+def test_processes_write_what_one_command_writes(vitkit: Any, here: Path) -> None:
+    (here / "photos" / "broken.png").write_text("no picture")
+    flags = ("--backend", "eager", "--precision", "float32", "--top", 2)
+    whole = vitkit("predict", "model", "photos", *flags, "-o", "whole.csv")
+    cluster = ("--cluster", "local", "--workers", 2, "--parts", 5)
+    outcome = vitkit("predict", "model", "photos", *flags, *cluster, "-o", "rows.csv")
+    assert (outcome.code, outcome.out) == (0, whole.out.replace("whole.csv", "rows.csv"))
+    assert Path("rows.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert not [file.name for file in here.iterdir() if ".parts" in file.name]
+    assert "--out rows.csv exists" in vitkit("predict", "model", "photos", *cluster, "-o", "rows.csv").err
+    assert len(package.predict("model", "photos", out="rows.jsonl", cluster="local", parts=2, top=2)) == 22
+
+
+def test_features_and_figures_by_processes(here: Path) -> None:
+    package.embed("model", "photos", out="whole.npz")
+    features = package.embed("model", "photos", out="rows.npz", cluster="local", parts=2)
+    assert Path("rows.npz").read_bytes() == Path("whole.npz").read_bytes() and len(features) == 21
+    whole = package.evaluate("model", "photos", **EXACT)
+    assert package.evaluate("model", "photos", out="figures", cluster="local", **EXACT).figures == whole.figures
+
+
+def test_what_the_command_refuses_is_said_once(vitkit: Any, here: Path) -> None:
+    for arguments, words in (
+        (("nowhere", "photos"), "nowhere"),
+        (("model", "nowhere"), "no such file, folder or pattern: nowhere"),
+        (("model", "photos", "--preprocess", "size=3"), "size"),
+    ):
+        outcome = vitkit("predict", *arguments, "--cluster", "local", "-o", "rows.csv")
+        assert outcome.code == 2 and words in outcome.err and outcome.err.count("error:") == 1
+    outcome = vitkit("predict", "model", "photos", "--cluster", "local", "--merge", 99, "-o", "rows.csv")
+    assert (outcome.code, outcome.out) == (2, "") and "part 1/" in outcome.err
+    with pytest.raises(VitkitError, match="--cluster requires a model that other processes can open"):
+        package.predict(package.load("model"), "photos", out="rows.csv", cluster="local")
+
+
+def test_ray_is_named_if_it_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(VitkitError, match=r"--cluster ray requires Ray: pip install 'vitkit\[ray\]'"):
+        package.predict("model", "photos", out="rows.csv", cluster="ray")
+    assert not Path("rows.csv.parts").exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_ray_writes_what_one_command_writes_though_a_worker_is_killed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # of its processes, for `dying`
+    package.predict("model", "photos", out="whole.csv", **EXACT)
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    try:
+        package.predict("model", "photos", out="rows.csv", cluster="ray", workers=2, parts=3, **EXACT)
+        assert Path("rows.csv").read_bytes() == Path("whole.csv").read_bytes()
+        seen = here / "seen"
+        seen.mkdir()
+        request = Dying(seen, 7, 2)
+        with parts_of_cluster(request, 20, here / "a.csv", cluster="ray", workers=1, parts=4, force=False) as every:
+            assert [value for value, _ in every.values()] == [i * i for i in range(20)]
+        assert len(list(seen.glob("death*"))) == 2 and len(list(seen.glob("* by *"))) == 20
+    finally:
+        ray.shutdown()
+    shutil.rmtree(seen)

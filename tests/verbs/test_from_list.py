@@ -1,0 +1,143 @@
+"""`vitkit predict --from-list`, and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import photos
+import vitkit as package
+from afar import served
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.data.remote import _filesystem_of
+from vitkit.errors import VitkitError
+from vitkit.inference.prediction import write_parquet
+from vitkit.text import restored
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9.png")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    classifier = Classifier(build(image_size=(16, 16), num_classes=2), ("blue", "red"), Preprocess(size=(16, 16)))
+    classifier.save("model")
+    for i, name in enumerate(("a.png", "with space.png", "été 図.png", NOT_UTF8, "=1+1.png", "[x].png")):
+        photos.save(photos.noise(20, 24, seed=i), tmp_path / "photos" / name)
+    return tmp_path
+
+
+def test_each_line_is_a_row_in_its_order(here: Path) -> None:
+    lines = ["photos/été 図.png", "", "photos/a.png", "photos/nowhere.png", "   ", "photos/with space.png", "photos"]
+    lines += ["photos/a.png", f"photos/{NOT_UTF8}", "photos/*.png", "photos/[x].png", " photos/a.png"]
+    for end in ("\n", "\r\n"):
+        Path("list.txt").write_bytes(b"\xef\xbb\xbf" + os.fsencode(end.join(lines)))  # no line end after the last
+        rows = list(package.predict("model", from_list="list.txt"))
+        assert [row.path for row in rows] == list(dict.fromkeys(line for line in lines if line.strip()))
+        unreadable = {row.path: row.error for row in rows if row.error is not None}
+        assert set(unreadable) == {"photos/nowhere.png", "photos", "photos/*.png", " photos/a.png"}
+        assert all(unreadable.values())
+    by_path = {row.path: row.confidence for row in package.predict("model", ["photos"])}
+    assert all(row.confidence == pytest.approx(by_path[row.path], abs=1e-6) for row in rows if row.error is None)
+
+
+def test_standard_input(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"photos/a.png\nphotos/with space.png\n"
+    Path("list.txt").write_bytes(text)
+    written = vitkit("predict", "model", "--from-list", "list.txt").out
+    for flags in ((), ("-o", "rows.csv"), ("-o", "rows.csv", "--force", "--cluster", "local")):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+        outcome = vitkit("predict", "model", "--from-list", "-", *flags)
+        assert outcome.code == 0 and written == (Path("rows.csv").read_text() if flags else outcome.out)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "lists no image"),
+        (b" \r\n\n", "lists no image"),
+        (b"\x89PNG\0\0", "is no list: expected a text file"),
+        ("a.png\n".encode("utf-16"), "is no list: expected a text file"),
+        (None, "No such file"),
+    ],
+)
+def test_what_is_no_list(vitkit: Any, here: Path, content: bytes | None, words: str) -> None:
+    if content is not None:
+        Path("list.txt").write_bytes(content)
+    outcome = vitkit("predict", "model", "--from-list", "list.txt", "-o", "rows.csv")
+    assert outcome.code == 2 and outcome.err.startswith("error: --from-list list.txt") and words in outcome.err
+    assert not Path("rows.csv").exists()
+
+
+def test_a_list_stands_alone(vitkit: Any, here: Path) -> None:
+    Path("list.txt").write_text("photos/a.png\n")
+    assert "pass no other images" in vitkit("predict", "model", "photos", "--from-list", "list.txt").err
+    assert "there is no image" in vitkit("predict", "model").err
+    assert "--pictures requires" in vitkit("predict", "model", "--from-list", "list.txt", "--pictures", "p").err
+
+
+def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
+    expected = {row.path: row.confidence for row in package.predict("model", "photos/a.png")}["photos/a.png"]
+    with served(here / "photos") as site:
+        try:
+            lines = [f"{site.address}/a.png", f"{site.address}/nowhere.png", "photos/a.png", f"{site.address}/a.png"]
+            Path("list.txt").write_text("\n".join(lines))
+            package.predict("model", from_list="list.txt", out="rows.csv")
+            package.predict("model", from_list="list.txt", out="rows.csv", resume=True)
+            rows = list(package.predict("model", from_list="list.txt"))
+            requests = dict(site.requests)
+        finally:
+            _filesystem_of.cache_clear()
+    assert [(row.path, row.error is None) for row in rows] == [
+        (lines[0], True),
+        (lines[1], False),
+        (lines[2], True),
+    ]
+    assert rows[0].confidence == pytest.approx(expected, abs=1e-6)
+    assert set(requests) == {"a.png", "nowhere.png"}, "no server is asked for anything else"
+
+
+def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    Path("photos/text.png").write_text("not a picture")
+    confidences = sorted(row.confidence for row in package.predict("model", "photos") if row.confidence is not None)
+    flags = ("--top", 2, "--reject", (confidences[0] + confidences[-1]) / 2)
+    assert vitkit("predict", "model", "photos", *flags, "-o", "rows.csv").code == 0
+    outcome = vitkit("predict", "model", "photos", *flags, "-o", "rows.parquet")
+    assert (outcome.code, outcome.out.split()[0]) == (0, "7")
+    vitkit("predict", "model", "photos", *flags, "-o", "parts.parquet", "--cluster", "local", "--parts", 3)
+    table = pq.read_table("rows.parquet")
+    assert table.equals(pq.read_table("parts.parquet"))
+    assert {name: str(table.schema.field(name).type) for name in ("path", "label", "confidence", "confidence_2")} == {
+        "path": "string",
+        "label": "string",
+        "confidence": "double",
+        "confidence_2": "double",
+    }
+    with Path("rows.csv").open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert table.column_names == list(rows[0])
+    for row, cells in zip(rows, table.to_pylist(), strict=True):
+        for name, cell in cells.items():
+            if name.startswith("confidence"):
+                assert row[name] == ("" if cell is None else f"{cell:.6f}")
+            else:
+                assert (cell or "") == restored(row[name]).encode("utf-8", "backslashreplace").decode()
+    assert "rows.parquet exists" in vitkit("predict", "model", "photos", "-o", "rows.parquet").err
+    assert "cannot continue rows.parquet" in vitkit("predict", "model", "photos", "-o", "rows.parquet", "--resume").err
+
+
+def test_parquet_names_what_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(VitkitError, match=r"requires pyarrow: pip install 'vitkit\[parquet\]'"):
+        write_parquet(here / "rows.parquet", ["path"], [["a"]])
+    assert not Path("rows.parquet").exists()
