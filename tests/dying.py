@@ -23,6 +23,7 @@ class Dying:
     seen: Path
     at: int
     times: int
+    device = "cpu"
 
     def job(self, note: Callable[[str], None] = print) -> Job:
         compute = partial(self.values)

@@ -296,6 +296,9 @@ def test_flags_that_exclude_one_another(model: Path, album: Path, here: Path) ->
         with pytest.raises(VitkitError, match=words):
             package.predict(model, album, **flags)
     assert list(here.iterdir()) == []
+    with pytest.raises(VitkitError, match="nothing is written next to the photographs"):
+        package.evaluate(model, album, out=album / "figures", shard="1/2")
+    assert not list(album.glob("*.parts"))
 
 
 def test_a_complete_part_is_kept_and_an_interrupted_one_continues(model: Path, album: Path, here: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
 ClusterName = Literal["local", "ray"]
+_NAME = re.compile(rf"\d+-of-(\d+)\{SUFFIX}")
 _ATTEMPTS = 3  # times that a part is tried if the process that writes it dies
 _PER_PART = 5_000  # images of a part, unless the command says how many parts there are
 _PARTS_PER_WORKER = 4  # at least, so that no worker waits long for the last part of another
@@ -119,8 +121,8 @@ def parts_of_cluster(
 
 def _earlier(folder: Path) -> int | None:
     """Return the number of parts of an interrupted command, so that its parts are used."""
-    counts = {file.name.partition(SUFFIX)[0].rpartition("-of-")[2] for file in folder.glob(f"*-of-*{SUFFIX}*")}
-    return int(counts.pop()) if len(counts) == 1 else None
+    counts = {int(match[1]) for file in folder.iterdir() if (match := _NAME.match(file.name))}
+    return counts.pop() if len(counts) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class _Writer:
 
 @contextmanager
 def _by_processes(request: Request, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
-    devices = _gpus()
+    devices = _gpus() if request.device in ("auto", "cuda") else []
     count = workers or max(1, len(devices))
     task = _Task(request, out.absolute(), os.getcwd(), max(1, cores() // count), force)  # noqa: PTH109
     environments = [{"CUDA_VISIBLE_DEVICES": devices[i % len(devices)]} if devices else {} for i in range(count)]
@@ -281,9 +283,9 @@ def _by_ray(request: Request, out: Path, workers: int | None, *, force: bool) ->
         )  # RAY_ADDRESS, a cluster on this machine, or a new one
     try:
         has, nodes = ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes())
-        gpus, cpus = int(has.get("GPU", 0)), int(has.get("CPU", 1))
+        gpus = int(has.get("GPU", 0)) if request.device in ("auto", "cuda") else 0
         count = workers or gpus or nodes
-        cores_each = max(1, cpus // count)
+        cores_each = max(1, int(has.get("CPU", 1)) // count)
         actor = ray.remote(_Writer).options(
             num_cpus=cores_each, num_gpus=1 if gpus else 0, max_restarts=-1, max_task_retries=_ATTEMPTS - 1
         )

@@ -207,7 +207,8 @@ class _Request:
         """List the images."""
         table = self.table()
         shards = (table.storage, table.paths) if isinstance(table.storage, ShardFolder) else None
-        return Job("doctor", table.paths, {"flags": asdict(self)}, lambda: ({}, partial(_facts, table)), shards)
+        about, folders = {"flags": asdict(self)}, list(map(str, table.folders))
+        return Job("doctor", table.paths, about, lambda: ({}, partial(_facts, table)), shards, folders)
 
 
 _AT_ONCE = 2_000  # files that are examined before their facts are written

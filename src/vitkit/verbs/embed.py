@@ -258,8 +258,8 @@ class _Request:
         flags = {"what": self.what, "labels": self.labels, "batch_size": self.batch_size}
         digest = hashlib.sha256(to_json(label_of).encode(*ENCODING)).hexdigest()
         about = {"model": model_digest(classifier), "flags": flags, "label_file": digest}
-        compute = partial(self._values, classifier, paths, label_of or {})
-        return Job("embed", paths, about, lambda: (classifier.computation, compute), shards_of(paths))
+        compute, folders = partial(self._values, classifier, paths, label_of or {}), source_folders(self.names)
+        return Job("embed", paths, about, lambda: (classifier.computation, compute), shards_of(paths), folders)
 
     def _values(
         self, classifier: Classifier, paths: Sequence[str], label_of: Mapping[str, str], positions: Sequence[int]

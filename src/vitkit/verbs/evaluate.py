@@ -317,10 +317,12 @@ def evaluate(
     check_model(model, "--shard" if cluster is None else "--cluster")
     if tta is not None:
         raise VitkitError("--tta measures how long the images take, which parts cannot: leave it out, or --shard")
-    job = request.job(notes)
     if cluster is None:
         assert shard is not None
-        return write_part(job, Part.of(shard), out, force=force)
+        return write_part(request.job(notes), Part.of(shard), out, force=force)
+    job = request.job(notes)
+    with exclusive_out_folder("--out", out, job.folders, _OR_FORCE, may_hold=force):
+        pass  # which refuses before anything is computed
     counts = {"workers": workers, "parts": parts}
     with parts_of_cluster(request, len(job.images), out, cluster=cluster, force=force, **counts) as every:
         return join_parts(every, out, notes, force=force)
@@ -383,7 +385,8 @@ class _Request:
             return prepared.computation, partial(_outcomes, prepared, rows)
 
         shards = (rows.storage, rows.paths) if isinstance(rows.storage, ShardFolder) else None
-        return Job("eval", rows.paths, {"model": model_digest(classifier), "flags": flags}, start, shards)
+        about = {"model": model_digest(classifier), "flags": flags}
+        return Job("eval", rows.paths, about, start, shards, _folders_of(table))
 
     @property
     def _settings(self) -> tuple[str, str, str, int, str]:
@@ -688,17 +691,21 @@ def _table(
 
 
 def _exclusive_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:
+    return exclusive_out_folder("--out", out, _folders_of(table), _OR_FORCE, may_hold=force)
+
+
+def _folders_of(table: ImageTable) -> list[str]:
+    """Return the folders of the images, in which nothing is written."""
     from vitkit.data.sources import kind_of_file
 
     folders = set(table.folders)
     if not folders:  # a run has recorded its images, but not the folders that were searched
         is_list = table.storage is None and kind_of_file(table.name) is not None
         folders = {(table.root / path).parent for path in table.paths} if is_list else {table.root}
-    return exclusive_out_folder(
-        "--out", out, map(str, folders), "or use --force to overwrite its files", may_hold=force
-    )
+    return sorted(map(str, folders))
 
 
+_OR_FORCE = "or use --force to overwrite its files"
 _SHOWN = 10  # names of absent classes
 
 

@@ -18,11 +18,10 @@ import heapq
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +36,7 @@ from vitkit.inference.prediction import ENCODING, partial_of
 from vitkit.system.files import exclusive, from_json, to_json
 from vitkit.system.progress import Say, ignore, progress
 from vitkit.text.cells import listed, plural
+from vitkit.verbs.inputs import check_outside
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ Compute = Callable[[Sequence[int]], Iterator[Value]]  # takes the positions of i
 SUFFIX = ".part"
 _FORMAT, _VERSION = "vitkit part", 1
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
-_NAME = re.compile(r"(\d+)-of-(\d+)\.part")
 _PATIENCE = 10.0  # seconds in which a process that was stopped should have ended
 
 
@@ -95,6 +94,7 @@ class Job:
         start: prepares the computation, and returns how numbers are computed and the function that computes values. It
             is called once.
         shards: the folder of shards that contains all images, and their keys in it; None if there is no such folder.
+        folders: the folders of the images, next to which nothing is written.
     """
 
     verb: str
@@ -102,6 +102,7 @@ class Job:
     about: Mapping[str, Any]
     start: Callable[[], tuple[Mapping[str, Any], Compute]]
     shards: tuple[ShardFolder, Sequence[str]] | None = None
+    folders: Sequence[str] = ()
 
     def positions(self, part: Part) -> Sequence[int]:
         """Return the positions of the images of a part, in ascending order.
@@ -140,6 +141,11 @@ class Job:
 
 class Request(Protocol):
     """The arguments of a command, which another process can be sent."""
+
+    @property
+    def device(self) -> str:
+        """The device to compute on."""
+        ...
 
     def job(self, note: Say = ignore) -> Job:
         """Open the model and list the images.
@@ -189,7 +195,7 @@ class PartFile(Result):
     head: Mapping[str, Any]
     was_kept: bool = False
 
-    def values(self) -> Iterator[tuple[int, Value]]:
+    def values(self) -> Generator[tuple[int, Value]]:
         """Yield the position and the value of each image.
 
         Raises:
@@ -210,6 +216,15 @@ class PartFile(Result):
     def computed(self) -> str:
         """How numbers were computed, in words."""
         return _in_words(self.head)
+
+    @cached_property
+    def first(self) -> int | None:
+        """The position of the first image; None if there is none."""
+        values = self.values()
+        try:
+            return next((position for position, _ in values), None)
+        finally:
+            values.close()
 
     def counts(self) -> tuple[int, int]:
         """Return the number of images, and of those that cannot be read."""
@@ -239,10 +254,12 @@ def write_part(job: Job, part: Part, out: Path, *, force: bool) -> PartFile:
         force: whether to replace the file of another command.
 
     Raises:
-        VitkitError: the file was written by another command, or is being written by another process.
+        VitkitError: the file was written by another command, is being written by another process, or would be next to
+            the images.
         OSError: the file cannot be written.
     """
     path = part.file(out)
+    check_outside("--out", path, job.folders)
     path.parent.mkdir(exist_ok=True)
     with exclusive(path, wait=_PATIENCE):
         head = job.head
@@ -366,24 +383,27 @@ class Parts:
         Raises:
             VitkitError: an image is missing or there twice, because a part is damaged.
         """
-        streams = [_numbered(i, file) for i, file in enumerate(self.files)]
-        expected = 0
-        for position, i, value in heapq.merge(*streams, key=itemgetter(0)):
+        waiting = sorted((file.first, i) for i, file in enumerate(self.files) if file.first is not None)[::-1]
+        heap: list[tuple[int, int, Value, Iterator[tuple[int, Value]]]] = []  # the next image of each open part
+
+        def push(i: int, values: Iterator[tuple[int, Value]]) -> None:
+            if (entry := next(values, None)) is not None:
+                heapq.heappush(heap, (entry[0], i, entry[1], values))
+
+        for expected in range(self.images):
+            while waiting and (not heap or waiting[-1][0] <= heap[0][0]):
+                _, i = waiting.pop()
+                push(i, self.files[i].values())
+            if not heap:
+                raise VitkitError(f"image {expected + 1} of {self.images} is in no part: write the last part again")
+            position, i, value, values = heapq.heappop(heap)
             if position != expected:
-                what = (
-                    f"image {expected + 1} is missing"
-                    if position > expected
-                    else f"image {position + 1} is there twice"
-                )
-                raise VitkitError(f"{self.files[i].path} or another part is damaged ({what}): write the parts again")
-            expected += 1
+                what = f"{expected + 1} is missing" if position > expected else f"{position + 1} is there twice"
+                raise VitkitError(f"{self.files[i].path} or another part is damaged (image {what}): write it again")
             yield value
-        if expected != self.images:
-            raise VitkitError(f"image {expected + 1} of {self.images} is in no part: write the last part again")
-
-
-def _numbered(number: int, file: PartFile) -> Iterator[tuple[int, int, Value]]:
-    return ((position, number, value) for position, value in file.values())
+            push(i, values)
+        if heap or waiting:
+            raise VitkitError(f"{self.files[heap[0][1] if heap else waiting[0][1]].path} has too many images")
 
 
 def find_parts(sources: Sequence[str | Path]) -> Parts:

@@ -485,7 +485,7 @@ class _Request:
             prepared = self.prepared(classifier, len(paths), note)
             return prepared.computation, partial(self._values, prepared, columns, paths)
 
-        return Job("predict", paths, about, start, shards_of(paths))
+        return Job("predict", paths, about, start, shards_of(paths), source_folders(self.names))
 
     def _values(
         self, classifier: Classifier, columns: Columns, paths: Sequence[str], positions: Sequence[int]
