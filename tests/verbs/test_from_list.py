@@ -20,7 +20,6 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.data.remote import _filesystem_of
 from vitkit.errors import VitkitError
-from vitkit.inference.prediction import write_parquet
 from vitkit.text import restored
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9.png")
@@ -114,7 +113,14 @@ def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
     assert vitkit("predict", "model", "photos", *flags, "-o", "rows.csv").code == 0
     outcome = vitkit("predict", "model", "photos", *flags, "-o", "rows.parquet")
     assert (outcome.code, outcome.out.split()[0]) == (0, "7")
-    vitkit("predict", "model", "photos", *flags, "-o", "parts.parquet", "--cluster", "local", "--parts", 3)
+    parts = package.predict(
+        "model", "photos", top=2, reject=flags[-1], out="parts.parquet", cluster="local", parts=3, backend="eager"
+    )
+    whole = package.predict("model", "photos", top=2, reject=flags[-1], backend="eager")
+    assert [(row.path, row.label, row.name, row.error) for row in parts] == [
+        (row.path.encode("utf-8", "backslashreplace").decode(), row.label, row.name, row.error) for row in whole
+    ]
+    assert [row.top for row in parts if row.error is None] == [row.top for row in whole if row.error is None]
     table = pq.read_table("rows.parquet")
     assert table.equals(pq.read_table("parts.parquet"))
     assert {name: str(table.schema.field(name).type) for name in ("path", "label", "confidence", "confidence_2")} == {
@@ -138,6 +144,7 @@ def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
 
 def test_parquet_names_what_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(VitkitError, match=r"requires pyarrow: pip install 'vitkit\[parquet\]'"):
-        write_parquet(here / "rows.parquet", ["path"], [["a"]])
-    assert not Path("rows.parquet").exists()
+    for flags in ({}, {"cluster": "local"}):
+        with pytest.raises(VitkitError, match=r"requires pyarrow: pip install 'vitkit\[parquet\]'"):
+            package.predict("nowhere", "photos", out="rows.parquet", **flags)  # before the model is opened
+    assert not list(Path().glob("rows*"))

@@ -289,6 +289,7 @@ def test_flags_that_exclude_one_another(model: Path, album: Path, here: Path) ->
         ({"shard": "1/2"}, "--shard requires --out"),
         ({"shard": "1/2", "cluster": "local", "out": "a.csv"}, "use only one of them"),
         ({"workers": 2, "out": "a.csv"}, "--workers requires --cluster"),
+        ({"cluster": "slurm", "out": "a.csv"}, "--cluster 'slurm' is none of local, ray"),
         ({"parts": 2, "out": "a.csv"}, "--parts requires --cluster"),
         ({"shard": "1/2", "out": "a.csv", "pictures": "p"}, "leave out --pictures"),
         ({"shard": "1/2", "out": "a.txt"}, "must end in"),

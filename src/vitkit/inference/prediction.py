@@ -371,7 +371,11 @@ class Csv:
     def decode(self, record: str) -> Row:
         values = next(csv.reader([record], strict=True))
         cells = dict(zip(self.names, values if self.is_raw else map(restored, values), strict=True))
-        if not cells["confidence"]:
+        return self.row_of(cells)
+
+    def row_of(self, cells: Mapping[str, Any]) -> Row:
+        """Return the row with these cells; an empty cell is "" or None."""
+        if cells["confidence"] in ("", None):
             return Row(cells["path"], error=cells["error"])
         rejected = cells.get("rejected")
         name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
@@ -389,7 +393,7 @@ class Csv:
             is_unknown=bool(rejected) and cells["label"] == UNKNOWN,
         )
 
-    def _top(self, cells: Mapping[str, str], name: str) -> tuple[Place, ...]:
+    def _top(self, cells: Mapping[str, Any], name: str) -> tuple[Place, ...]:
         first = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
         further = [(cells[f"label_{rank}"], cells[f"confidence_{rank}"]) for rank in self.columns.ranks]
         return (*first, *((label, float(confidence)) for label, confidence in further if confidence))
@@ -485,11 +489,10 @@ def write_parquet(file: Path, names: Sequence[str], rows: Iterable[Sequence[str 
         VitkitError: pyarrow is not installed.
         OSError: the file cannot be written.
     """
-    try:
-        import pyarrow
-        from pyarrow.parquet import ParquetWriter
-    except ImportError as error:
-        raise VitkitError("a .parquet file requires pyarrow: pip install 'vitkit[parquet]'") from error
+    check_parquet()
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
     kinds = [pyarrow.float64() if name.startswith(_NUMBERS) else pyarrow.string() for name in names]
     schema = pyarrow.schema(list(zip(names, kinds, strict=True)))
     rows = iter(rows)
@@ -498,6 +501,27 @@ def write_parquet(file: Path, names: Sequence[str], rows: Iterable[Sequence[str 
             columns = [list(map(_as_utf8, column)) for column in zip(*group, strict=True)]
             arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+
+
+def check_parquet() -> None:
+    """Check that Parquet files can be written.
+
+    Raises:
+        VitkitError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise VitkitError("a .parquet file requires pyarrow: pip install 'vitkit[parquet]'") from error
+
+
+def read_parquet(file: Path, form: Csv) -> Iterator[Row]:
+    """Yield the rows of a Parquet file, whose columns are those of a .csv file of this form."""
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(str(file)) as table:
+        for batch in table.iter_batches():
+            yield from map(form.row_of, batch.to_pylist())
 
 
 _GROUP = 100_000  # rows that are in memory at a time

@@ -26,6 +26,7 @@ from vitkit.inference.pipeline import cores, limit_cores
 from vitkit.system.files import exclusive_in
 from vitkit.system.progress import progress
 from vitkit.system.workers import Worker, answer_questions
+from vitkit.verbs.inputs import check_choice
 from vitkit.verbs.parts import SUFFIX, Job, Part, Parts, Request, find_parts, folder_of, write_part
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def check_cluster(
     Raises:
         VitkitError: flags exclude one another, or need one that is missing.
     """
+    if cluster is not None:
+        check_choice("--cluster", cluster, ClusterName)
     if shard is not None and cluster is not None:
         raise VitkitError("--shard handles one part, and --cluster all of them: use only one of them")
     for flag, value in (("--workers", workers), ("--parts", parts)):

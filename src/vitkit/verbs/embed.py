@@ -255,9 +255,9 @@ class _Request:
         paths, label_of = self.images(ignore)
         classifier = open_model(self.model, note, self.device, self.preprocess)
         classifier.preprocess.check_known()
-        flags = {"what": self.what, "labels": self.labels, "batch_size": self.batch_size}
-        digest = hashlib.sha256(to_json(label_of).encode(*ENCODING)).hexdigest()
-        about = {"model": model_digest(classifier), "flags": flags, "label_file": digest}
+        labels = None if label_of is None else hashlib.sha256(to_json(label_of).encode(*ENCODING)).hexdigest()[:12]
+        flags = {"what": self.what, "labels": labels, "batch_size": self.batch_size}
+        about = {"model": model_digest(classifier), "flags": flags}
         compute, folders = partial(self._values, classifier, paths, label_of or {}), source_folders(self.names)
         return Job("embed", paths, about, lambda: (classifier.computation, compute), shards_of(paths), folders)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.prediction import FORMATS, TABLES
+from vitkit.inference.prediction import FORMATS, TABLES, check_parquet
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments, path_text
 from vitkit.text.cells import plural
@@ -21,6 +21,11 @@ from vitkit.verbs.result import Notes, Result
 @dataclass(frozen=True, repr=False)
 class Gathered(Result):
     """The joined parts of a command.
+
+        import vitkit
+
+        vitkit.doctor("digits", "digits.html", shard="1/1")
+        print(vitkit.gather("digits.html.parts", "digits.html").result)
 
     Attributes:
         verb: the command: `predict`, `embed`, `eval` or `doctor`.
@@ -75,7 +80,7 @@ def gather(
 
         import vitkit
 
-        for i in (1, 2):
+        for i in (1, 2):  # usually on different machines
             vitkit.predict("runs/digits-1", "PHOTOS", out="photos.csv", shard=f"{i}/2")
         print(vitkit.gather("photos.csv.parts", "photos.csv").images)
 
@@ -107,6 +112,8 @@ def gather(
 
 def _predictions(parts: Parts, out: Path, notes: Notes, force: bool) -> tuple[int, None]:  # noqa: ARG001
     check_out(out, (*FORMATS, *TABLES), ())
+    if out.suffix.lower() == ".parquet":
+        check_parquet()
     with exclusive_out(out, force=force):
         return predict.join_parts(parts, out).unreadable, None
 

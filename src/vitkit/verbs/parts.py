@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,7 @@ Compute = Callable[[Sequence[int]], Iterator[Value]]  # takes the positions of i
 SUFFIX = ".part"
 _FORMAT, _VERSION = "vitkit part", 1
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
+_LONGEST_HEAD = 2**24  # bytes
 _PATIENCE = 10.0  # seconds in which a process that was stopped should have ended
 
 
@@ -268,18 +269,27 @@ def write_part(job: Job, part: Part, out: Path, *, force: bool) -> PartFile:
         partial, first = partial_of(path), to_json({"shard": [part.number, part.count], **head}) + "\n"
         size, done = _left_in(partial, head, force=force)
         positions = job.positions(part)
-        with partial.open("ab", buffering=0) as file:  # written lines are in the file even if the process is killed
+        with partial.open("ab") as file:
             file.truncate(size)
             if not size:
-                file.write(first.encode(*ENCODING))
+                _append(file, first, path)
             left = positions[done:]
             for position, (value, error) in zip(left, job.started[1](left) if left else (), strict=True):
-                file.write((to_json([position, value, error]) + "\n").encode(*ENCODING))
+                _append(file, to_json([position, value, error]) + "\n", path)
                 done += 1
                 progress(f"part {part}", done, len(positions))
             os.fsync(file.fileno())
         partial.replace(path)
     return PartFile(path, part, head)
+
+
+def _append(file: BinaryIO, line: str, path: Path) -> None:
+    """Write a line that is in the file even if the process is killed."""
+    try:
+        file.write(line.encode(*ENCODING))
+        file.flush()
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}; repeat the command to continue", str(path)) from error
 
 
 def _is_part_of(path: Path, head: Mapping[str, Any], *, force: bool) -> bool:
@@ -323,7 +333,7 @@ def open_part(path: Path) -> PartFile:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        first = file.readline(2**20)
+        first = file.readline(_LONGEST_HEAD)
     try:
         head = from_json(first.decode(*ENCODING))
         if head.pop("format") != _FORMAT:

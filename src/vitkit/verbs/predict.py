@@ -28,8 +28,10 @@ from vitkit.inference.prediction import (
     RowFormat,
     Stock,
     Tally,
+    check_parquet,
     gathering,
     partial_of,
+    read_parquet,
     read_rows,
     take_stock,
     write_rows,
@@ -128,8 +130,10 @@ class Predictions(Result):
     unknown: int = 0
 
     def __iter__(self) -> Iterator[Row]:
-        if self.out is None or _is_table(self.out):
+        if self.kept or self.out is None:
             return iter(self.kept)
+        if self.out.suffix.lower() == ".parquet":
+            return read_parquet(self.out, Csv(self.form.columns))
         if self.out.suffix == SUFFIX:
             return _rows_of(open_part(self.out))
         return (row for _, row in read_rows(self.out, self.form))
@@ -328,6 +332,10 @@ def predict(
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
     if out is not None and out.suffix.lower() == ".xlsx":
         check_rows(len(paths))
+    if (
+        out is not None and out.suffix.lower() == ".parquet" and shard is None
+    ):  # whose machine may lack what gather needs
+        check_parquet()
     if is_divided:
         assert out is not None
         if held or pictures is not None:
@@ -339,11 +347,12 @@ def predict(
         _check_free(out, may_exist=resume or force)
         _, columns = request.open(notes)
         run = parts_of_cluster(request, len(paths), out, cluster=cluster, workers=workers, parts=parts, force=force)
+        kept: list[Row] = []
         with run as every:
-            tally = join_parts(every, out)
+            tally = join_parts(every, out, kept.append if out.suffix.lower() == ".xlsx" else None)
             computed = every.computed
         form = FORMATS.get(out.suffix.lower(), Csv)(columns, is_raw=raw)
-        return _result(tally, computed, out, notes, form, is_whole=is_whole)
+        return _result(tally, computed, out, notes, form, is_whole=is_whole, kept=kept)
     may_exist = resume or force
     with _exclusive_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
         _check_free(out, may_exist=may_exist)
@@ -362,10 +371,10 @@ def predict(
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
             predictions = classifier.predict(held or map(request.source, stock.missing), batch_size)
-            kept = _answer(predictions, columns, album, write, stock.tally, len(paths))
+            rows = _answer(predictions, columns, album, write, stock.tally, len(paths))
         if out is not None and gathered is None:
-            write_rows(out, Csv(columns).names, kept)
-    return _result(stock.tally, classifier.computed, out, notes, form, is_whole=is_whole, kept=kept)
+            write_rows(out, Csv(columns).names, rows)
+    return _result(stock.tally, classifier.computed, out, notes, form, is_whole=is_whole, kept=rows)
 
 
 def _result(
@@ -501,8 +510,8 @@ _FLAGS = (  # that all parts have in common; `Job.head` knows the model, and the
 )
 
 
-def join_parts(parts: Parts, out: Path) -> Tally:
-    """Write the rows of all parts to a file, and return their counts.
+def join_parts(parts: Parts, out: Path, keep: Callable[[Row], None] | None = None) -> Tally:
+    """Write the rows of all parts to a file, and return their counts; `keep` is called with each row.
 
     Raises:
         VitkitError: a part is damaged, or the format of the file requires a package that is not installed.
@@ -514,6 +523,8 @@ def join_parts(parts: Parts, out: Path) -> Tally:
         for value, _ in parts.values():
             row = Row.from_dict(value)
             tally.add(row)
+            if keep is not None:
+                keep(row)
             progress("gathering", tally.images, parts.images)
             yield row
 
