@@ -330,11 +330,10 @@ def predict(
     notes, folders = Notes(note), source_folders(names)
     _check_out(out, folders, resume=resume, force=force, is_divided=is_divided)
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
-    if out is not None and out.suffix.lower() == ".xlsx":
+    suffix = "" if out is None else out.suffix.lower()
+    if suffix == ".xlsx":
         check_rows(len(paths))
-    if (
-        out is not None and out.suffix.lower() == ".parquet" and shard is None
-    ):  # whose machine may lack what gather needs
+    if suffix == ".parquet" and shard is None:  # a part is gathered elsewhere
         check_parquet()
     if is_divided:
         assert out is not None
@@ -349,9 +348,9 @@ def predict(
         run = parts_of_cluster(request, len(paths), out, cluster=cluster, workers=workers, parts=parts, force=force)
         kept: list[Row] = []
         with run as every:
-            tally = join_parts(every, out, kept.append if out.suffix.lower() == ".xlsx" else None)
+            tally = join_parts(every, out, kept.append if suffix == ".xlsx" else None)
             computed = every.computed
-        form = FORMATS.get(out.suffix.lower(), Csv)(columns, is_raw=raw)
+        form = FORMATS.get(suffix, Csv)(columns, is_raw=raw)
         return _result(tally, computed, out, notes, form, is_whole=is_whole, kept=kept)
     may_exist = resume or force
     with _exclusive_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
