@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -120,6 +119,11 @@ def test_ray_writes_what_one_command_writes_though_a_worker_is_killed(
         with parts_of_cluster(request, 20, here / "a.csv", cluster="ray", workers=1, parts=4, force=False) as every:
             assert [value for value, _ in every.values()] == [i * i for i in range(20)]
         assert len(list(seen.glob("death*"))) == 2 and len(list(seen.glob("* by *"))) == 20
+        with (
+            pytest.raises(VitkitError, match="a worker failed: "),
+            parts_of_cluster(Dying(seen, 7, 99), 20, here / "b.csv", cluster="ray", workers=1, parts=4, force=False),
+        ):
+            pass
+        assert (here / "b.csv.parts" / "1-of-4.part").exists()
     finally:
         ray.shutdown()
-    shutil.rmtree(seen)

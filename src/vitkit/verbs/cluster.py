@@ -12,6 +12,8 @@ import logging
 import os
 import re
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -281,9 +283,11 @@ def _by_ray(request: Request, out: Path, workers: int | None, *, force: bool) ->
         raise VitkitError(_RAY) from error
     was_connected = ray.is_initialized()
     if not was_connected:
-        ray.init(
-            log_to_driver=False, logging_level=logging.ERROR
-        )  # RAY_ADDRESS, a cluster on this machine, or a new one
+        handler = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+        # The cluster of RAY_ADDRESS, or the one that runs on this machine, or a new one.
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray's would end with another exit code, and print its stack
     try:
         has, nodes = ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes())
         gpus = int(has.get("GPU", 0)) if request.device in ("auto", "cuda") else 0
