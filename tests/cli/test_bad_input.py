@@ -106,7 +106,7 @@ USAGE: dict[str, tuple[str, tuple[str, ...]]] = {
     "an unknown choice": ("train photos --optimizer lion", ("--optimizer", "lion", "adamw")),
     "too few numbers": ("train photos --split 0.5 0.5", ("--split",)),
     "top 0": ("predict model photos --top 0", ("--top", "1")),
-    "no source": ("predict model", ("SRC",)),
+    "no source": ("predict model", ("files", "--from-list")),
     "no model": ("eval", ("MODEL",)),
     "one argument too many": ("train photos photos", ("photos",)),
 }

@@ -78,7 +78,7 @@ def test_leaks_and_conflicts_exit_with_1(
         (("photos", "-o", "old.html"), "--force"),
         (("photos", "-o", "folder.html"), "folder"),
         (("photos", "--fit", "stretch"), "stretch"),
-        (("photos", "--crop-pct", "0"), "crop_pct"),
+        (("photos", "--crop-pct", "0"), "--crop-pct"),
         (("photos", "--crop-pct", "much"), "--crop-pct"),
         ((), "DATA"),
     ],
