@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+STATUS: dict[str | None, int] = {"broken": 500, "forbidden": 403, "busy": 429}
+
 
 class Site:
     """A folder on 127.0.0.1.
@@ -18,8 +20,8 @@ class Site:
         address: its address.
         requests: the number of requests for each file.
         fault: receives the name of a file and how often it was requested before, and returns what goes wrong: `cut`
-            closes the connection within the answer, `slow` sends nothing for a second, `broken` is status 500, `whole`
-            ignores the requested range, `wrong` sends other bytes; None if nothing does.
+            closes the connection within the answer, `slow` sends nothing for a second, the names in `STATUS` are
+            statuses, `whole` ignores the requested range, `wrong` sends other bytes; None if nothing does.
     """
 
     def __init__(self, folder: Path, server: ThreadingHTTPServer) -> None:
@@ -46,8 +48,8 @@ def served(folder: Path) -> Iterator[Site]:
                 fault = site.fault(name, site.requests[name])
                 site.requests[name] += 1
             path = folder / name
-            if fault == "broken" or not path.is_file():
-                self.send_response(500 if fault else 404)
+            if fault in STATUS or not path.is_file():
+                self.send_response(STATUS.get(fault, 404))
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return

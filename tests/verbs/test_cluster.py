@@ -70,6 +70,10 @@ def test_processes_write_what_one_command_writes(vitkit: Any, here: Path) -> Non
     assert Path("rows.csv").read_bytes() == Path("whole.csv").read_bytes()
     assert not [file.name for file in here.iterdir() if ".parts" in file.name]
     assert "--out rows.csv exists" in vitkit("predict", "model", "photos", *cluster, "-o", "rows.csv").err
+    package.predict("model", "photos", out="rows.csv", shard="1/2", top=1)
+    Path("rows.csv.parts/mine.txt").write_text("mine")
+    assert vitkit("predict", "model", "photos", *flags, *cluster, "-o", "rows.csv", "--force").code == 0
+    assert {file.name for file in Path("rows.csv.parts").iterdir()} == {"mine.txt", "1-of-2.part"}
     assert len(package.predict("model", "photos", out="rows.jsonl", cluster="local", parts=2, top=2)) == 22
 
 

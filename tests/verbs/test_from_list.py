@@ -77,6 +77,14 @@ def test_what_is_no_list(vitkit: Any, here: Path, content: bytes | None, words: 
     assert not Path("rows.csv").exists()
 
 
+def test_a_list_is_never_overwritten(vitkit: Any, here: Path) -> None:
+    Path("list.csv").write_text("photos/a.png\n")
+    for flags in ((), ("--shard", "1/1"), ("--cluster", "local")):
+        outcome = vitkit("predict", "model", "--from-list", "list.csv", "-o", "./list.csv", "--force", *flags)
+        assert outcome.code == 2 and "--out list.csv is the list of --from-list" in outcome.err
+    assert Path("list.csv").read_text() == "photos/a.png\n"
+
+
 def test_a_list_stands_alone(vitkit: Any, here: Path) -> None:
     Path("list.txt").write_text("photos/a.png\n")
     assert "pass no other images" in vitkit("predict", "model", "photos", "--from-list", "list.txt").err
@@ -103,6 +111,20 @@ def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
     ]
     assert rows[0].confidence == pytest.approx(expected, abs=1e-6)
     assert set(requests) == {"a.png", "nowhere.png"}, "no server is asked for anything else"
+
+
+def test_a_refusal_is_final_and_a_busy_server_is_asked_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitkit.data.remote._WAITS", (0.0, 0.0))
+    with served(here / "photos") as site:
+        try:
+            site.fault = lambda name, before: "forbidden" if name == "a.png" else "busy"
+            Path("list.txt").write_text(f"{site.address}/a.png\n{site.address}/b.png\n")
+            rows = list(package.predict("model", from_list="list.txt"))
+            requests = dict(site.requests)
+        finally:
+            _filesystem_of.cache_clear()
+    assert "403" in (rows[0].error or "") and "gave up after 3 attempts" in (rows[1].error or "")
+    assert requests == {"a.png": 1, "b.png": 3}
 
 
 def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -211,6 +212,16 @@ def test_missing_parts_are_named(parts: Path) -> None:
     assert refused(parts) == f"there is no part (*.part) in {parts}"
 
 
+def test_parts_without_a_readable_image_are_a_failure(vitkit: Any, model: Path, here: Path) -> None:
+    (here / "photos").mkdir()
+    for name in "abc":
+        (here / "photos" / f"{name}.png").write_text("not a picture")
+    assert vitkit("predict", model, "photos", "-o", "whole.csv").code == 1
+    assert [vitkit("predict", model, "photos", "-o", "rows.csv", "--shard", f"{i}/2").code for i in (1, 2)] == [0, 0]
+    assert vitkit("gather", "rows.csv.parts", "-o", "rows.csv").code == 1
+    assert Path("rows.csv").read_bytes() == Path("whole.csv").read_bytes()
+
+
 def test_a_part_that_is_there_twice_is_named(parts: Path) -> None:
     shutil.copy(parts / "2-of-3.part", parts / "again.part")
     assert refused(parts).startswith("part 2 is there 2 times: ")
@@ -239,31 +250,64 @@ def test_parts_of_other_commands_are_named(model: Path, album: Path, parts: Path
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('"vitkit": "', '"vitkit": "9', "was written by another version of vitkit"),
         ('"version": 1', '"version": 2', "has version 2 of the format"),
         ('"format": "vitkit part"', '"format": "something"', "is no part that --shard has written"),
-        ('[0, {"path"', '[1, {"path"', "is damaged (image 1 is missing)"),
-        ('[1, {"path"', '[0, {"path"', "is damaged (image 1 is there twice)"),
-        ('[1, {"path"', '[1, {"pa', "is damaged in line 3"),
+        ('"top": 1', '"top": 2', "1-of-3.part is damaged in line 1"),
+        ('[0, {"path"', '[1, {"path"', "1-of-3.part is damaged in line 2"),
+        ('"confidence": 0.', '"confidence": 1.', "1-of-3.part is damaged in line 2"),
+        ('"label": "', '"label": "g', "1-of-3.part is damaged in line 2"),
+        ('{"path"', '{"pa', "1-of-3.part is damaged in line 2"),
+        ("\n", "\r\n", "1-of-3.part is damaged in line 1"),
     ],
 )
-def test_damaged_parts_and_other_versions_are_named(parts: Path, old: str, new: str, words: str) -> None:
+def test_damaged_parts_and_other_formats_are_named(parts: Path, old: str, new: str, words: str) -> None:
     file = parts / "1-of-3.part"
-    text = file.read_text()
-    if new.endswith('"pa'):
-        lines = text.splitlines()
-        lines[2] = lines[2][:20]
-        file.write_text("\n".join([*lines, ""]))
-    else:
-        assert old in text
-        file.write_text(text.replace(old, new, 1))
+    text = file.read_bytes()
+    assert old.encode() in text
+    file.write_bytes(text.replace(old.encode(), new.encode(), 1))
     assert words in refused(parts)
+
+
+def test_lines_that_are_missing_repeated_or_those_of_another_part_are_named(parts: Path) -> None:
+    file, other = parts / "1-of-3.part", parts / "2-of-3.part"
+    head, *lines = file.read_bytes().splitlines(keepends=True)
+    for content, words in (
+        (lines[1:], "is damaged (image 1 is missing)"),
+        ([lines[0], *lines], "is damaged (image 1 is there twice)"),
+        ([lines[1], lines[0], *lines[2:]], "is damaged (image 1 is missing)"),
+        ([*lines[:-1], lines[-1][:-1]], f"is damaged in line {len(lines) + 1}"),
+        ([*lines, head, *lines], f"is damaged in line {len(lines) + 2}"),
+        ([*lines, other.read_bytes().splitlines(keepends=True)[1]], f"is damaged in line {len(lines) + 2}"),
+    ):
+        file.write_bytes(b"".join([head, *content]))
+        assert words in refused(parts)
+    file.write_bytes(b"")
+    assert refused(parts) == f"{file} is no part that --shard has written"
+
+
+def test_parts_of_another_version_are_named(
+    model: Path, album: Path, parts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "__version__", "0.0.1")
+    package.predict(model, album, out="rows.csv", shard="3/3", force=True, **EXACT)
+    assert "3-of-3.part was written by another version of vitkit" in refused(parts)
+
+
+def test_what_is_no_file_is_refused(parts: Path) -> None:
+    os.mkfifo(parts / "4.part")
+    with pytest.raises(OSError, match="it is a pipe"):
+        package.gather(parts, "all.csv")
+
+
+def test_a_huge_number_of_parts_is_refused_at_once(model: Path, album: Path, here: Path) -> None:
+    package.predict(model, album, out="rows.csv", shard="999999999/999999999", **EXACT)
+    assert refused("rows.csv.parts").endswith("19, 20 and 999999978 more are missing, of 999999999")
 
 
 def test_a_part_without_its_last_images_is_refused(parts: Path) -> None:
     file = parts / "3-of-3.part"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
-    assert refused(parts) == "image 25 of 25 is in no part: write the last part again"
+    assert refused(parts) == "image 25 of 25 is in no part: delete the last part and write it again"
 
 
 def test_an_existing_output_is_kept_without_force(vitkit: Any, parts: Path) -> None:
@@ -310,8 +354,12 @@ def test_a_complete_part_is_kept_and_an_interrupted_one_continues(model: Path, a
     again = package.predict(model, album, out="rows.csv", shard="1/2", **EXACT)
     assert "which was there already" in again.computed and first.out.stat().st_mtime_ns == stamp
     assert [row.path for row in again] == [row.path for row in first] and len(again) == 12
+    partial = first.out.with_name(first.out.name + ".partial")
+    first.out.rename(partial)
+    partial.write_bytes(content.replace(b'"confidence": 0.', b'"confidence": 1.'))
+    package.predict(model, album, out="rows.csv", shard="1/2", **EXACT)
+    assert first.out.read_bytes() == content, "what is damaged is computed again"
     for kept in (0, 1, 5, 12):
-        partial = first.out.with_name(first.out.name + ".partial")
         first.out.rename(partial)
         partial.write_bytes(b"".join(lines[:kept])[:-1] + b"\n"[: kept % 2])  # the last line may be incomplete
         package.predict(model, album, out="rows.csv", shard="1/2", **EXACT)

@@ -133,7 +133,8 @@ def _doctor(function: Function, values: Values, *, as_json: bool) -> int:
 def _gather(function: Function, values: Values, *, as_json: bool) -> int:
     result = call(function, values)
     show(result, as_json=as_json)
-    return int(not result.is_trustworthy)
+    is_failure = result.verb == "predict" and result.unreadable == result.images  # as predict without parts
+    return int(is_failure or not result.is_trustworthy)
 
 
 def _watch(function: Function, values: Values, *, as_json: bool) -> int:

@@ -27,6 +27,8 @@ _ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+([^/].*)", re.DOTALL)  # a scheme ha
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 _PATIENCE = 20.0  # seconds without a byte after which an HTTP connection is given up
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)  # a further attempt cannot help
+_BUSY = (408, 425, 429)  # of the answers by which HTTP servers refuse (401 to 499), those after which to ask again;
+# 400 is also what aiohttp calls an answer that it cannot read
 _INSTALL = "pip install 'vitkit[remote]'"
 
 
@@ -112,8 +114,11 @@ def _insist(address: str, read: Callable[[], T]) -> T:
         except (VitkitError, ImportError, *_FINAL):
             raise
         except Exception as error:  # each scheme has its own errors
+            reason = str(error) or type(error).__name__
+            status = getattr(error, "status", 0)
+            if status in range(401, 500) and status not in _BUSY:
+                raise OSError(f"{address}: {reason}") from error
             if wait is None:
-                reason = str(error) or type(error).__name__
                 raise OSError(f"{address}: gave up after {len(_WAITS) + 1} attempts: {reason}") from error
             time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")

@@ -11,12 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import PickleError
@@ -121,7 +120,10 @@ def parts_of_cluster(
                     raise VitkitError(f"part {part}: {reason}")
                 progress("parts", done, count)
         yield find_parts([part.file(out) for part in every])
-    shutil.rmtree(folder)
+    for part in every:
+        part.file(out).unlink(missing_ok=True)
+    with suppress(OSError):  # it may contain files of others, such as parts of another command
+        folder.rmdir()
 
 
 def _earlier(folder: Path) -> int | None:

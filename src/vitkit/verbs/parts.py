@@ -6,8 +6,9 @@ another process. Its `Job` lists the images and computes a value for each; `writ
 
 A part is a text file. Its first line is a JSON object that tells which part it is, and what all parts must have in
 common: the model, the images, the flags, the version, and how numbers were computed. Each further line is the position
-of an image among all images, its value, and the reason if the image cannot be read. Lines are written as they are
-computed, to a file that gets its name when it is complete, so that a part that was interrupted continues.
+of an image among all images, its value, and the reason if the image cannot be read. A line ends with its checksum, so
+that no number changes unnoticed on the way from another machine. Lines are written as they are computed, to a file that
+gets its name when it is complete, so that a part that was interrupted continues.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import hashlib
 import heapq
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -33,7 +35,7 @@ from vitkit.data.shards import ShardFolder
 from vitkit.data.storage import below_storage
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction import ENCODING, partial_of
-from vitkit.system.files import exclusive, from_json, to_json
+from vitkit.system.files import exclusive, from_json, regular, to_json
 from vitkit.system.progress import Say, ignore, progress
 from vitkit.text.cells import listed, plural
 from vitkit.verbs.inputs import check_outside
@@ -49,6 +51,7 @@ SUFFIX = ".part"
 _FORMAT, _VERSION = "vitkit part", 1
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
 _LONGEST_HEAD = 2**24  # bytes
+_NAMED = 20  # missing parts in a message
 _PATIENCE = 10.0  # seconds in which a process that was stopped should have ended
 
 
@@ -202,15 +205,13 @@ class PartFile(Result):
         Raises:
             VitkitError: the file is damaged.
         """
-        with self.path.open("rb") as file:
-            next(file)
+        with _opened(self.path) as file:
+            head = zlib.crc32(file.readline())
             for number, line in enumerate(file, 2):
                 try:
-                    position, value, error = from_json(line.decode(*ENCODING))
-                except (ValueError, TypeError) as reason:
-                    raise VitkitError(
-                        f"{self.path} is damaged in line {number}: delete it and write it again"
-                    ) from reason
+                    position, value, error = _parsed(line, head)
+                except ValueError as reason:
+                    raise _damaged(self.path, number) from reason
                 yield position, (value, error)
 
     @property
@@ -266,16 +267,18 @@ def write_part(job: Job, part: Part, out: Path, *, force: bool) -> PartFile:
         head = job.head
         if path.exists() and _is_part_of(path, head, force=force):
             return PartFile(path, part, head, was_kept=True)
-        partial, first = partial_of(path), to_json({"shard": [part.number, part.count], **head}) + "\n"
+        partial, first = partial_of(path), _line({"shard": [part.number, part.count], **head})
         size, done = _left_in(partial, head, force=force)
         positions = job.positions(part)
         with partial.open("ab") as file:
             file.truncate(size)
             if not size:
                 _append(file, first, path)
+            with _opened(partial) as begun:
+                checksum = zlib.crc32(begun.readline())
             left = positions[done:]
             for position, (value, error) in zip(left, job.started[1](left) if left else (), strict=True):
-                _append(file, to_json([position, value, error]) + "\n", path)
+                _append(file, _line([position, value, error], checksum), path)
                 done += 1
                 progress(f"part {part}", done, len(positions))
             os.fsync(file.fileno())
@@ -283,10 +286,10 @@ def write_part(job: Job, part: Part, out: Path, *, force: bool) -> PartFile:
     return PartFile(path, part, head)
 
 
-def _append(file: BinaryIO, line: str, path: Path) -> None:
+def _append(file: BinaryIO, line: bytes, path: Path) -> None:
     """Write a line that is in the file even if the process is killed."""
     try:
-        file.write(line.encode(*ENCODING))
+        file.write(line)
         file.flush()
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}; repeat the command to continue", str(path)) from error
@@ -311,15 +314,47 @@ def _left_in(partial: Path, head: Mapping[str, Any], *, force: bool) -> tuple[in
     """Return the bytes and the number of the complete lines that an interrupted process has left, without the first."""
     if not partial.exists():
         return 0, 0
-    with partial.open("rb") as file:
-        first = next(file, b"")
+    with _opened(partial) as file:
+        first = file.readline(_LONGEST_HEAD)
         if not first.endswith(b"\n") or not _is_part_of(partial, head, force=force):
             return 0, 0
-        size, done = len(first), 0
+        size, done, checksum = len(first), 0, zlib.crc32(first)
         for line in file:
-            if line.endswith(b"\n"):
-                size, done = size + len(line), done + 1
+            try:
+                _parsed(line, checksum)
+            except ValueError:
+                break
+            size, done = size + len(line), done + 1
     return size, done
+
+
+# --- Lines ------------------------------------------------------------------------------------------------------
+
+
+def _line(value: Any, head: int = 0) -> bytes:
+    """Return a value as a line of a part; `head` is the checksum of its first line, so that it fits no other part."""
+    text = to_json(value).encode(*ENCODING)
+    return b"%b\t%08x\n" % (text, zlib.crc32(text, head))
+
+
+def _is_intact(line: bytes, head: int = 0) -> bool:
+    text, _, checksum = line.rpartition(b"\t")
+    return checksum == b"%08x\n" % zlib.crc32(text, head)
+
+
+def _parsed(line: bytes, head: int) -> Any:
+    """Read a line; ValueError if it is damaged."""
+    if not _is_intact(line, head):
+        raise ValueError("another checksum")
+    return from_json(line.rpartition(b"\t")[0].decode(*ENCODING))
+
+
+def _damaged(path: Path, number: int) -> VitkitError:
+    return VitkitError(f"{path} is damaged in line {number}: delete it and write it again")
+
+
+def _opened(path: Path) -> BinaryIO:
+    return open(path, "rb", opener=regular)
 
 
 # --- Reading ------------------------------------------------------------------------------------------------------
@@ -329,18 +364,20 @@ def open_part(path: Path) -> PartFile:
     """Read the first line of a part.
 
     Raises:
-        VitkitError: the file is no part, or a part of another version of the format.
+        VitkitError: the file is no part, is damaged, or has another version of the format.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with _opened(path) as file:
         first = file.readline(_LONGEST_HEAD)
     try:
-        head = from_json(first.decode(*ENCODING))
+        head = from_json(first.rpartition(b"\t")[0].decode(*ENCODING))
         if head.pop("format") != _FORMAT:
             raise ValueError("another format")
         number, count = head.pop("shard")
         if head["version"] != _VERSION:
             raise VitkitError(f"{path} has version {head['version']} of the format, and this vitkit reads {_VERSION}")
+        if not _is_intact(first):
+            raise _damaged(path, 1)
         head = {"format": _FORMAT, **head}
         return PartFile(path, Part.of(f"{number}/{count}"), head)
     except VitkitError:
@@ -405,11 +442,15 @@ class Parts:
                 _, i = waiting.pop()
                 push(i, self.files[i].values())
             if not heap:
-                raise VitkitError(f"image {expected + 1} of {self.images} is in no part: write the last part again")
+                raise VitkitError(
+                    f"image {expected + 1} of {self.images} is in no part: delete the last part and write it again"
+                )
             position, i, value, values = heapq.heappop(heap)
             if position != expected:
                 what = f"{expected + 1} is missing" if position > expected else f"{position + 1} is there twice"
-                raise VitkitError(f"{self.files[i].path} or another part is damaged (image {what}): write it again")
+                raise VitkitError(
+                    f"{self.files[i].path} or another part is damaged (image {what}): delete it and write it again"
+                )
             yield value
             push(i, values)
         if heap or waiting:
@@ -442,9 +483,13 @@ def find_parts(sources: Sequence[str | Path]) -> Parts:
         if len(twice := [str(file.path) for file in same]) > 1:
             raise VitkitError(f"part {number} is there {plural(len(twice), 'time', 'times')}: {listed(twice)}")
     there = {file.part.number for file in files}
-    if missing := [str(number) for number in range(1, first.part.count + 1) if number not in there]:
-        are = "part {} is" if len(missing) == 1 else "parts {} are"
-        raise VitkitError(f"{are.format(listed(missing, 20))} missing, of {first.part.count}")
+    if count := first.part.count - len(there):
+        absent = (str(number) for number in range(1, first.part.count + 1) if number not in there)
+        names = ", ".join(islice(absent, _NAMED)) + (f" and {count - _NAMED} more" if count > _NAMED else "")
+        raise VitkitError(
+            f"{'part' if count == 1 else 'parts'} {names} {'is' if count == 1 else 'are'} missing, of "
+            f"{first.part.count}"
+        )
     plans = {str(file.head["computed"].get("plan")) for file in files}
     unequal = f"parts were computed by different plans ({', '.join(sorted(plans))}): the last digits may differ"
     return Parts(tuple(files), first.head, (unequal,) if len(plans) > 1 else ())

@@ -329,6 +329,8 @@ def predict(
     request.check(resume=resume, pictures=pictures)
     notes, folders = Notes(note), source_folders(names)
     _check_out(out, folders, resume=resume, force=force, is_divided=is_divided)
+    if out is not None and from_list is not None and out.resolve() == Path(from_list).resolve():
+        raise VitkitError(f"--out {out} is the list of --from-list: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
     suffix = "" if out is None else out.suffix.lower()
     if suffix == ".xlsx":
@@ -584,9 +586,8 @@ def _check_free(out: Path | None, *, may_exist: bool) -> None:
     if out is None or may_exist:
         return
     if out.exists():
-        raise VitkitError(
-            f"--out {out} exists: choose a new name, use --resume to add missing images, or --force to overwrite it"
-        )
+        resuming = "" if _is_table(out) else " use --resume to add missing images,"
+        raise VitkitError(f"--out {out} exists: choose a new name,{resuming} or use --force to overwrite it")
     if partial_of(out).exists():
         raise VitkitError(f"{partial_of(out)} is incomplete: use --resume to continue it, or --force to start again")
 
