@@ -59,6 +59,12 @@ def test_standard_input(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch
         assert outcome.code == 0 and written == (Path("rows.csv").read_text() if flags else outcome.out)
 
 
+def test_standard_input_that_is_closed(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    outcome = vitkit("predict", "model", "--from-list", "-")
+    assert (outcome.code, outcome.err) == (2, "error: --from-list -: standard input is closed\n")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -197,6 +197,8 @@ def read_list(listed: str) -> list[str]:
         VitkitError: the file cannot be read, is no text, or lists nothing.
     """
     what = f"--from-list {listed}"
+    if listed == "-" and sys.stdin is None:
+        raise VitkitError(f"{what}: standard input is closed")
     try:
         data = sys.stdin.buffer.read() if listed == "-" else read_bytes(listed)
     except OSError as error:

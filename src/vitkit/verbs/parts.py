@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import FileIO
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -270,7 +271,7 @@ def write_part(job: Job, part: Part, out: Path, *, force: bool) -> PartFile:
         partial, first = partial_of(path), _line({"shard": [part.number, part.count], **head})
         size, done = _left_in(partial, head, force=force)
         positions = job.positions(part)
-        with partial.open("ab") as file:
+        with partial.open("ab", buffering=0) as file:
             file.truncate(size)
             if not size:
                 _append(file, first, path)
@@ -286,11 +287,12 @@ def write_part(job: Job, part: Part, out: Path, *, force: bool) -> PartFile:
     return PartFile(path, part, head)
 
 
-def _append(file: BinaryIO, line: bytes, path: Path) -> None:
+def _append(file: FileIO, line: bytes, path: Path) -> None:
     """Write a line that is in the file even if the process is killed."""
+    rest = memoryview(line)
     try:
-        file.write(line)
-        file.flush()
+        while rest:
+            rest = rest[file.write(rest) :]
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}; repeat the command to continue", str(path)) from error
 
