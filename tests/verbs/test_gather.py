@@ -293,6 +293,7 @@ def test_parts_of_another_version_are_named(
     assert "3-of-3.part was written by another version of vitkit" in refused(parts)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
 def test_what_is_no_file_is_refused(parts: Path) -> None:
     os.mkfifo(parts / "4.part")
     with pytest.raises(OSError, match="it is a pipe"):
