@@ -386,7 +386,7 @@ def _use_a_folder_of_something_else(folder: Path, photographs: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "system": (lambda folder, _: package.pack(folder, system=["os2"]), "--system os2: expected this, windows"),
     "python": (lambda folder, _: package.pack(folder, python=["3.7"]), "--python 3.7: expected 3.11"),
-    "extra": (lambda folder, _: package.pack(folder, extra=["stduio"]), "--extra stduio: expected bench, dev"),
+    "extra": (lambda folder, _: package.pack(folder, extra=["stduio"]), "--extra stduio: expected all, bench, dev"),
     "data": (lambda folder, _: package.pack(folder, data=["nowhere"]), "nowhere is neither a folder of photographs"),
     "twice": (lambda folder, own: package.pack(folder, data=[str(own), str(own)]), "a name of its own"),
     "inside": (lambda _, own: package.pack(own / "stick", data=[str(own)]), "would lie among the photographs"),
