@@ -68,7 +68,10 @@ def part(jobs: list[Job], processes: int) -> int:
                 sys.stderr.flush()
                 os._exit(status)
         children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(codes):
+        print(f"exit codes of ranks 0 to {processes - 1}: {codes}", file=sys.stderr)  # negative: a signal ended it
+    return max(map(abs, codes))
 
 
 def main() -> int:
