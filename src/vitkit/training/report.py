@@ -8,7 +8,7 @@ kind. Label errors are found with the weights that the run started from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -356,7 +356,6 @@ def report(
     for caption, draw in pictures_of(evaluation, laid_out).items():
         plots.save_figure(draw(), folder / PICTURES[caption])
     write_json(folder / EVALUATION, numbers)
-    pictures = {caption: folder / name for caption, name in PICTURES.items() if caption != "Curves" or len(rows) > 1}
     write_report(
         folder / REPORT,
         title=f"{name_of(recipe)} on {without_place(table.name)}",
@@ -369,7 +368,7 @@ def report(
             *([f"problem: {spoilt}"] if spoilt else []),
             *_findings(folder / FINDINGS),
         ],
-        pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
+        pictures=pictures_for_page(folder, PICTURES, rows),
         laid_out=laid_out,
         doubts=doubts,
         recipe=without_places(recipe).to_toml(),
@@ -377,6 +376,18 @@ def report(
         tried=_tried(folder / SELECTION),
     )
     return Reported(numbers, counted)
+
+
+def pictures_for_page(folder: Path, captions: Iterable[str], rows: Sequence[Mapping[str, float]]) -> dict[str, bytes]:
+    """Return the pictures in a run's folder that its report shows, by caption.
+
+    Args:
+        folder: the run's folder.
+        captions: some keys of `PICTURES`; pictures that do not exist are left out.
+        rows: the rows of metrics.csv. Curves with a single point are left out.
+    """
+    files = {caption: folder / PICTURES[caption] for caption in captions if caption != "Curves" or len(rows) > 1}
+    return {caption: file.read_bytes() for caption, file in files.items() if file.is_file()}
 
 
 def _judge(classifier: Classifier, *, table: ImageTable, recipe: Recipe, facts: ValidationFacts) -> Evaluation | None:

@@ -106,7 +106,7 @@ from vitkit.training.out_of_fold import OutOfFold
 from vitkit.training.probe import Features, HeadImages, fit_head, head_images
 from vitkit.training.recipe import Recipe, Request, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
-from vitkit.training.report import doubt_labels, draw_data, report
+from vitkit.training.report import doubt_labels, draw_data, pictures_for_page, report
 from vitkit.training.restarting import (
     PATIENCE,
     check_restartable,
@@ -1036,10 +1036,6 @@ def _write_report_user_datasets(
             *([f"problem: {spoilt}"] if (spoilt := describe(numbers)) else []),
             "the images came from datasets, not files, so wrong labels were not searched for",
         ],
-        pictures={
-            caption: (folder / PICTURES[caption]).read_bytes()
-            for caption in drawn
-            if caption != "Curves" or len(rows) > 1
-        },
+        pictures=pictures_for_page(folder, drawn, rows),
         recipe=without_places(recipe).to_toml(),
     )
