@@ -19,7 +19,7 @@ from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import describe_proposals
 from vitkit.system.files import from_json, read_text, without_place
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, plural
@@ -171,7 +171,7 @@ def doctor(
         check_out(out, (".html",), map(str, table.folders))
     if shard is not None:
         assert out is not None
-        return write_part(request.job(), Part.of(shard), out, force=force)
+        return write_part(request.job(table), Part.of(shard), out, force=force)
     with exclusive_out(out, force=force):
         return request.examine(table, out)
 
@@ -203,9 +203,8 @@ class _Request:
             write_checkup(out, diagnosis)
         return Checkup(diagnosis, out)
 
-    def job(self, note: Say = ignore) -> Job:  # noqa: ARG002  # there is no model
-        """List the images."""
-        table = self.table()
+    def job(self, table: ImageTable) -> Job:
+        """Return the images, and what is computed for each."""
         shards = (table.storage, table.paths) if isinstance(table.storage, ShardFolder) else None
         about, folders = {"flags": asdict(self)}, list(map(str, table.folders))
         return Job("doctor", table.paths, about, lambda: ({}, partial(_facts, table)), shards, folders)
@@ -238,9 +237,10 @@ def join_parts(parts: Parts, out: Path | None) -> Checkup:
     from vitkit.data.file_facts import Facts
 
     request = _Request(**parts.flags)
-    parts.check(request.job())
+    table = request.table()
+    parts.check(request.job(table))
     known = [Facts(*map(_decoded, cells)) for cells, _ in parts.values()]
-    return request.examine(request.table(), out, known)
+    return request.examine(table, out, known)
 
 
 def _count_lines(counts: dict[str, int]) -> list[str]:
