@@ -134,7 +134,7 @@ def _earlier(folder: Path) -> int | None:
 
 @dataclass(frozen=True)
 class _Task:
-    """What a worker is sent first.
+    """The first message to a worker.
 
     Attributes:
         request: the command.
@@ -152,7 +152,7 @@ class _Task:
 
 
 class _Writer:
-    """What a worker does: open the command once, and write its parts."""
+    """A worker, which opens the command once and writes parts of it."""
 
     def __init__(self, task: _Task) -> None:
         self._task = task

@@ -125,12 +125,12 @@ class Job:
 
     @cached_property
     def started(self) -> tuple[Mapping[str, Any], Compute]:
-        """What `start` has returned."""
+        """The result of `start`."""
         return self.start()
 
     @cached_property
     def known(self) -> dict[str, Any]:
-        """What all parts must have in common, without how numbers are computed."""
+        """The facts that all parts must share, except how numbers are computed."""
         digest = hashlib.sha256("\0".join(self.images).encode(*ENCODING))
         if self.shards is not None:
             digest.update(b"\0\0" + self.shards[0].index().plan.encode())
@@ -140,7 +140,7 @@ class Job:
 
     @property
     def head(self) -> dict[str, Any]:
-        """What all parts must have in common."""
+        """The facts that all parts must share."""
         return {**self.known, "computed": dict(self.started[0])}
 
 
