@@ -29,23 +29,25 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import pairwise, repeat
+from itertools import repeat
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from peers import MODELS, OURS, SMOKE
 from PIL import Image
-from rivals import RIVALS, Run, Setting, open_rivals, timm_module
+from rivals import Run, Setting, open_rivals, timm_module
 from tables import hardware
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import vitkit
 from training import Way, images_of, measure_memory, step_of
 from vitkit.data.decode import decode
-from vitkit.inference import prepare
+from vitkit.inference import model_on_gpu, prepare
 from vitkit.model import config_for
 from vitkit.profiling import ACCELERATORS, Ceiling, Contender, Timing, compare, interleave, random_model, stopwatch_for
 from vitkit.system.progress import ignore
@@ -86,7 +88,7 @@ class Scale:
 FULL = Scale(
     {name: MODELS[name] for name in ("S/16", "B/16")},
     {name: MODELS[name] for name in ("S/16", "B/16", "L/16")},
-    *(256, (1, 256), 10, 20_000),
+    *(256, (1, 256), 10, 12_000),
 )
 SMALL = Scale(SMOKE, SMOKE, 4, (2,), 2, 24, (40, 30), 60)
 
@@ -220,39 +222,89 @@ def _train_ways(device: torch.device) -> list[Way]:
     return [*plain, *(Way(way.library, way.precision, compiled=True) for way in plain)]
 
 
+class _Pace:
+    """A callback that notes when each step of a training ended."""
+
+    def __init__(self) -> None:
+        self.times: dict[int, list[float]] = {}
+
+    def on_step_end(self, state: Any) -> None:
+        """Note the time."""
+        self.times.setdefault(state.epoch, []).append(time.perf_counter())
+
+    def steps_per_s(self) -> float:
+        """Return the pace of the fastest epoch, between the ends of its first and its last step."""
+        return max((len(times) - 1) / (times[-1] - times[0]) for times in self.times.values())
+
+
 def loop(bench: Bench) -> None:
-    """`vitkit train` itself, from JPEGs on disk: images a second and the share of time that it waits for them."""
-    data = photographs(bench)
+    """`vitkit train` itself: images a second and the share of time that it waits for them.
+
+    From JPEGs in folders, from shards, and from memory, where the first epoch decodes them.
+    """
+    folder, on_cpu = photographs(bench), bench.device.type == "cpu"
     for label, name in bench.scale.train.items():
-        for cache in ("none", "ram"):
-            key = f"{label} cache {cache}"
-            if key in bench.done:
+        for source in ("folder", "shards", "ram"):
+            if (key := f"{label} {source}") in bench.done:
                 continue
-            out = bench.folder / f"loop-{label.replace('/', '-')}-{cache}"
+            out, pace = bench.folder / f"loop-{key.replace('/', '-').replace(' ', '-')}", _Pace()
             vitkit.train(
-                data,
+                _shards(bench) if source == "shards" else folder,
                 model=name,
                 method="scratch",
                 epochs=3,
                 batch_size=bench.scale.batch,
-                cache=cache,
+                cache="ram" if source == "ram" else "none",
                 device=bench.device.type,
-                compile="off" if bench.device.type == "cpu" else "auto",
-                workers=0 if bench.device.type == "cpu" else None,
+                compile="off" if on_cpu else "auto",
+                workers=0 if on_cpu else None,
                 color_jitter=0.0,
+                callbacks=[pace],
                 out=out,
                 force=True,
                 say=ignore,
             )
             rows = read_metrics(out / "metrics.csv")
-            images = bench.scale.photographs * 0.7  # the training images of the usual split
-            seconds = [after["seconds"] - before["seconds"] for before, after in pairwise(rows)]
             bench.write(
                 key,
-                images_per_s=round(images / max(min(seconds), 0.1), 1),  # the validation is included
+                images_per_s=round(pace.steps_per_s() * bench.scale.batch, 1),
                 waiting=min(row["waiting"] for row in rows[1:]),  # the first epoch compiles, and fills the cache
                 waiting_first_epoch=rows[0]["waiting"],
+                seconds=rows[-1]["seconds"],
             )
+
+
+def _shards(bench: Bench) -> Path:
+    """Write the photographs into shards, once."""
+    out = bench.folder / "shards"
+    if not out.is_dir():
+        vitkit.shard(photographs(bench), out, size="64MB")
+    return out
+
+
+def kernels(bench: Bench) -> None:
+    """Attention forward and backward in bfloat16 by each of PyTorch's kernels, at the size of each model."""
+    for label, name in bench.scale.train.items():
+        config = config_for(name)
+        shape = (bench.scale.batch, config.heads, config.patches + config.prefix_tokens, config.head_size)
+        q, k, v = (torch.randn(shape, device=bench.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        works = {}
+        for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            kernel, work = backend.name.lower(), partial(_attend_and_back, backend, q, k, v)
+            try:
+                work()
+            except RuntimeError as error:
+                bench.write(f"{label} {kernel}", left_out=_reason(error))
+            else:
+                works[kernel] = work
+        times = interleave(works, bench.scale.rounds, stopwatch=stopwatch_for(bench.device))
+        for kernel, timing in times.items():
+            bench.write(f"{label} {kernel}", ms=round(1e3 * timing.quartiles.median, 3), batch=bench.scale.batch)
+
+
+def _attend_and_back(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    with sdpa_kernel(backend):
+        torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
 
 
 def predictions(bench: Bench) -> None:
@@ -288,8 +340,9 @@ def _open(bench: Bench, model: vitkit.VisionTransformer, images: torch.Tensor, k
     for backend in ours if on_gpu else ["eager"]:
 
         def open_ours(backend: str = backend) -> Run:
-            double = prepare(model, torch.bfloat16, bench.device.type, pack=False)
-            return torch.compile(double, dynamic=False) if backend == "compile" else double
+            if on_gpu:
+                return model_on_gpu(model, "bfloat16", "cuda", is_compiled=backend == "compile")
+            return prepare(model, torch.bfloat16, pack=False)
 
         ways.append((f"vitkit {backend}", open_ours))
     if find_spec("torch_tensorrt") is not None and on_gpu:
@@ -306,7 +359,8 @@ def _open(bench: Bench, model: vitkit.VisionTransformer, images: torch.Tensor, k
             continue
         bench.write(f"{key} {name} preparing", seconds=round(time.perf_counter() - began, 1))
         yield Contender(name, "bfloat16", run)
-    wanted = {"timm bfloat16", *(f"{rival.name} bfloat16" for rival in RIVALS if on_gpu and "timm" in rival.name)}
+    compiled = f"timm compiled{', CUDA graphs' if len(images) <= 32 else ''}"  # which make no difference to many images
+    wanted = {"timm bfloat16", *([f"{compiled} bfloat16"] if on_gpu else [])}
     try:
         with at_most(2 * bench.scale.way_limit):
             for opened in open_rivals(Setting(model, images, bench.folder), wanted.__contains__):
@@ -408,6 +462,7 @@ STAGES: dict[str, tuple[Callable[[Bench], None], float]] = {
     "environment": (environment, 2),
     "train": (train_steps, 8),
     "predict": (predictions, 8),
+    "kernels": (kernels, 1),
     "loop": (loop, 5),
     "verbs": (verbs, 3),
     "memory": (memory, 3),

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rivals import DTYPES, Setting, open_rivals
+from rivals import Setting, open_rivals
 from tables import RESULTS, read_table, result_path, show, write_table
 from torch import Tensor
 
 from vitkit import VisionTransformer
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess, find_images
 from vitkit.data.decode import decode
-from vitkit.inference import prepare
+from vitkit.inference import model_on_gpu
 from vitkit.model import config_for
 from vitkit.profiling import Contender, Speed, compare, open_backends, random_model, row
 from vitkit.reporting import save_figure
@@ -80,18 +80,17 @@ def ours(model: VisionTransformer, images: Tensor, wanted: Wanted) -> tuple[list
     """Our backends, and what is left out; on a GPU the model itself, so that no copy to the CPU is timed."""
     if images.device.type == "cuda":
         return [
-            Contender(f"vitkit {backend}", precision, _on_device(model, backend, precision))
+            Contender(
+                f"vitkit {backend}",
+                precision,
+                model_on_gpu(model, precision, "cuda", is_compiled=backend == "compile"),
+            )
             for backend, precision in OURS
             if backend in ("eager", "compile") and wanted(f"vitkit {backend} {precision}")
         ], []
     chosen = [(backend, precision) for backend, precision in OURS if wanted(f"vitkit {backend} {precision}")]
     opened = open_backends(model, chosen, images)
     return opened.contenders, [f"vitkit {name} is left out: {reason}" for name, reason in opened.missing.items()]
-
-
-def _on_device(model: VisionTransformer, backend: str, precision: str) -> Callable[[Tensor], Tensor]:
-    double = prepare(model, DTYPES[precision], "cuda", pack=False)
-    return torch.compile(double, dynamic=False) if backend == "compile" else double
 
 
 def measure(label: str, name: str, batch: int, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -148,6 +148,13 @@ def compiled(setting: Setting, build: Callable[[Setting], nn.Module], precision:
     return lambda images: module(images.to(dtype))
 
 
+def replayed(setting: Setting, build: Callable[[Setting], nn.Module], precision: str) -> Run:
+    """The module by torch.compile, whose kernels are replayed from a CUDA graph."""
+    module = torch.compile(setting.module(build, precision), dynamic=False, mode="reduce-overhead")
+    dtype = DTYPES[precision]
+    return lambda images: module(images.to(dtype))
+
+
 def onnxruntime(setting: Setting, *_: Any) -> Run:
     """ONNX Runtime on timm's model, exported for this batch; float32, as it has no bfloat16 on CPUs."""
     import onnxruntime as ort
@@ -232,6 +239,7 @@ class Rival:
 RIVALS = (
     Rival("timm", eager, timm_module),
     Rival("timm compiled", compiled, timm_module),
+    Rival("timm compiled, CUDA graphs", replayed, timm_module, devices=("cuda",)),
     Rival("torchvision", eager, torchvision_module),
     Rival("transformers", eager, transformers_module),
     Rival("vit-pytorch", eager, vit_pytorch_module, same_weights=False),

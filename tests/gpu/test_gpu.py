@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitkit
 from tiny import FEW, VARIETY, build, images, largest_difference, some
+from vitkit.errors import Interrupted
 from vitkit.inference import open_runner
-from vitkit.training import read_metrics
+from vitkit.training import TrainingState, read_metrics
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA GPU, or not asked for: make test-gpu", allow_module_level=True)
@@ -58,6 +61,27 @@ def test_a_model_that_is_on_the_gpu_is_asked_there() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_small_batches_are_replayed_as_they_are_computed(precision: str) -> None:
+    model = build()
+    runner = open_runner(model, "eager", precision, device="cuda")
+    within = 1e-4 if precision == "float32" else 0.1
+    with torch.inference_mode(), ThreadPoolExecutor(3) as pool:
+        batches = [images(count, config=model.config) for count in (1, 3, 1, 32, 33, 2, 3, 1, 40, 32)] * 2
+        for batch, found in zip(batches, pool.map(runner, batches), strict=True):
+            assert largest_difference(found, model(batch)) <= within
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch itself, as it imports its compiler
+def test_compiled_batches_of_any_size() -> None:
+    model = build()
+    runner = open_runner(model, "compile", "float32", device="cuda")
+    with torch.inference_mode():
+        for count in (1, 8, 3, 40, 2):
+            batch = images(count, config=model.config)
+            assert largest_difference(runner(batch), model(batch)) <= 1e-4
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_two_trainings_begin_alike_on_gpu_and_cpu(tmp_path: Path, precision: str) -> None:
     curves = {}
     for device in ("cpu", "cuda"):
@@ -71,6 +95,61 @@ def test_two_trainings_begin_alike_on_gpu_and_cpu(tmp_path: Path, precision: str
 def test_ways_of_training(tmp_path: Path, fields: dict[str, float]) -> None:
     found = vitkit.train("digits", out=tmp_path / "run", device="cuda", **SMALL | fields)
     assert 0 <= found.evaluation["accuracy"] <= 1
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    vitkit.train("digits", out=tmp_path / "run", device="cuda", precision="float16", **SMALL)
+    losses = [row["train_loss"] for row in read_metrics(tmp_path / "run" / "metrics.csv")]
+    assert losses[-1] < losses[0]
+
+
+def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
+    class Interrupting:
+        def on_step_end(self, state: TrainingState) -> None:
+            if state.step == 5:
+                raise Interrupted(15)
+
+    fields = SMALL | {"epochs": 3, "batch_size": 32, "ema": 0.9}
+    whole = vitkit.train("digits", out=tmp_path / "whole", device="cuda", **fields)
+    with pytest.raises(Interrupted):
+        vitkit.train("digits", out=tmp_path / "cut", device="cuda", callbacks=[Interrupting()], **fields)
+    resumed = vitkit.train(resume=tmp_path / "cut", say=lambda line: None)
+    last = [read_metrics(run.folder / "metrics.csv")[-1]["train_loss"] for run in (whole, resumed)]
+    assert last[1] == pytest.approx(last[0], abs=1e-3)
+
+
+def test_folds(tmp_path: Path) -> None:
+    fields = SMALL | {"epochs": 1}
+    found = vitkit.train("digits", out=tmp_path / "run", device="cuda", folds=2, **fields)
+    assert 0 <= vitkit.evaluate(found.folder, data="digits", device="cuda").to_dict()["accuracy"] <= 1
+
+
+def test_shards_read_by_processes(tmp_path: Path) -> None:
+    pictures = np.random.default_rng(0).integers(0, 255, (60, 20, 24, 3), dtype=np.uint8)
+    for i, picture in enumerate(pictures):
+        file = tmp_path / "photos" / "ab"[i % 2] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(file)
+    vitkit.shard(tmp_path / "photos", tmp_path / "shards")
+    fields = SMALL | {"max_images": None, "workers": 2, "batch_size": 8}
+    curves = []
+    for data in ("photos", "shards"):
+        vitkit.train(tmp_path / data, out=tmp_path / f"run-{data}", device="cuda", method="scratch", **fields)
+        curves.append([row["train_loss"] for row in read_metrics(tmp_path / f"run-{data}" / "metrics.csv")])
+    assert np.isfinite(curves).all()
+
+
+def test_unfamiliar_pictures_and_sets_are_those_of_the_cpu(run: Path, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
+    for i, picture in enumerate(noise):
+        Image.fromarray(picture).save(tmp_path / f"{i}.png")
+    rows = {
+        device: vitkit.predict(run, tmp_path, device=device, precision="float32", coverage=0.9)
+        for device in ("cpu", "cuda")
+    }
+    for here, there in zip(rows["cpu"], rows["cuda"], strict=True):
+        assert there.unknown == pytest.approx(here.unknown, abs=0.02)
+        assert there.set == here.set
 
 
 @pytest.mark.parametrize("method", ["probe", "probe-sgd", "lora", "full"])
@@ -108,8 +187,6 @@ def test_predictions_features_and_maps_are_those_of_the_cpu(run: Path, tmp_path:
 
     pictures = tmp_path / "pictures"
     pictures.mkdir()
-    from PIL import Image
-
     for i, digit in enumerate(load_digits().images[:6]):
         Image.fromarray((digit * 15).astype(np.uint8)).resize((32, 32)).save(pictures / f"{i}.png")
     rows = {}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-STAGES = ("environment", "train", "predict", "loop", "verbs", "memory")
+STAGES = ("environment", "train", "predict", "kernels", "loop", "verbs", "memory")
 
 
 def command(out: Path, *flags: str) -> list[str]:

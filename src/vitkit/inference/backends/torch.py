@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -210,6 +211,66 @@ def _keep(facts: Mapping[str, Any], plan: str, ratios: Mapping[str, float]) -> N
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BATCH = 8  # batch size for the first compilation
+_REPLAYED = 32  # images; a GPU computes larger batches more slowly than Python launches their kernels
+
+
+class KernelReplay:
+    """A model on a CUDA GPU that launches all kernels of a small batch at once.
+
+    A GPU computes a few images faster than Python launches the kernels of a forward pass one by one. For each shape of
+    up to 32 images, the kernels are therefore recorded in a CUDA graph when the shape is first computed, and replayed
+    after that. All graphs share their memory, since they never run at the same time.
+    """
+
+    def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
+        self._model = model
+        self._graphs = dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]]()
+        self._lock = Lock()
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the model's output (B, K) for images (B, C, height, width) on its device."""
+        if len(images) > _REPLAYED:
+            return self._model(images)
+        with self._lock:
+            shape = tuple(images.shape)
+            graph, given, outputs = self._graphs.get(shape) or self._graphs.setdefault(shape, self._record(images))
+            given.copy_(images)
+            graph.replay()
+            return outputs.clone()
+
+    def _record(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        """Return the graph of a shape, the tensor it reads images from, and the one it writes to."""
+        given, graph = images.clone(), torch.cuda.CUDAGraph()
+        aside = torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream(images.device))
+        with torch.cuda.stream(aside):
+            for _ in range(3):  # kernels are compiled and chosen, and libraries allocate their memory
+                self._model(given)
+        torch.cuda.current_stream(images.device).wait_stream(aside)
+        pool = next((other.pool() for other, *_ in self._graphs.values()), None)
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may use the GPU
+            outputs = self._model(given)
+        return graph, given, outputs
+
+
+def model_on_gpu(
+    model: VisionTransformer, precision: str, device: str, *, is_compiled: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """Return the function that computes logits of images that are on a GPU, as the backends eager and compile do.
+
+    Args:
+        model: the model; it is copied.
+        precision: `float32` or `bfloat16`.
+        device: `cuda` or `mps`.
+        is_compiled: whether inductor compiles it, on its first call.
+    """
+    module: nn.Module = copy.deepcopy(model)
+    if is_compiled or precision == "bfloat16":
+        module = prepare(model, _DTYPES[precision], device, pack=False)
+    module = module.to(device).eval()
+    compute = torch.compile(module, fullgraph=True, dynamic=False) if is_compiled else module
+    return KernelReplay(compute) if device.startswith("cuda") else compute
 
 
 class TorchRunner:
@@ -273,10 +334,7 @@ def eager(
     if device != "cpu":
         if plan not in ("auto", "plain"):
             raise VitkitError(f"--plan {plan} is for CPUs, not for {device}: leave it out")
-        optimized: nn.Module = (
-            prepare(model, torch.bfloat16, device) if precision == "bfloat16" else copy.deepcopy(model)
-        )
-        return TorchRunner(optimized.to(device).eval(), "eager", precision, device)
+        return TorchRunner(model_on_gpu(model, precision, device), "eager", precision, device)
     dtype = _DTYPES[precision]
     if plan.startswith("packed") and not can_pack(dtype):
         raise VitkitError(f"--plan {plan}: torch does not support packed weights here; use --plan auto or plain")
@@ -326,13 +384,17 @@ def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
     Raises:
         VitkitError: it cannot be compiled, for example because there is no C++ compiler.
     """
-    optimized: nn.Module
-    if isinstance(model, Network):
-        optimized = _copy_on(model, precision, device)
+    compute: Callable[[Tensor], Tensor]
+    if device != "cpu" and not isinstance(model, Network):
+        compute = model_on_gpu(model, precision, device, is_compiled=True)
     else:
-        optimized = prepare(model, _DTYPES[precision], device, pack=False)
-    options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
-    runner = TorchRunner(torch.compile(optimized, fullgraph=True, options=options), "compile", precision, device)
+        options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
+        if isinstance(model, Network):
+            module: nn.Module = _copy_on(model, precision, device)
+        else:
+            module = prepare(model, _DTYPES[precision], device, pack=False)
+        compute = torch.compile(module, fullgraph=True, options=options)
+    runner = TorchRunner(compute, "compile", precision, device)
     config = model.config
     try:
         runner(torch.zeros(_BATCH, config.in_channels, *config.image_size))
