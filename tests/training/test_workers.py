@@ -55,6 +55,17 @@ def test_there_are_as_many_workers_as_shared_memory_has_room_for(
     assert setup.choose_workers(recipe.replace(workers=3), (224, 224)) == 3
 
 
+def test_the_processes_of_a_team_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "cores", lambda: 96)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**40))
+    assert setup.choose_workers(Recipe(), (224, 224)) == 95
+    assert setup.choose_workers(Recipe(devices=8), (224, 224)) == 11
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert setup.choose_workers(Recipe(), (224, 224)) == 23
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    assert setup.choose_workers(Recipe(), (224, 224)) == 0
+
+
 def test_a_worker_lost_where_features_are_computed_is_told_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import shutil
 import sys
@@ -327,15 +328,17 @@ def choose_compile(recipe: Recipe) -> bool:
 def choose_workers(recipe: Recipe, size: tuple[int, int]) -> int:
     """Return the number of processes that prepare images: the recipe's, or as many as cores and shared memory allow.
 
-    The default is none on two cores, since the training step uses both. Each process keeps two batches in /dev/shm,
-    which in containers often has 64 MiB. At most half of the free space is used.
+    The processes of a team on this machine share its cores. The default is none for up to two cores, since the training
+    step uses both. Each process keeps two batches in /dev/shm, which in containers often has 64 MiB. At most half of
+    the free space is used.
     """
     if recipe.workers is not None:
         return recipe.workers
-    wanted = 0 if cores() <= 2 else min(8, cores() - 1)
+    team = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.devices or 1))  # torchrun's, which may not be the recipe's
+    share = cores() // team
     height, width = size
     batch = 4 * 3 * recipe.batch_size * height * width  # bytes
-    return min(wanted, _free_shared_memory() // (2 * 2 * batch))
+    return min(0 if share <= 2 else share - 1, _free_shared_memory() // (2 * 2 * batch * team))
 
 
 def _free_shared_memory() -> int:
