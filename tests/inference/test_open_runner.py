@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 import warm
 from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
-from vitkit.inference import BACKENDS, PRECISIONS, Backend, backend_names, open_runner, register
+from vitkit.inference import BACKENDS, PRECISIONS, Backend, KernelReplay, backend_names, open_runner, register
 from vitkit.inference import backends as backend
 from vitkit.inference.backends import registry
 from vitkit.inference.backends import torch as own
@@ -232,3 +234,26 @@ def test_every_backend_has_a_name_of_its_own() -> None:
     for name in backend_names():
         with pytest.raises(ValueError, match=name):
             register(Backend(name, "another", "nowhere"))
+
+
+def test_a_model_whose_kernels_cannot_be_recorded_is_computed_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+
+    @contextmanager
+    def capture(*_: object, **__: object) -> Iterator[None]:
+        attempts.append(1)
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: SimpleNamespace(wait_stream=lambda _: None))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    model = build()
+    replay = KernelReplay(model)
+    batch = images(2, config=model.config)
+    with torch.inference_mode():
+        for _ in range(2):
+            assert torch.equal(replay(batch), model(batch))
+    assert attempts == [1], "it is not tried again for every batch"

@@ -16,7 +16,7 @@ __all__, __getattr__ = public(
         "backends.optimized": "OptimizedModel can_pack plain prepare qkv_after_norm",
         "backends.registry": "BACKENDS Backend PLANS PRECISIONS Runner backend_names register",
         "backends.token_merging": "merge merge_tokens",
-        "backends.torch": "GAIN best build choose measure model_on_gpu processor",
+        "backends.torch": "GAIN best build choose KernelReplay measure model_on_gpu processor",
         "conformal": "ClassSets HeldOut class_sets images_needed quantile",
         "pipeline": "Among BATCH cores flow limit_cores",
         "prediction": (

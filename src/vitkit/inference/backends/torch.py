@@ -214,30 +214,36 @@ _BATCH = 8  # batch size for the first compilation
 _REPLAYED = 32  # images; a GPU computes larger batches more slowly than Python launches their kernels
 
 
+class _CannotRecordError(Exception):
+    """The kernels of a model cannot be recorded."""
+
+
 class KernelReplay:
     """A model on a CUDA GPU that launches all kernels of a small batch at once.
 
     A GPU computes a few images faster than Python launches the kernels of a forward pass one by one. For each shape of
     up to 32 images, the kernels are therefore recorded in a CUDA graph when the shape is first computed, and replayed
-    after that. All graphs share their memory, since they never run at the same time.
+    after that. All graphs share their memory, since they never run at the same time. A model whose kernels cannot be
+    recorded, for example because it waits for the GPU in between, is computed as usual.
     """
 
     def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
         self._model = model
         self._graphs = dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]]()
+        self._can_record = True
         self._lock = Lock()
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the model's output (B, K) for images (B, C, height, width) on its device."""
-        if len(images) > _REPLAYED:
-            return self._model(images)
-        with self._lock:
-            shape = tuple(images.shape)
-            graph, given, outputs = self._graphs.get(shape) or self._graphs.setdefault(shape, self._record(images))
-            given.copy_(images)
-            graph.replay()
-            return outputs.clone()
+        if len(images) <= _REPLAYED and self._can_record:
+            with self._lock, suppress(_CannotRecordError):
+                shape = tuple(images.shape)
+                graph, given, outputs = self._graphs.get(shape) or self._graphs.setdefault(shape, self._record(images))
+                given.copy_(images)
+                graph.replay()
+                return outputs.clone()
+        return self._model(images)
 
     def _record(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         """Return the graph of a shape, the tensor it reads images from, and the one it writes to."""
@@ -249,8 +255,12 @@ class KernelReplay:
                 self._model(given)
         torch.cuda.current_stream(images.device).wait_stream(aside)
         pool = next((other.pool() for other, *_ in self._graphs.values()), None)
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may use the GPU
-            outputs = self._model(given)
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may use the GPU
+                outputs = self._model(given)
+        except RuntimeError as error:
+            self._can_record = False
+            raise _CannotRecordError from error
         return graph, given, outputs
 
 
