@@ -126,6 +126,22 @@ def test_batches_are_the_same_to_the_bit_with_and_without_workers(table: ImageTa
     assert same(alone, batches(1))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("mean", [IMAGENET_MEAN, (0.3,)])
+def test_where_batches_are_normalised_makes_no_difference(
+    table: ImageTable, mean: tuple[float, ...], workers: int
+) -> None:
+    preprocess = Preprocess(size=(12, 16), mean=mean, std=IMAGENET_STD[: len(mean)])
+    options = {"batch_size": 3, "workers": workers, "seed": 5}
+    early = ImageData(table, preprocess, AUGMENT, **options)
+    late = ImageData(table, preprocess, AUGMENT, normalise_on=torch.device("cpu"), **options)
+    assert late.train[0, 0][0].dtype == torch.uint8
+    assert same(epoch_of(early, 2), epoch_of(late, 2))
+    assert same(list(early.val_batches()), list(late.val_batches()))
+    assert same([early.batch_again(1, 1)], [late.batch_again(1, 1)])
+    assert same(list(early.sample(2).val_batches()), list(late.sample(2).val_batches()))
+
+
 def test_an_epoch_is_the_same_when_it_is_the_first_or_a_later_one(table: ImageTable) -> None:
     data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=0, seed=5)
     for epoch in range(3):

@@ -53,6 +53,8 @@ def test_there_are_as_many_workers_as_shared_memory_has_room_for(
     recipe = Recipe(batch_size=64)
     assert setup.choose_workers(recipe, (224, 224)) == workers  # 38,535,168 bytes a batch
     assert setup.choose_workers(recipe.replace(workers=3), (224, 224)) == 3
+    of_levels = setup.choose_workers(recipe, (224, 224), bytes_per_pixel=3)
+    assert of_levels == min(7, free // 38_535_168), "a quarter of the bytes"
 
 
 def test_the_processes_of_a_team_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

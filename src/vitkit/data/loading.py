@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from vitkit.data.augment import Augment
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.image_cache import PictureCache, bytes_of, choose_cache, open_cache
-from vitkit.data.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess, values_of_levels
 from vitkit.data.shard_copies import fetched_ahead
 from vitkit.data.shards import ShardFolder
 from vitkit.data.splits import in_proportion
@@ -384,6 +384,9 @@ class _TableImages(Images):
         decoded_side: the argument `short_side` of `decode`.
         reduce: the part of the preparation that is the same in every epoch; the cache keeps its result.
         cache: the cache of reduced pictures, or None.
+
+    Attributes:
+        as_levels: whether images are uint8 pixels that are not normalised yet, a quarter of the bytes.
     """
 
     def __init__(
@@ -395,6 +398,7 @@ class _TableImages(Images):
         cache: PictureCache | None,
     ) -> None:
         self.table, self.preprocess, self.decoded_side, self.cache = table, preprocess, decoded_side, cache
+        self.as_levels = False
         self._place, self._reduce = table.place, reduce
 
     @property
@@ -425,6 +429,12 @@ class _TableImages(Images):
 
         return make() if self.cache is None else self.cache.picture(index, file, make)
 
+    def _pixels(self, picture: Image.Image) -> Tensor:
+        """Return the pixels (C, height, width) of a picture of the model's size, as float32 or as levels."""
+        return torch.from_numpy(
+            self.preprocess.levels(picture) if self.as_levels else self.preprocess.normalise(picture)
+        )
+
 
 class EvaluationImages(_TableImages):
     """Images as every command except training prepares them: (C, height, width) float32, and the label."""
@@ -433,7 +443,7 @@ class EvaluationImages(_TableImages):
         super().__init__(table, preprocess, preprocess.short_side, preprocess.resize, cache)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.from_numpy(self.preprocess.normalise(self._picture(index))), self.table.labels[index]
+        return self._pixels(self._picture(index)), self.table.labels[index]
 
 
 class TrainingImages(_TableImages):
@@ -458,8 +468,7 @@ class TrainingImages(_TableImages):
 
     def _prepared(self, index: int) -> Tensor:
         """Return the augmented image of a row, (C, height, width) float32: from the file in one go."""
-        pixels = self.preprocess.normalise(self.transform(self._picture(index)))
-        return self.transform_pixels(torch.from_numpy(pixels))
+        return self.transform_pixels(self._pixels(self.transform(self._picture(index))))
 
 
 def _decode(path: Place, short_side: int) -> Image.Image:
@@ -486,6 +495,9 @@ class ImageData(BatchedImages):
         augment: the random augmentations of training images.
         cache: where decoded pictures are kept for the next epoch (`choose_cache`); results do not depend on it.
         seed: the seed of the order and of the augmentation.
+        normalise_on: the GPU that normalises the batches, with the same values as the processes that prepare images. A
+            quarter of the bytes is then copied between them. None if it is not worth while, or if pixels are changed
+            after they are normalised (`Augment.random_erasing`).
         options: other arguments of `BatchedImages`.
     """
 
@@ -500,10 +512,12 @@ class ImageData(BatchedImages):
         *,
         seed: int,
         cache: str = "none",
+        normalise_on: torch.device | None = None,
         **options: Any,
     ) -> None:
         train = TrainingImages(table.of_split("train"), preprocess, augment, seed)
         val = EvaluationImages(table.of_split("val"), preprocess)
+        self.normalise_on, train.as_levels, val.as_levels = normalise_on, *[normalise_on is not None] * 2
         super().__init__(train, val, table, seed=seed, **options)
         if cache != "none":
             self.cache, self.kept_bytes = self._keep(cache, self.workers, self.process[1])
@@ -525,15 +539,28 @@ class ImageData(BatchedImages):
         return cache, sum(needs)
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        batches, shards = super().train_batches(epoch, first), self.train.shards
+        batches, shards = map(self._normalised, super().train_batches(epoch, first)), self.train.shards
         if shards is None:
             return batches
         order = [shards[key[1]] for key in self._train_loader[0].sampler]
         return self._ahead(batches, order[first * self.batch_size :])
 
     def val_batches(self) -> Iterator[Batch]:
-        batches, shards = super().val_batches(), self.val.shards
+        batches, shards = map(self._normalised, super().val_batches()), self.val.shards
         return batches if shards is None else self._ahead(batches, shards)
+
+    def batch_again(self, epoch: int, batch: int) -> Batch:
+        return self._normalised(super().batch_again(epoch, batch))
+
+    def _normalised(self, batch: Batch) -> Batch:
+        """Move levels to the GPU and normalise them there; other batches stay as they are."""
+        if self.normalise_on is None:
+            return batch
+        levels, labels = batch[0].to(self.normalise_on, non_blocking=True), batch[1]
+        preprocess = self.train.preprocess
+        table = torch.from_numpy(values_of_levels(preprocess.mean, preprocess.std)).to(levels.device)  # (C, 256)
+        places = levels.int() + 256 * torch.arange(len(table), dtype=torch.int32, device=levels.device)[:, None, None]
+        return table.flatten().index_select(0, places.flatten()).view(levels.shape), labels
 
     def _ahead(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
         """Yield batches while the shards of the next ones are fetched. `order` has the shard of each image to come."""
@@ -551,4 +578,5 @@ class ImageData(BatchedImages):
         sampled.close()
         sampled.process = (0, 1)
         sampled.val = EvaluationImages(judged.take(_spread(judged.labels, images, self.seed)), self.val.preprocess)
+        sampled.val.as_levels = self.val.as_levels
         return sampled

@@ -140,13 +140,17 @@ class Preprocess:
 
     def normalise(self, image: Image.Image) -> npt.NDArray[np.float32]:
         """Convert an RGB picture of the model's size to (C, height, width) float32: (pixel / 255 - mean) / std."""
-        if len(self.mean) == 1:
-            image = image.convert("L")
-        levels = np.ascontiguousarray(np.asarray(image).reshape(-1, len(self.mean)).T)  # (C, height * width) uint8
+        levels = self.levels(image)
         values = np.empty(levels.shape, np.float32)
-        for table, channel, row in zip(_values_of_levels(self.mean, self.std), levels, values, strict=True):
+        for table, channel, row in zip(values_of_levels(self.mean, self.std), levels, values, strict=True):
             np.take(table, channel, out=row, mode="clip")  # "clip" writes directly into `out`
-        return values.reshape(len(self.mean), *self.size)
+        return values
+
+    def levels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
+        """Convert an RGB picture of the model's size to its pixels (C, height, width), from 0 to 255."""
+        channels = len(self.mean)
+        pixels = np.asarray(image.convert("L") if channels == 1 else image, np.uint8).reshape(-1, channels)
+        return np.array(pixels.T, order="C").reshape(channels, *self.size)  # a copy, which may be written to
 
     def picture_of(self, pixels: npt.NDArray[np.float32]) -> Image.Image:
         """Convert normalised pixels (C, height, width) back to a picture, clipped to black and white."""
@@ -233,7 +237,7 @@ class Preprocess:
 
 
 @lru_cache(maxsize=8)
-def _values_of_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDArray[np.float32]:
+def values_of_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDArray[np.float32]:
     """Return the normalised value of each of the 256 levels, (C, 256): looking values up takes a third of the time."""
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     values: npt.NDArray[np.float32] = (levels - np.array(mean, np.float32)[:, None]) / np.array(std, np.float32)[

@@ -57,6 +57,7 @@ from vitkit.training.start import (
     choose_device,
     choose_precision,
     choose_workers,
+    normalises_on_gpu,
 )
 from vitkit.training.teacher import Teacher
 from vitkit.training.wise_ft import check_kept, check_start, keep_start
@@ -270,13 +271,15 @@ def data_of(
     is_balanced: bool = False,
 ) -> ImageData:
     """Return the images of a split table in batches, as the recipe specifies."""
+    is_on_gpu = normalises_on_gpu(recipe)
     return ImageData(
         table,
         classifier.preprocess,
         augment,
         batch_size=recipe.batch_size,
-        workers=choose_workers(recipe, classifier.preprocess.size),
+        workers=choose_workers(recipe, classifier.preprocess.size, bytes_per_pixel=3 if is_on_gpu else 12),
         seed=recipe.seed,
+        normalise_on=torch.device("cuda") if is_on_gpu else None,
         balanced=is_balanced,
         process=(team.rank, team.size),
         cache=recipe.cache,

@@ -325,7 +325,12 @@ def choose_compile(recipe: Recipe) -> bool:
     return has_compiler and recipe.strategy != "fsdp"
 
 
-def choose_workers(recipe: Recipe, size: tuple[int, int]) -> int:
+def normalises_on_gpu(recipe: Recipe) -> bool:
+    """Return whether a GPU normalises the pixels of images, so that processes exchange a quarter of the bytes."""
+    return devices.choose_device(recipe.device) == "cuda" and not recipe.random_erasing
+
+
+def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: int = 12) -> int:
     """Return the number of processes that prepare images: the recipe's, or as many as cores and shared memory allow.
 
     The processes of a team on this machine share its cores. The default is none for up to two cores, since the training
@@ -337,7 +342,7 @@ def choose_workers(recipe: Recipe, size: tuple[int, int]) -> int:
     team = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.devices or 1))  # torchrun's, which may not be the recipe's
     share = cores() // team
     height, width = size
-    batch = 4 * 3 * recipe.batch_size * height * width  # bytes
+    batch = bytes_per_pixel * recipe.batch_size * height * width
     return min(0 if share <= 2 else share - 1, _free_shared_memory() // (2 * 2 * batch * team))
 
 
