@@ -225,7 +225,8 @@ class Classifier:
 
         Args:
             backend: `eager`, `compile`, `openvino` or `onnx`; `auto` is the fastest that is installed.
-            precision: `float32` or `bfloat16`; `auto` is bfloat16 if the hardware has instructions for it.
+            precision: `float32`, `bfloat16` or, on a GPU, `float16`; `auto` is bfloat16 if the hardware has
+                instructions for it, else float32.
             images: the expected number of images, which `auto` takes into account; None for many.
             merge: number of patches that every layer merges with others; only with backend `eager`.
             plan: how `eager` computes on a CPU. `auto` is the fastest plan; in float32, the plain model is used for
@@ -417,16 +418,20 @@ class Classifier:
         Args:
             images: the preprocessed images.
             what: the kind of features; `inference.features.read_features` lists the kinds.
-            precision: `float32`, or `bfloat16` to compute matrix products in that precision.
+            precision: `float32`; or `bfloat16` or, on a GPU, `float16` to compute matrix products in that precision.
 
         Raises:
-            VitkitError: the features are those of the class token, and the model has none.
+            VitkitError: the features are those of the class token, and the model has none; or the precision is float16
+                and the model is on a processor.
         """
         import torch
 
         from vitkit.model.layers import evaluating
 
-        with evaluating(self.model), torch.autocast(self.device.type, torch.bfloat16, precision == "bfloat16"):
+        if precision == "float16" and self.device.type == "cpu":
+            raise VitkitError("precision float16 is for GPUs: on a processor, use float32 or bfloat16")
+        dtype = torch.float16 if precision == "float16" else torch.bfloat16
+        with evaluating(self.model), torch.autocast(self.device.type, dtype, precision != "float32"):
             return read_features(self.model, images.to(self.device), what).float().to(images.device)
 
     @check_arguments

@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", some(VARIETY, FEW))
 def test_the_eager_backend_answers_as_the_model_does(family: str, precision: str) -> None:
     model = build(**VARIETY[family])

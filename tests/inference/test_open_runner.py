@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import warm
-from tiny import build, images, largest_difference
+from tiny import FEW, VARIETY, build, images, largest_difference, some
 from vitkit.errors import VitkitError
-from vitkit.inference import BACKENDS, PRECISIONS, Backend, KernelReplay, backend_names, open_runner, register
+from vitkit.inference import BACKENDS, PRECISIONS, Backend, KernelReplay, backend_names, open_runner, prepare, register
 from vitkit.inference import backends as backend
 from vitkit.inference.backends import registry
 from vitkit.inference.backends import torch as own
@@ -147,7 +147,7 @@ def test_names_that_do_not_exist_are_refused() -> None:
     with pytest.raises(VitkitError, match="backend must be one of auto, eager"):
         open_runner(build(), "tensorrt")
     with pytest.raises(VitkitError, match="precision must be one of auto, float32"):
-        open_runner(build(), "eager", "float16")
+        open_runner(build(), "eager", "float8")
 
 
 @pytest.mark.parametrize(
@@ -257,3 +257,19 @@ def test_a_model_whose_kernels_cannot_be_recorded_is_computed_as_usual(monkeypat
         for _ in range(2):
             assert torch.equal(replay(batch), model(batch))
     assert attempts == [1], "it is not tried again for every batch"
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager", "openvino"])
+def test_float16_is_for_gpus(backend: str) -> None:
+    with pytest.raises(VitkitError, match="float16 is for GPUs"):
+        open_runner(build(), backend, "float16", device="cpu")
+
+
+@pytest.mark.parametrize("family", some(VARIETY, FEW))
+def test_float16_keeps_three_digits(family: str) -> None:
+    model = build(**VARIETY[family])
+    batch = images(3, config=model.config)
+    with torch.inference_mode():
+        expected, found = model(batch), prepare(model, torch.float16, pack=False, attend="batch")(batch)
+    assert found.dtype == torch.float32
+    assert largest_difference(found, expected) <= 5e-3 * max(1.0, expected.abs().max().item())

@@ -379,7 +379,7 @@ class Ceiling:
     def __init__(self, config: Config, images: int, precision: str, device: torch.device) -> None:
         needed = products(config, images)
         self.macs = sum(product.macs * times for product, times in needed.items())
-        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
         with torch.inference_mode():
             self._works = [(_fastest(_ways(product, dtype, device), device), n) for product, n in needed.items()]
 

@@ -82,7 +82,8 @@ def serve(
         allow_host: a further host name that requests may be addressed to, such as that of a proxy or a container. There
             may be several.
         backend: the backend that computes; `auto` is the fastest that is installed.
-        precision: `float32` or `bfloat16`; `auto` is bfloat16 if the hardware has instructions for it.
+        precision: `float32` or `bfloat16`; `auto` is bfloat16 if the hardware has instructions for it. `float16` is for
+            GPUs without bfloat16.
         device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, otherwise the CPU.
         batch: the largest number of pictures in a batch; the default suits the backend.
         max_wait: the longest time in milliseconds that a picture waits for others to form a batch while a core is free.

@@ -270,7 +270,8 @@ def predict(
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
         backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
-        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers.
+        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers, else float32;
+            `float16` is for GPUs without bfloat16.
         plan: how the backend eager computes on a CPU; `auto` is the fastest, which is measured once per machine.
         merge: the number of patches to merge with similar ones in every layer, which is faster and slightly less
             accurate (token merging, arXiv 2210.09461).

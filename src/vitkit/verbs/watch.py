@@ -200,7 +200,8 @@ def watch(
         level: the probability of a false alarm, above 0 and below 1.
         top: the number of photographs to list that differ most.
         backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
-        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers.
+        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers, else float32;
+            `float16` is for GPUs without bfloat16.
         batch_size: the number of images in a batch; by default a value that suits the backend.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite `out`.

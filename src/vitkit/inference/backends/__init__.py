@@ -34,6 +34,7 @@ def open_runner(
             is not installed, fails, or takes longer to prepare than it saves for this number of images. (On CPUs
             compile is slower than eager.)
         precision: one of `PRECISIONS`; `auto` is bfloat16 if the hardware supports its multiplication, else float32.
+            float16 is for GPUs without bfloat16, such as a T4 or a V100.
         images: the number of images to predict; None for many.
         merge: the number of patches that every layer merges, which is faster but changes the results slightly. Only
             backend eager supports it.
@@ -46,8 +47,8 @@ def open_runner(
 
     Raises:
         VitkitError: there is no such backend, precision, plan or device; the backend is not installed, cannot run the
-            model, or does not support the requested device; or merging is requested of another backend than eager, or
-            of a model that needs all patches.
+            model, or does not support the requested device or precision; or merging is requested of another backend
+            than eager, or of a model that needs all patches.
     """
     _check(backend, precision, plan, merge)
     here = _place(model, device)
@@ -55,6 +56,8 @@ def open_runner(
         here = "cpu"
     if precision == "auto":
         precision = (BACKENDS[backend].precision if backend in BACKENDS else None) or best_precision(here)
+    if precision == "float16" and here == "cpu":
+        raise VitkitError("precision float16 is for GPUs: on a processor, use float32 or bfloat16")
     if merge:
         from vitkit.inference.backends.torch import merging
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitkit.model.build import Model
 
 
-PRECISIONS = ("auto", "float32", "bfloat16")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 PLANS = (
     "auto",
     "plain",

@@ -209,7 +209,7 @@ def _keep(facts: Mapping[str, Any], plan: str, ratios: Mapping[str, float]) -> N
         write_json(file, {**facts, "plan": plan, "times_as_fast_as_plain": dict(ratios)})
 
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BATCH = 8  # batch size for the first compilation
 _REPLAYED = 32  # images; a GPU computes larger batches more slowly than Python launches their kernels
 
@@ -271,12 +271,12 @@ def model_on_gpu(
 
     Args:
         model: the model; it is copied.
-        precision: `float32` or `bfloat16`.
+        precision: `float32`, `bfloat16` or `float16`.
         device: `cuda` or `mps`.
         is_compiled: whether inductor compiles it, on its first call.
     """
     module: nn.Module = copy.deepcopy(model)
-    if is_compiled or precision == "bfloat16":
+    if is_compiled or precision != "float32":
         module = prepare(model, _DTYPES[precision], device, pack=False)
     module = module.to(device).eval()
     compute = torch.compile(module, fullgraph=True, dynamic=False) if is_compiled else module
@@ -288,7 +288,7 @@ class TorchRunner:
 
     Attributes:
         backend: `eager` or `compile`.
-        precision: `float32` or `bfloat16`.
+        precision: `float32`, `bfloat16` or `float16`.
         is_concurrent: whether several threads may call it at once, as on a CPU without compilation.
         merged: the number of patches that every layer merges.
         plan: how eager computes on the CPU, one of `PLANS`; empty if it is bitwise equal to the model.
@@ -330,7 +330,7 @@ def eager(
     """Return a runner in PyTorch without compilation.
 
     On the CPU it computes by a plan; in float32 it is the model itself, unless a plan is named or there are many
-    images. On a GPU it is the optimised model in bfloat16.
+    images. On a GPU it is the optimised model in bfloat16 and float16.
 
     Raises:
         VitkitError: plans do not apply to this device, or this processor does not support packed weights.
@@ -356,15 +356,15 @@ def eager(
     return TorchRunner(build(model, plan, dtype), "eager", precision, device, plan=plan)
 
 
-class InBfloat16(nn.Module):
-    """A network with convolutions and products in bfloat16; statistics and logits stay float32."""
+class InHalfPrecision(nn.Module):
+    """A network with convolutions and products in 16 bits; statistics and logits stay float32."""
 
-    def __init__(self, model: Network, device: str) -> None:
+    def __init__(self, model: Network, dtype: torch.dtype, device: str) -> None:
         super().__init__()
-        self.model, self._kind = model, device.partition(":")[0]
+        self.model, self._dtype, self._kind = model, dtype, device.partition(":")[0]
 
     def forward(self, images: Tensor) -> Tensor:
-        with torch.autocast(self._kind, torch.bfloat16):
+        with torch.autocast(self._kind, self._dtype):
             logits: Tensor = self.model(images)
         return logits.float()
 
@@ -372,7 +372,7 @@ class InBfloat16(nn.Module):
 def _copy_on(model: Network, precision: str, device: str) -> nn.Module:
     """Return a copy of a network that computes in a precision on a device."""
     copied = copy.deepcopy(model).to(device).eval()
-    return InBfloat16(copied, device) if precision == "bfloat16" else copied
+    return copied if precision == "float32" else InHalfPrecision(copied, _DTYPES[precision], device)
 
 
 def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchRunner:
