@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitkit.verbs.parts import Job, Value
+from vitkit.verbs.parts import DividedJob, Value
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Dying:
     times: int
     device = "cpu"
 
-    def job(self, note: Callable[[str], None] = print) -> Job:
+    def job(self, note: Callable[[str], None] = print) -> DividedJob:
         compute = partial(self.values)
-        return Job("predict", [str(i) for i in range(20)], {"flags": {}}, lambda: ({"backend": "none"}, compute))
+        return DividedJob("predict", [str(i) for i in range(20)], {"flags": {}}, lambda: ({"backend": "none"}, compute))
 
     def values(self, positions: Sequence[int]) -> Iterator[Value]:
         for i in positions:

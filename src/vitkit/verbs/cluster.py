@@ -28,7 +28,7 @@ from vitkit.system.files import exclusive_in
 from vitkit.system.progress import progress
 from vitkit.system.workers import Worker, answer_questions
 from vitkit.verbs.inputs import check_choice
-from vitkit.verbs.parts import SUFFIX, Job, Part, Parts, Request, find_parts, folder_of, write_part
+from vitkit.verbs.parts import SUFFIX, DividedJob, JobRequest, Part, Parts, find_parts, folder_of, write_part
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -85,7 +85,7 @@ def check_model(model: str | Path | Classifier, flag: str) -> None:
 
 @contextmanager
 def parts_of_cluster(
-    request: Request,
+    request: JobRequest,
     images: int,
     out: Path,
     *,
@@ -144,7 +144,7 @@ class _Task:
         force: whether to replace parts of another command.
     """
 
-    request: Request
+    request: JobRequest
     out: Path
     folder: str
     cores: int
@@ -156,7 +156,7 @@ class _Writer:
 
     def __init__(self, task: _Task) -> None:
         self._task = task
-        self._opened: Job | None = None  # opened with the first part, which can say why that is impossible
+        self._opened: DividedJob | None = None  # opened with the first part, which can say why that is impossible
 
     def write(self, part: Part) -> Answer:
         """Write a part, and return it with the reason if that is impossible."""
@@ -168,7 +168,7 @@ class _Writer:
             return part, str(error)
         return part, None
 
-    def _open(self) -> Job:
+    def _open(self) -> DividedJob:
         try:
             os.chdir(self._task.folder)
         except OSError as error:
@@ -181,7 +181,7 @@ class _Writer:
 
 
 @contextmanager
-def _by_processes(request: Request, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
+def _by_processes(request: JobRequest, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
     devices = _gpus() if request.device in ("auto", "cuda") else []
     count = workers or max(1, len(devices))
     task = _Task(request, out.absolute(), os.getcwd(), max(1, cores() // count), force)  # noqa: PTH109
@@ -276,7 +276,7 @@ def serve() -> None:
 
 
 @contextmanager
-def _by_ray(request: Request, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
+def _by_ray(request: JobRequest, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
     try:
         import ray
         from ray.exceptions import RayError

@@ -25,7 +25,7 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, plural
 from vitkit.verbs.cluster import check_cluster
 from vitkit.verbs.inputs import check_choice, check_out, exclusive_out, path_of
-from vitkit.verbs.parts import Job, Part, PartFile, Parts, Value, write_part
+from vitkit.verbs.parts import DividedJob, Part, PartFile, Parts, Value, write_part
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def doctor(
         return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
         raise VitkitError("--data-root is only for the label_errors.csv of a run: leave it out")
-    request = _Request(str(data), None if labels is None else str(labels), layout, fit, crop_pct)
+    request = _DoctorRequest(str(data), None if labels is None else str(labels), layout, fit, crop_pct)
     table = request.table()
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
@@ -177,7 +177,7 @@ def doctor(
 
 
 @dataclass(frozen=True)
-class _Request:
+class _DoctorRequest:
     """The arguments of `doctor` that decide about its findings."""
 
     data: str
@@ -203,11 +203,11 @@ class _Request:
             write_checkup(out, diagnosis)
         return Checkup(diagnosis, out)
 
-    def job(self, table: ImageTable) -> Job:
+    def job(self, table: ImageTable) -> DividedJob:
         """Return the images, and what is computed for each."""
         shards = (table.storage, table.paths) if isinstance(table.storage, ShardFolder) else None
         about, folders = {"flags": asdict(self)}, list(map(str, table.folders))
-        return Job("doctor", table.paths, about, lambda: ({}, partial(_facts, table)), shards, folders)
+        return DividedJob("doctor", table.paths, about, lambda: ({}, partial(_facts, table)), shards, folders)
 
 
 _AT_ONCE = 2_000  # files that are examined before their facts are written
@@ -236,7 +236,7 @@ def join_parts(parts: Parts, out: Path | None) -> Checkup:
     """
     from vitkit.data.file_facts import Facts
 
-    request = _Request(**parts.flags)
+    request = _DoctorRequest(**parts.flags)
     table = request.table()
     parts.check(request.job(table))
     known = [Facts(*map(_decoded, cells)) for cells, _ in parts.values()]

@@ -32,7 +32,7 @@ from vitkit.verbs.inputs import (
     source_folders,
     split_sources,
 )
-from vitkit.verbs.parts import Job, Part, Parts, Value, from_array, model_digest, shards_of, to_array, write_part
+from vitkit.verbs.parts import DividedJob, Part, Parts, Value, from_array, model_digest, shards_of, to_array, write_part
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def embed(
     check_choice("--device", device, DeviceName)
     _check(out, near, what, names)
     notes = Notes(note)
-    request = _Request(
+    request = _EmbedRequest(
         model, tuple(names), what, None if labels is None else str(labels), preprocess, batch_size, device
     )
     if check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out):
@@ -230,7 +230,7 @@ def _embeddings(
 
 
 @dataclass(frozen=True)
-class _Request:
+class _EmbedRequest:
     """The arguments of `embed` that decide about the features, which other processes can be sent."""
 
     model: str | Path | Classifier
@@ -250,7 +250,7 @@ class _Request:
             raise VitkitError("there is no image to embed: pass some images")
         return paths, label_of
 
-    def job(self, note: Say = ignore) -> Job:
+    def job(self, note: Say = ignore) -> DividedJob:
         """Open the model and list the images."""
         paths, label_of = self.images(ignore)
         classifier = open_model(self.model, note, self.device, self.preprocess)
@@ -259,7 +259,7 @@ class _Request:
         flags = {"what": self.what, "labels": labels, "batch_size": self.batch_size}
         about = {"model": model_digest(classifier), "flags": flags}
         compute, folders = partial(self._values, classifier, paths, label_of or {}), source_folders(self.names)
-        return Job("embed", paths, about, lambda: (classifier.computation, compute), shards_of(paths), folders)
+        return DividedJob("embed", paths, about, lambda: (classifier.computation, compute), shards_of(paths), folders)
 
     def _values(
         self, classifier: Classifier, paths: Sequence[str], label_of: Mapping[str, str], positions: Sequence[int]

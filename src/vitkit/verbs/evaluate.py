@@ -38,7 +38,7 @@ from vitkit.verbs.inputs import (
 )
 from vitkit.verbs.parts import (
     Compute,
-    Job,
+    DividedJob,
     Part,
     Parts,
     Value,
@@ -290,7 +290,7 @@ def evaluate(
     check_choice("--device", device, DeviceName)
     check_choice("--set-score", set_score, SetScore)
     out, data_root = path_of(out), path_of(data_root)
-    request = _Request(
+    request = _EvaluationRequest(
         model=model,
         data=data,
         data_root=data_root,
@@ -330,7 +330,7 @@ def evaluate(
 
 
 @dataclass(frozen=True)
-class _Request:
+class _EvaluationRequest:
     """The arguments of `evaluate` that decide about its figures, which other processes can be sent."""
 
     model: str | Path | Classifier
@@ -369,7 +369,7 @@ class _Request:
             _check_order(classifier, run_table)
         return classifier, table, run_table
 
-    def job(self, note: Say = ignore) -> Job:
+    def job(self, note: Say = ignore) -> DividedJob:
         """Open the model and list the images."""
         from vitkit.data.splits import held_out_split
         from vitkit.evaluation.evaluator import evaluated_images
@@ -387,7 +387,7 @@ class _Request:
 
         shards = (rows.storage, rows.paths) if isinstance(rows.storage, ShardFolder) else None
         about = {"model": model_digest(classifier), "flags": flags}
-        return Job("eval", rows.paths, about, start, shards, _folders_of(table))
+        return DividedJob("eval", rows.paths, about, start, shards, _folders_of(table))
 
     @property
     def _settings(self) -> tuple[str, str, str, int, str]:
@@ -477,7 +477,7 @@ def join_parts(parts: Parts, out: Path, notes: Notes, *, force: bool) -> Evaluat
     computation = parts.head["computed"]
     known = {**parts.flags, **computation, "plan": computation["plan"] or "auto"}
     root, classes = known["data_root"], known["classes"]
-    request = _Request(
+    request = _EvaluationRequest(
         **{
             **known,
             "data_root": None if root is None else Path(root),

@@ -1,8 +1,9 @@
 """Parts of a command: which images a part has, the file that it is written to, and how parts are read together.
 
 `vitkit predict ... -o OUT --shard 2/8` handles the second of eight parts of its images, and writes
-`OUT.parts/2-of-8.part`; `vitkit gather` joins the parts. A `Request` has the arguments of a command and can be sent to
-another process. Its `Job` lists the images and computes a value for each; `write_part` writes the values of one part.
+`OUT.parts/2-of-8.part`; `vitkit gather` joins the parts. A `JobRequest` has the arguments of a command and can be sent
+to another process. Its `DividedJob` lists the images and computes a value for each; `write_part` writes the values of
+one part.
 
 A part is a text file. Its first line is a JSON object that tells which part it is, and what all parts must have in
 common: the model, the images, the flags, the version, and how numbers were computed. Each further line is the position
@@ -89,7 +90,7 @@ def folder_of(out: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Job:
+class DividedJob:
     """The images of a command, and what its parts have in common.
 
     Attributes:
@@ -144,7 +145,7 @@ class Job:
         return {**self.known, "computed": dict(self.started[0])}
 
 
-class Request(Protocol):
+class JobRequest(Protocol):
     """The arguments of a command, which another process can be sent."""
 
     @property
@@ -152,7 +153,7 @@ class Request(Protocol):
         """The device to compute on."""
         ...
 
-    def job(self, note: Say = ignore) -> Job:
+    def job(self, note: Say = ignore) -> DividedJob:
         """Open the model and list the images.
 
         Args:
@@ -247,7 +248,7 @@ class PartFile(Result):
         return [f"part {self.part}: {plural(images, 'image', 'images')} ({unreadable} unreadable){kept}: {self.path}"]
 
 
-def write_part(job: Job, part: Part, out: Path, *, force: bool) -> PartFile:
+def write_part(job: DividedJob, part: Part, out: Path, *, force: bool) -> PartFile:
     """Compute the values of a part and write its file. A complete file of the same command is kept.
 
     Args:
@@ -417,7 +418,7 @@ class Parts:
         """How numbers were computed, in words."""
         return _in_words(self.head)
 
-    def check(self, job: Job) -> None:
+    def check(self, job: DividedJob) -> None:
         """Check that the parts are those of a command, if it were given now.
 
         Raises:

@@ -62,7 +62,7 @@ from vitkit.verbs.inputs import (
 from vitkit.verbs.parts import (
     SUFFIX,
     Compute,
-    Job,
+    DividedJob,
     Part,
     PartFile,
     Parts,
@@ -301,7 +301,7 @@ def predict(
     out, pictures = path_of(out), path_of(pictures)
     is_divided = check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out)
     names, held = split_sources(sources)
-    request = _Request(
+    request = _PredictionRequest(
         model=model,
         names=tuple(names),
         held=tuple(held),
@@ -395,7 +395,7 @@ def _result(
 
 
 @dataclass(frozen=True)
-class _Request:
+class _PredictionRequest:
     """The arguments of `predict` that decide about its rows, which other processes can be sent.
 
     Attributes:
@@ -485,7 +485,7 @@ class _Request:
         """Return the classifier with its backend, for this number of images."""
         return classifier.use(self.backend, self.precision, images, self.merge, self.plan, note, self.device)
 
-    def job(self, note: Say = ignore) -> Job:
+    def job(self, note: Say = ignore) -> DividedJob:
         """Open the model and list the images."""
         paths, _ = self.paths(ignore)
         classifier, columns = self.open(note)
@@ -496,7 +496,7 @@ class _Request:
             prepared = self.prepared(classifier, len(paths), note)
             return prepared.computation, partial(self._values, prepared, columns, paths)
 
-        return Job("predict", paths, about, start, shards_of(paths), source_folders(self.names))
+        return DividedJob("predict", paths, about, start, shards_of(paths), source_folders(self.names))
 
     def _values(
         self, classifier: Classifier, columns: Columns, paths: Sequence[str], positions: Sequence[int]
@@ -507,7 +507,7 @@ class _Request:
             yield columns.row(prediction).to_dict(may_reject=columns.may_reject), prediction.error
 
 
-_FLAGS = (  # that all parts have in common; `Job.head` knows the model, and the computation
+_FLAGS = (  # that all parts have in common; `DividedJob.head` knows the model, and the computation
     *("tta", "top", "reject", "coverage", "set_score", "set_by_class", "accuracy", "unknown", "raw", "batch_size"),
 )
 

@@ -121,7 +121,7 @@ def unfamiliar(score: Any, logits: Any, features: Any) -> float:
     parts = WEIGHTS.get(method, {method: 1.0})
     known, weights = arrays["known"], np.array([*parts.values()])[:, None]  # (parts, n), (parts, 1)
     scores = np.array([[strangeness(part, arrays, logits, features)] for part in parts])
-    tails = known.shape[1] - np.stack([np.searchsorted(np.sort(own), own) for own in known])
+    tails = known.shape[1] - np.stack([np.searchsorted(np.sort(values), values) for values in known])
     least = ((tails + (scores >= known)) / weights).min(axis=0)
     tail = ((1 + (known >= scores).sum(axis=1)) / weights[:, 0]).min()
     return float((1 + (least <= tail).sum()) / (known.shape[1] + 1))
