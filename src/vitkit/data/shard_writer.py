@@ -100,7 +100,7 @@ def _begun(folder: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _ShardMember:
     """An image in a shard.
 
     Attributes:
@@ -128,7 +128,7 @@ class _PlannedShard:
 
     name: str
     split: str | None
-    members: tuple[_Entry, ...]
+    members: tuple[_ShardMember, ...]
 
     @property
     def size(self) -> int:
@@ -137,7 +137,7 @@ class _PlannedShard:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _ShardPlan:
     """Everything that determines the bytes of the shards.
 
     Attributes:
@@ -155,7 +155,7 @@ class _Plan:
     digest: str
 
 
-def _plan(table: ImageTable, size: int) -> _Plan:
+def _plan(table: ImageTable, size: int) -> _ShardPlan:
     with Memory() as memory:
         facts = scan(table.files(), memory, partial(progress, "examining images"))
     readable = [row for row, fact in enumerate(facts) if fact.error is None]
@@ -178,25 +178,25 @@ def _plan(table: ImageTable, size: int) -> _Plan:
         [(shard.split, [(member.row, member.length) for member in shard.members]) for shard in shards],
     ]
     digest = hashlib.sha256(to_json(content).encode("utf-8", "surrogateescape")).hexdigest()
-    return _Plan(table, digests, shards, tuple(left_out), digest)
+    return _ShardPlan(table, digests, shards, tuple(left_out), digest)
 
 
 def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
     order = sorted(range(len(table)), key=lambda row: (_place_of(table.splits[row]), _digest_of(table.paths[row])))
-    members: list[_Entry] = []
+    members: list[_ShardMember] = []
     count = 0
     for number, row in enumerate(order):
         with open_place(table.file(row)) as image:
             length = image.seek(0, os.SEEK_END)
         after = tuple(_files_after(table, row, f"{number:08}"))
         if members:
-            member = _Entry(row, number, members[-1].end + _BLOCK, length, after)
+            member = _ShardMember(row, number, members[-1].end + _BLOCK, length, after)
             is_other = table.splits[row] != table.splits[members[0].row]
             if is_other or member.end + 2 * _BLOCK > size:
                 yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
                 members, count = [], count + 1
         if not members:
-            member = _Entry(row, number, _BLOCK, length, after)
+            member = _ShardMember(row, number, _BLOCK, length, after)
         members.append(member)
         if number % 1024 == 0:
             progress("planning shards", number, len(order))
@@ -236,7 +236,7 @@ class _Written:
     checks: tuple[int, ...]
 
 
-def _write_all(plan: _Plan, folder: Path) -> list[_Written]:
+def _write_all(plan: _ShardPlan, folder: Path) -> list[_Written]:
     """Write the shards that are not there yet, several at a time."""
     done, total = array("q", [0] * len(plan.shards)), sum(shard.size for shard in plan.shards)
     is_stopped = Event()
@@ -259,7 +259,7 @@ def _write_all(plan: _Plan, folder: Path) -> list[_Written]:
     return [job.result() for job in jobs]
 
 
-def _complete(plan: _Plan, shard: _PlannedShard, folder: Path, done: partial[None], is_stopped: Event) -> _Written:
+def _complete(plan: _ShardPlan, shard: _PlannedShard, folder: Path, done: partial[None], is_stopped: Event) -> _Written:
     """Return a shard that an earlier call has written, if it is what it must be; otherwise write it."""
     path = folder / shard.name
     if (known := _check(plan, shard, path)) is None:
@@ -268,7 +268,7 @@ def _complete(plan: _Plan, shard: _PlannedShard, folder: Path, done: partial[Non
     return known
 
 
-def _check(plan: _Plan, shard: _PlannedShard, path: Path) -> _Written | None:
+def _check(plan: _ShardPlan, shard: _PlannedShard, path: Path) -> _Written | None:
     """Return a complete shard; None if there is none, or if its images are not those of the plan."""
     checks = []
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -285,7 +285,7 @@ def _check(plan: _Plan, shard: _PlannedShard, path: Path) -> _Written | None:
     return None
 
 
-def _write(plan: _Plan, shard: _PlannedShard, path: Path, done: partial[None], is_stopped: Event) -> _Written:
+def _write(plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[None], is_stopped: Event) -> _Written:
     digest, checks = hashlib.sha256(), []
     with replacing(path) as temporary, temporary.open("wb") as file:
 
@@ -311,7 +311,7 @@ def _write(plan: _Plan, shard: _PlannedShard, path: Path, done: partial[None], i
     return _Written(Shard(shard.name, shard.size, digest.hexdigest(), shard.split), tuple(checks))
 
 
-def _bytes_of(plan: _Plan, row: int) -> bytes:
+def _bytes_of(plan: _ShardPlan, row: int) -> bytes:
     try:
         data = read_place(plan.table.file(row))
     except (OSError, UnreadableImageError) as error:
@@ -321,7 +321,7 @@ def _bytes_of(plan: _Plan, row: int) -> bytes:
     return data
 
 
-def _index_of(table: ImageTable, plan: _Plan, written: Sequence[_Written]) -> ShardIndex:
+def _index_of(table: ImageTable, plan: _ShardPlan, written: Sequence[_Written]) -> ShardIndex:
     images = len(plan.table)
     shard_of, offsets, lengths, checks = (array("q", [0] * images) for _ in range(4))
     for number, (shard, result) in enumerate(zip(plan.shards, written, strict=True)):

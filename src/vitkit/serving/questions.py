@@ -133,7 +133,7 @@ def _check_count(parts: int) -> None:
 # --- Multipart --------------------------------------------------------------------------------------------
 
 
-class _Parts:
+class _FormParts:
     """Callbacks of the multipart parser, which collect the parts of a body.
 
     Attributes:
@@ -190,7 +190,7 @@ _CALLED = ("part_begin", "header_field", "header_value", "header_end", "part_dat
 
 
 def _read_multipart(boundary: bytes, body: bytes) -> tuple[list[Upload], dict[str, str]]:
-    parts = _Parts()
+    parts = _FormParts()
     callbacks: Any = {f"on_{name}": getattr(parts, f"on_{name}") for name in _CALLED}
     try:
         if not boundary:

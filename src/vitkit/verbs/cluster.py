@@ -133,7 +133,7 @@ def _earlier(folder: Path) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _WorkerTask:
     """The first message to a worker.
 
     Attributes:
@@ -154,7 +154,7 @@ class _Task:
 class _Writer:
     """A worker, which opens the command once and writes parts of it."""
 
-    def __init__(self, task: _Task) -> None:
+    def __init__(self, task: _WorkerTask) -> None:
         self._task = task
         self._opened: DividedJob | None = None  # opened with the first part, which can say why that is impossible
 
@@ -184,7 +184,7 @@ class _Writer:
 def _by_processes(request: JobRequest, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
     devices = _gpus() if request.device in ("auto", "cuda") else []
     count = workers or max(1, len(devices))
-    task = _Task(request, out.absolute(), os.getcwd(), max(1, cores() // count), force)  # noqa: PTH109
+    task = _WorkerTask(request, out.absolute(), os.getcwd(), max(1, cores() // count), force)  # noqa: PTH109
     environments = [{"CUDA_VISIBLE_DEVICES": devices[i % len(devices)]} if devices else {} for i in range(count)]
     processes = [_Process(task, environment) for environment in environments]
     idle: SimpleQueue[_Process] = SimpleQueue()
@@ -216,7 +216,7 @@ def _by_processes(request: JobRequest, out: Path, workers: int | None, *, force:
 class _Process:
     """A worker process of this machine, which is started when it gets its first part, and again if it dies."""
 
-    def __init__(self, task: _Task, environment: dict[str, str]) -> None:
+    def __init__(self, task: _WorkerTask, environment: dict[str, str]) -> None:
         self._task, self._environment = task, environment
         self._worker: Worker | None = None
         self._is_closed = False
@@ -263,7 +263,7 @@ def serve() -> None:
     """Write the parts that the parent process asks for; its first question is the command."""
     writers: list[_Writer] = []
 
-    def answer(question: _Task | Part) -> Answer | None:
+    def answer(question: _WorkerTask | Part) -> Answer | None:
         if isinstance(question, Part):
             return writers[0].write(question)
         writers.append(_Writer(question))
@@ -298,7 +298,7 @@ def _by_ray(request: JobRequest, out: Path, workers: int | None, *, force: bool)
         actor = ray.remote(_Writer).options(
             num_cpus=cores_each, num_gpus=1 if gpus else 0, max_restarts=-1, max_task_retries=_ATTEMPTS - 1
         )
-        task = _Task(request, out.absolute(), os.getcwd(), cores_each, force)  # noqa: PTH109
+        task = _WorkerTask(request, out.absolute(), os.getcwd(), cores_each, force)  # noqa: PTH109
 
         def write_all(parts: Sequence[Part]) -> Iterator[Answer]:
             pool = ActorPool([actor.remote(task) for _ in range(count)])

@@ -411,7 +411,7 @@ def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | Non
     return torch.stack(images), [*remarks, f"{len(images)} images{which}"]
 
 
-class _Part(NamedTuple):
+class _AnatomyPart(NamedTuple):
     """A figure of the model: its description, and functions that compute its numbers and draw them."""
 
     description: str
@@ -419,19 +419,19 @@ class _Part(NamedTuple):
     draw: Callable[[Any], Figure]
 
 
-def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _Part]:
+def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _AnatomyPart]:
     from vitkit.explanation import model_analysis as anatomy
     from vitkit.model.build import vit_of
 
     model = vit_of(classifier.model, "--anatomy")
     parts = {
-        "filters": _Part(
+        "filters": _AnatomyPart(
             "The principal components of the patch embedding's filters: the patterns that patches are first compared "
             "with.",
             lambda: anatomy.filter_components(model),
             anatomy.filters,
         ),
-        "positions": _Part(
+        "positions": _AnatomyPart(
             "Each small picture shows how similar the embedding of one position is to those of all others. "
             "The model did not know that patches lie in rows and columns.",
             lambda: anatomy.position_similarity(model),
@@ -441,31 +441,31 @@ def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _Part]:
     return parts if images is None else parts | _parts_of_images(classifier, images)
 
 
-def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _Part]:
+def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _AnatomyPart]:
     from vitkit.explanation import model_analysis as anatomy
     from vitkit.model.build import vit_of
 
     model = vit_of(classifier.model, "--anatomy")
     return {
-        "attention_distance": _Part(
+        "attention_distance": _AnatomyPart(
             "How far each head looks on average: heads with low dots see the neighbourhood, with high dots the whole "
             "picture.",
             lambda: anatomy.attention_distance(model, images),
             lambda values: anatomy.by_head(values, "Attention distance", "pixels of the input"),
         ),
-        "attention_entropy": _Part(
+        "attention_entropy": _AnatomyPart(
             f"Over how many tokens each head spreads its attention: 0 bits mean one token, "
             f"{log2(model.config.tokens):.1f} bits all tokens equally.",
             lambda: anatomy.attention_entropy(model, images),
             lambda values: anatomy.by_head(values, "Attention entropy", "bits"),
         ),
-        "token_norms": _Part(
+        "token_norms": _AnatomyPart(
             "Patches with much larger norms than the rest are artefacts: the model uses them to store global "
             "information, so they say nothing about their place in the picture (arXiv 2309.16588).",
             lambda: anatomy.norms_by_layer(model, images),
             lambda values: anatomy.norms(values, model.config.prefix_tokens),
         ),
-        "layer_similarity": _Part(
+        "layer_similarity": _AnatomyPart(
             "Linear CKA: 1 if two layers represent these images in the same way, 0 if they have nothing in common. "
             "With few images, the estimate may be below 0.",
             lambda: anatomy.layer_similarity(model, images),

@@ -301,7 +301,7 @@ def predict(
     out, pictures = path_of(out), path_of(pictures)
     is_divided = check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out)
     names, held = split_sources(sources)
-    request = _PredictionRequest(
+    request = _PredictCommand(
         model=model,
         names=tuple(names),
         held=tuple(held),
@@ -395,7 +395,7 @@ def _result(
 
 
 @dataclass(frozen=True)
-class _PredictionRequest:
+class _PredictCommand:
     """The arguments of `predict` that decide about its rows, which other processes can be sent.
 
     Attributes:
