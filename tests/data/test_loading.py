@@ -31,6 +31,7 @@ from vitkit.data import (
     read_source,
     split,
 )
+from vitkit.training.pretraining.pretrain import with_keys
 
 PREPROCESS = Preprocess(size=(12, 16), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 AUGMENT = Augment(crop_scale=(0.5, 1.0), hflip=True, rotate=5, color_jitter=0.2)
@@ -140,6 +141,8 @@ def test_where_batches_are_normalised_makes_no_difference(
     assert same(list(early.val_batches()), list(late.val_batches()))
     assert same([early.batch_again(1, 1)], [late.batch_again(1, 1)])
     assert same(list(early.sample(2).val_batches()), list(late.sample(2).val_batches()))
+    early, late = with_keys(early, 1), with_keys(late, 1)  # as pre-training has them
+    assert same(epoch_of(early, 0), epoch_of(late, 0))
 
 
 def test_an_epoch_is_the_same_when_it_is_the_first_or_a_later_one(table: ImageTable) -> None:

@@ -517,7 +517,8 @@ class ImageData(BatchedImages):
     ) -> None:
         train = TrainingImages(table.of_split("train"), preprocess, augment, seed)
         val = EvaluationImages(table.of_split("val"), preprocess)
-        self.normalise_on, train.as_levels, val.as_levels = normalise_on, *[normalise_on is not None] * 2
+        self.preprocess, self.normalise_on = preprocess, normalise_on
+        train.as_levels = val.as_levels = normalise_on is not None
         super().__init__(train, val, table, seed=seed, **options)
         if cache != "none":
             self.cache, self.kept_bytes = self._keep(cache, self.workers, self.process[1])
@@ -557,8 +558,8 @@ class ImageData(BatchedImages):
         if self.normalise_on is None:
             return batch
         levels, labels = batch[0].to(self.normalise_on, non_blocking=True), batch[1]
-        preprocess = self.train.preprocess
-        table = torch.from_numpy(values_of_levels(preprocess.mean, preprocess.std)).to(levels.device)  # (C, 256)
+        values = values_of_levels(self.preprocess.mean, self.preprocess.std)
+        table = torch.from_numpy(values).to(levels.device)  # (C, 256)
         places = levels.int() + 256 * torch.arange(len(table), dtype=torch.int32, device=levels.device)[:, None, None]
         return table.flatten().index_select(0, places.flatten()).view(levels.shape), labels
 

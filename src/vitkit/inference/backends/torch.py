@@ -313,7 +313,7 @@ class TorchRunner:
         """Compute float32 logits (B, K) of images (B, C, height, width), on the CPU, for any B."""
         B = len(images)
         if self.backend == "compile":  # another batch size would be compiled again
-            self._largest = max(self._largest, B)
+            self._largest = max(self._largest, B if self._device == "cpu" else 1 << (B - 1).bit_length())
             images = torch.cat([images, images.new_zeros(self._largest - B, *images.shape[1:])])
         return self._compute(images.to(self._device, non_blocking=True))[:B].cpu()
 
