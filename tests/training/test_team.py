@@ -118,7 +118,7 @@ EVERYTHING = TUNED | {
     "balance": "sampler",
     "ema": 0.9,
 }
-WAYS = {"two": (2, None), "three": (3, None), "one image at a time": (1, 1)}
+WAYS = {"two": (2, None), "three": (3, None), "four": (4, None), "one image at a time": (1, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def together(data: Path, tmp_path_factory: pytest.TempPathFactory, request: pyte
             {"two": (2, None)},
         ),
         "everything": ({**tuned, **EVERYTHING, "teacher": str(folder / "teacher")}, WAYS),
-        "parts": ({**tuned, **EVERYTHING, "ema": 0.0, "strategy": "fsdp"}, {"two": (2, None)}),
+        "parts": ({**tuned, **EVERYTHING, "ema": 0.0, "strategy": "fsdp"}, {way: WAYS[way] for way in ("two", "four")}),
     }
     asked = {
         (item.callspec.params["name"], item.callspec.params["way"])
@@ -174,8 +174,9 @@ def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], n
         *(pytest.param("digits", way, marks=pytest.mark.accept) for way in WAYS if way != "two"),
         pytest.param("defaults", "two", marks=pytest.mark.accept),
         pytest.param("everything", "two", marks=pytest.mark.accept),
-        *(("everything", way) for way in WAYS if way != "two"),
+        *(("everything", way) for way in WAYS if way not in ("two", "four")),
         ("parts", "two"),
+        *(pytest.param(name, "four", marks=pytest.mark.accept) for name in ("everything", "parts")),
     ],
 )
 def test_what_is_random_is_the_same_in_any_number_of_processes_and_pieces(together: Path, name: str, way: str) -> None:
