@@ -9,6 +9,8 @@ import os
 import random
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tarfile
 import time
@@ -17,10 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 
 import runs
+import tiny
 import vitkit
 from afar import Site, served
 from vitkit.data import (
@@ -502,3 +506,66 @@ def test_a_copy_with_another_checksum_is_not_kept(site: Site, tmp_path: Path, mo
     monkeypatch.setattr("vitkit.data.shard_copies._LARGEST", size + 10)
     _fetch(*ShardFolder(Path(site.address)).files()[1])  # the first one makes room
     assert len(list((tmp_path / "cache" / "shards").iterdir())) == 1 and copy_of(sha256) is None
+
+
+def test_what_lacks_credentials_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredentialsError(Exception):  # as botocore's, which has no base class of Python's
+        pass
+
+    class Bucket:
+        asked = 0
+
+        def cat_file(self, address: str) -> bytes:
+            self.asked += 1
+            raise NoCredentialsError("Unable to locate credentials")
+
+    bucket = Bucket()
+    monkeypatch.setattr("vitkit.data.remote._filesystem", lambda _: bucket)
+    with pytest.raises(VitkitError, match=r"cannot read s3://bucket/nobody/shards\.json: Unable to locate"):
+        read_table("s3://bucket/nobody")
+    assert bucket.asked == 1
+
+
+@pytest.mark.accept
+def test_object_storage(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Needs `pip install 'moto[server]' s3fs`: a server that speaks S3, on this machine."""
+    for name in ("moto", "s3fs"):
+        pytest.importorskip(name)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    settings = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "DEFAULT_REGION": "us-east-1"}
+    for name, value in {**settings, "ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    _filesystem_of.cache_clear()
+    try:
+        bucket = fsspec.filesystem("s3")
+        eventually(lambda: bucket.mkdir("photos") or True if is_listening(port) else None)
+        bucket.put(str(shards), "photos/shards", recursive=True)
+        assert digests(read_table("s3://photos/shards")) == digests(read_table(shards))
+        network = tiny.build(num_classes=3, image_size=(16, 16))
+        model = vitkit.Classifier(network, ("blue", "green", "red"), Preprocess(size=(16, 16)))
+        here, there = (vitkit.predict(model, str(place)) for place in (shards, "s3://photos/shards"))
+        assert [(row.label, row.confidence) for row in here] == [(row.label, row.confidence) for row in there]
+        damaged = bytearray((shards / "shard-00001.tar").read_bytes()[:-1000])
+        damaged[600] ^= 255  # within the first image
+        bucket.pipe("photos/shards/shard-00001.tar", bytes(damaged))
+        monkeypatch.setattr("vitkit.data.remote._WAITS", (0.01,))
+        unreadable = vitkit.doctor("s3://photos/shards").diagnosis.unreadable
+        index = ShardFolder(shards).index()
+        assert unreadable and {index.shard_of[index.keys.index(key)] for key in unreadable} == {1}
+        server.kill()
+        server.wait()
+        with pytest.raises(OSError, match="gave up after 2 attempts"):
+            read_table("s3://photos/shards").open(0)
+    finally:
+        server.kill()
+        server.wait()
+        _filesystem_of.cache_clear()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

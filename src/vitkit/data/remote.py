@@ -116,7 +116,8 @@ def _insist(address: str, read: Callable[[], T]) -> T:
         except Exception as error:  # each scheme has its own errors
             reason = str(error) or type(error).__name__
             status = getattr(error, "status", 0)
-            if status in range(401, 500) and status not in _BUSY:
+            lacks_credentials = "Credentials" in type(error).__name__  # botocore's and google.auth's errors have no base
+            if lacks_credentials or (status in range(401, 500) and status not in _BUSY):
                 raise OSError(f"{address}: {reason}") from error
             if wait is None:
                 raise OSError(f"{address}: gave up after {len(_WAITS) + 1} attempts: {reason}") from error

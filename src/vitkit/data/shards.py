@@ -386,7 +386,7 @@ def _is_at(address: str) -> bool:
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return False
     except OSError as error:
-        raise VitkitError(f"{address}/{INDEX} cannot be read: {error}") from error
+        raise VitkitError(f"cannot read {error}") from error  # which begins with the address
 
 
 def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
