@@ -116,7 +116,7 @@ def _insist(address: str, read: Callable[[], T]) -> T:
         except Exception as error:  # each scheme has its own errors
             reason = str(error) or type(error).__name__
             status = getattr(error, "status", 0)
-            lacks_credentials = "Credentials" in type(error).__name__  # botocore's and google.auth's errors have no base
+            lacks_credentials = "Credentials" in type(error).__name__  # as errors of botocore and google
             if lacks_credentials or (status in range(401, 500) and status not in _BUSY):
                 raise OSError(f"{address}: {reason}") from error
             if wait is None:

@@ -276,10 +276,29 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
         from lightning_fabric import Fabric
 
         with _quiet_fabric():
+            _connect_again("nccl" if torch.cuda.is_available() and accelerator != "cpu" else "gloo")
             Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
         atexit.register(_part)
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return ProcessGroup(dist.get_rank(), dist.get_world_size(), nodes, group)
+
+
+def _connect_again(backend: str) -> None:
+    """Connect processes that torchrun started again on one machine.
+
+    torchrun keeps the store in which processes publish their addresses, so each might find the address of one that has
+    ended, and wait for it (https://github.com/pytorch/pytorch/issues/135712). An attempt with a prefix of its own finds
+    only its own processes. Between machines the numbers of attempts may differ, so the store must be a new one
+    (docs/guide/scale.md).
+    """
+    attempt, machines = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"))
+    if attempt == "0" or machines != "1" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, size, is_master=False)  # type: ignore[attr-defined]  # it is exported
+    own = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
 
 
 def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = ALONE) -> Fabric:
