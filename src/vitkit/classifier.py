@@ -26,7 +26,7 @@ from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.inference.trust import PredictionRules, Trust, parsed, rules_for
 from vitkit.inference.unknown import Seen, Unknown
 from vitkit.inference.views import Views
-from vitkit.system.environment import choose_device
+from vitkit.system.environment import check_precision, choose_device
 from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, type_of
 from vitkit.text.cells import listed
@@ -428,10 +428,11 @@ class Classifier:
 
         from vitkit.model.layers import evaluating
 
-        if precision == "float16" and self.device.type == "cpu":
-            raise VitkitError("precision float16 is for GPUs: on a processor, use float32 or bfloat16")
-        dtype = torch.float16 if precision == "float16" else torch.bfloat16
-        with evaluating(self.model), torch.autocast(self.device.type, dtype, precision != "float32"):
+        check_precision(precision, self.device.type)
+        with (
+            evaluating(self.model),
+            torch.autocast(self.device.type, getattr(torch, precision), precision != "float32"),
+        ):
             return read_features(self.model, images.to(self.device), what).float().to(images.device)
 
     @check_arguments

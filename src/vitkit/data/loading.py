@@ -558,10 +558,15 @@ class ImageData(BatchedImages):
         if self.normalise_on is None:
             return batch
         levels, labels = batch[0].to(self.normalise_on, non_blocking=True), batch[1]
+        values = self._values  # (C, 256)
+        places = levels.int() + 256 * torch.arange(len(values), dtype=torch.int32, device=levels.device)[:, None, None]
+        return values.flatten().index_select(0, places.flatten()).view(levels.shape), labels
+
+    @cached_property
+    def _values(self) -> Tensor:
+        """The normalised value of each level of each channel, (C, 256), on the GPU."""
         values = values_of_levels(self.preprocess.mean, self.preprocess.std)
-        table = torch.from_numpy(values).to(levels.device)  # (C, 256)
-        places = levels.int() + 256 * torch.arange(len(table), dtype=torch.int32, device=levels.device)[:, None, None]
-        return table.flatten().index_select(0, places.flatten()).view(levels.shape), labels
+        return torch.from_numpy(values).to(self.normalise_on)
 
     def _ahead(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
         """Yield batches while the shards of the next ones are fetched. `order` has the shard of each image to come."""

@@ -379,7 +379,7 @@ class Ceiling:
     def __init__(self, config: Config, images: int, precision: str, device: torch.device) -> None:
         needed = products(config, images)
         self.macs = sum(product.macs * times for product, times in needed.items())
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+        dtype = getattr(torch, precision)
         with torch.inference_mode():
             self._works = [(_fastest(_ways(product, dtype, device), device), n) for product, n in needed.items()]
 

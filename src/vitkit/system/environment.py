@@ -99,6 +99,16 @@ def best_precision(device: str = "auto") -> str:
     return processor_precision() if kind == "cpu" else "float32"
 
 
+def check_precision(precision: str, device: str) -> None:
+    """Refuse `float16` on a processor, where PyTorch computes it more slowly than float32.
+
+    Raises:
+        VitkitError: that is requested.
+    """
+    if precision == "float16" and device.partition(":")[0] == "cpu":
+        raise VitkitError("precision float16 is for GPUs: on a processor, use float32 or bfloat16")
+
+
 def processor_precision() -> str:
     """Return `bfloat16` if the processor has instructions to multiply such numbers, otherwise `float32`."""
     capabilities = _capabilities()

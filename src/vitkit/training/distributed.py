@@ -257,7 +257,6 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
         accelerator: auto, cpu, cuda or mps.
 
     Raises:
-        VitkitError: the machine has fewer devices, or another number of processes was started.
         VitkitError: the machine has fewer devices, or a launcher started another number of processes.
     """
     started = _started()
@@ -297,8 +296,8 @@ def _connect_again(backend: str) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, size, is_master=False)  # type: ignore[attr-defined]  # it is exported
-    own = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
+    of_attempt = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=of_attempt, rank=rank, world_size=size)
 
 
 def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = ALONE) -> Fabric:

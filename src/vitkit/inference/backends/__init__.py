@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names
-from vitkit.system.environment import best_precision, choose_device
+from vitkit.system.environment import best_precision, check_precision, choose_device
 from vitkit.system.progress import Say, ignore
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def open_runner(
         here = "cpu"
     if precision == "auto":
         precision = (BACKENDS[backend].precision if backend in BACKENDS else None) or best_precision(here)
-    if precision == "float16" and here == "cpu":
-        raise VitkitError("precision float16 is for GPUs: on a processor, use float32 or bfloat16")
+    check_precision(precision, here)
     if merge:
         from vitkit.inference.backends.torch import merging
 

@@ -209,7 +209,6 @@ def _keep(facts: Mapping[str, Any], plan: str, ratios: Mapping[str, float]) -> N
         write_json(file, {**facts, "plan": plan, "times_as_fast_as_plain": dict(ratios)})
 
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BATCH = 8  # batch size for the first compilation
 _REPLAYED = 32  # images; a GPU computes larger batches more slowly than Python launches their kernels
 
@@ -275,9 +274,8 @@ def model_on_gpu(
         device: `cuda` or `mps`.
         is_compiled: whether inductor compiles it, on its first call.
     """
-    module: nn.Module = copy.deepcopy(model)
-    if is_compiled or precision != "float32":
-        module = prepare(model, _DTYPES[precision], device, pack=False)
+    is_optimized = is_compiled or precision != "float32"
+    module = prepare(model, getattr(torch, precision), device, pack=False) if is_optimized else copy.deepcopy(model)
     module = module.to(device).eval()
     compute = torch.compile(module, fullgraph=True, dynamic=False) if is_compiled else module
     return KernelReplay(compute) if device.startswith("cuda") else compute
@@ -345,7 +343,7 @@ def eager(
         if plan not in ("auto", "plain"):
             raise VitkitError(f"--plan {plan} is for CPUs, not for {device}: leave it out")
         return TorchRunner(model_on_gpu(model, precision, device), "eager", precision, device)
-    dtype = _DTYPES[precision]
+    dtype = getattr(torch, precision)
     if plan.startswith("packed") and not can_pack(dtype):
         raise VitkitError(f"--plan {plan}: torch does not support packed weights here; use --plan auto or plain")
     if plan == "auto":
@@ -372,7 +370,7 @@ class InHalfPrecision(nn.Module):
 def _copy_on(model: Network, precision: str, device: str) -> nn.Module:
     """Return a copy of a network that computes in a precision on a device."""
     copied = copy.deepcopy(model).to(device).eval()
-    return copied if precision == "float32" else InHalfPrecision(copied, _DTYPES[precision], device)
+    return copied if precision == "float32" else InHalfPrecision(copied, getattr(torch, precision), device)
 
 
 def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchRunner:
@@ -385,7 +383,7 @@ def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchR
     patches = model.config.patches
     if r > patches // 2:
         raise VitkitError(f"--merge {r}: a layer merges at most half of the {patches} patches: up to {patches // 2}")
-    return TorchRunner(merge(model, r, _DTYPES[precision], device), "eager", precision, device, r)
+    return TorchRunner(merge(model, r, getattr(torch, precision), device), "eager", precision, device, r)
 
 
 def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
@@ -394,16 +392,15 @@ def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
     Raises:
         VitkitError: it cannot be compiled, for example because there is no C++ compiler.
     """
+    options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
     compute: Callable[[Tensor], Tensor]
-    if device != "cpu" and not isinstance(model, Network):
-        compute = model_on_gpu(model, precision, device, is_compiled=True)
+    if isinstance(model, Network):
+        compute = torch.compile(_copy_on(model, precision, device), fullgraph=True, options=options)
+    elif device == "cpu":
+        packed_later = prepare(model, getattr(torch, precision), pack=False)
+        compute = torch.compile(packed_later, fullgraph=True, options=options)
     else:
-        options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
-        if isinstance(model, Network):
-            module: nn.Module = _copy_on(model, precision, device)
-        else:
-            module = prepare(model, _DTYPES[precision], device, pack=False)
-        compute = torch.compile(module, fullgraph=True, options=options)
+        compute = model_on_gpu(model, precision, device, is_compiled=True)
     runner = TorchRunner(compute, "compile", precision, device)
     config = model.config
     try:
