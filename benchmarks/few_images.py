@@ -4,12 +4,14 @@ FLOWERS is a folder of photographs in class folders, WEIGHTS a checkpoint that w
 each class are set aside. Of the others, 5, 10, 20 and 50 of each class are drawn with every seed, and given to
 
     auto         `vitkit train` without flags, which chooses among the next ones
-    probe, full, lora   `vitkit train --method ...`, which set aside some of them for validation and test
+    probe, full, lora   `vitkit train --method ...`, which set aside some of them for validation and test; `auto`
+                        sets none aside where it chooses a probe for few photographs
     logistic     scikit-learn's LogisticRegression, with its default penalty, fitted to the standardised features of all
     logistic cv  the same with the penalty that LogisticRegressionCV chooses in five folds
 
 All read the same features, or start from them. Columns: `accuracy` on the photographs that were set aside, `method`
-that was chosen, and `seconds` with the report, which depend on what else the machine does. The table is written after
+that was chosen, and `seconds` with the report, which depend on what else the machine does; `reported`, `low` and `high`
+are the accuracy that the run's report states, with its interval. The table is written after
 each training, and a second run on the same day goes on where it ends. `--summary` prints the means over seeds, and the
 paired differences from `auto`.
 
@@ -82,8 +84,10 @@ def frozen_features(table: ImageTable, weights: Path, work: Path) -> torch.Tenso
     return torch.as_tensor(torch.load(file, weights_only=True))
 
 
-def train(arm: str, table: ImageTable, given: Sequence[int], weights: Path, work: Path, seed: int) -> tuple[Path, str]:
-    """Train on links to these photographs, and return the run and its method."""
+def train(
+    arm: str, table: ImageTable, given: Sequence[int], weights: Path, work: Path, seed: int
+) -> vitkit.TrainingRun:
+    """Train on links to these photographs."""
     data, out = work / "given", work / "run"
     shutil.rmtree(data, ignore_errors=True)
     for i in given:
@@ -91,8 +95,7 @@ def train(arm: str, table: ImageTable, given: Sequence[int], weights: Path, work
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(table.root.resolve() / table.paths[i])
     fields: dict[str, Any] = {} if arm == "auto" else {"method": arm}
-    run = vitkit.train(data, out=out, force=True, weights=str(weights), seed=seed, say=lambda _: None, **fields)
-    return run.folder, run.recipe.method
+    return vitkit.train(data, out=out, force=True, weights=str(weights), seed=seed, say=lambda _: None, **fields)
 
 
 def accuracy_of(run: Path, table: ImageTable, tested: Sequence[int]) -> float:
@@ -126,16 +129,20 @@ def measure(args: argparse.Namespace, path: Path) -> None:
                 if (each, seed, arm) in done:
                     continue
                 started, method = time.monotonic(), arm
+                reported = dict.fromkeys(("reported", "low", "high"))
                 if arm in FITTED:
                     reached = accuracy_of_regression(arm, x, y, given, tested)
                 else:
                     try:
-                        run, method = train(arm, table, given, args.weights, args.work, seed)
+                        run = train(arm, table, given, args.weights, args.work, seed)
                     except VitkitError as error:
                         raise SystemExit(f"{each} of each class, seed {seed}, {arm}: {error}") from error
-                    reached = accuracy_of(run, table, tested)
+                    reached, method = accuracy_of(run.folder, table, tested), run.recipe.method
+                    low, high = run.headline.interval
+                    reported = {"reported": run.headline.value, "low": low, "high": high}
                 row = {"each": each, "seed": seed, "arm": arm, "method": method, "accuracy": round(reached, 4)}
-                rows.append({**row, "tested": len(tested), "seconds": round(time.monotonic() - started, 1)})
+                seconds = round(time.monotonic() - started, 1)
+                rows.append({**row, "tested": len(tested), "seconds": seconds, **reported})
                 print(show(rows[-1]), flush=True)
                 write_table(path, rows)
 

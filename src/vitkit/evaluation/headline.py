@@ -13,6 +13,7 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text, listed, plural
 
+BY_FOLDS = "cross-validated"  # in place of a split, if each training image tested a model without it
 Kind = Literal["seen", "trained_on", "of_folds", "proposed", "changed", "chosen_on", "zero_shot", "tta", "precision"]
 
 
@@ -25,7 +26,8 @@ class Caveat:
 
             - `seen`: the weights were, or may have been, trained on some of the images or selected by them;
             - `trained_on`: the images are training images;
-            - `of_folds`: the figure is of the models of a cross-validation's folds, not of the final model;
+            - `of_folds`: the figure is of the models of a cross-validation's folds, not of the final model, which was
+              trained on all images;
             - `proposed`: models proposed other labels for some images, and the figure uses the earlier ones;
             - `changed`: some of the run's images have changed since;
             - `chosen_on`: something was chosen on these images;
@@ -48,7 +50,8 @@ class Headline:
         value: value of the figure, 0 to 1; None if the weights had seen every image, so that no figure can be given.
         interval: 95 % confidence interval; None if there is none.
         images: number of images that the figure is based on.
-        split: split that they belong to: train, val, test or all.
+        split: split that they belong to: train, val, test or all; `BY_FOLDS` for training images, each of which tested
+            a model that was trained without it.
         caveats: what a reader must know before believing the figure.
         folds: number of folds if the figure is the mean of a cross-validation, else 0.
     """
@@ -174,6 +177,8 @@ def _is_of_training(numbers: Mapping[str, Any]) -> bool:
 
 def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     """Yield every caveat, the most serious first. To add a kind, add an entry here and in `Kind`."""
+    if numbers["split"] == BY_FOLDS:
+        yield Caveat("of_folds", "each tested a head that was trained without it; the model's head was trained on all")
     if _is_of_training(numbers):
         yield Caveat("trained_on", "training images: the figure says nothing about others")
     elif seen := _seen(numbers):

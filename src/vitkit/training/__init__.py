@@ -16,6 +16,7 @@ __all__, __getattr__ = public(
         "adapters": "Draws PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
         "architecture": "config_of without_fields_of_vits",
         "checkpoint": "MAY_CHANGE RunWriter TrainingState identity",
+        "choose_method": "resolve_method",
         "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
         "distributed": "ALONE ProcessGroup assemble check_team describe_team fabric_of",
         "finalize": (
@@ -35,7 +36,7 @@ __all__, __getattr__ = public(
         "pretraining.objectives": "MaskedAutoencoding MaskedPatchPrediction decoder_config",
         "pretraining.options": "Pretraining PretrainingFields",
         "pretraining.pretrain": "check_encoder keys_of_validation mask_key network_of resolve_fields",
-        "probe": "Fit PENALTIES choose_head compute_features cross_validate_head folds_of",
+        "probe": "Fit PENALTIES choose_head compute_features cross_validate_head folds_of nested_cross_validation",
         "recipe": (
             "BY_METHOD RENAMED Recipe Request build checkpoint_every name_of parse_duration read_change read_sets "
             "unfold"

@@ -1,15 +1,18 @@
-"""`--method auto` for medium numbers of images: is a head on frozen features so good that fine-tuning gains little?
+"""`--method auto`: what few images are used for, and whether fine-tuning would gain much with more of them.
 
-Below `defaults.FEW` training images per class, the whole model is not trained at all (`defaults.choose`). With more,
-their number does not decide: two kinds of insects are told apart by frozen features alone, and seventeen kinds of
-flowers are not. A linear probe is therefore cross-validated on the training images, which takes one pass over them. If
-it is right nearly always, it becomes the model, and is trained in seconds.
+Below `defaults.FEW` training images per class, the whole model is not trained at all (`defaults.choose`). If there are
+few images altogether, none of them is set aside either: a head on frozen features is fitted in a second, so each image
+can test a head that was trained without it, and the model is trained on all of them.
 
-No validation or test image is used, and the images of the test stay the same.
+With more images per class, their number does not decide: two kinds of insects are told apart by frozen features alone,
+and seventeen kinds of flowers are not. A linear probe is therefore cross-validated on the training images, which takes
+one pass over them. If it is right nearly always, it becomes the model, and is trained in seconds. No validation or test
+image is used for this choice, and the images of the test stay the same.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,8 @@ from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text
-from vitkit.training.defaults import without_effect
+from vitkit.training.defaults import NOT_SET_ASIDE, without_effect
+from vitkit.training.probe import PARTS, TESTED
 from vitkit.training.recipe import Recipe, Request
 from vitkit.training.select_weights import ProbeAccuracy, probe_accuracy
 from vitkit.training.start import Start, resolve
@@ -33,11 +37,11 @@ def resolve_method(
     runs: Sequence[Path],
     named: Collection[str] = (),
 ) -> Start:
-    """Resolve a request as `start.resolve` does, and try a probe if `auto` has chosen to fine-tune the whole model.
+    """Resolve a request as `start.resolve` does, and decide what is left open if its method is `auto`.
 
     Args:
         request: the requested fields; `data` must be set.
-        reserve: see `resolve`; called with the recipe of the first choice, and again if it becomes a probe.
+        reserve: see `resolve`; called with the recipe of the first choice, and again if another one is chosen.
         runs: see `resolve`.
         named: the fields that the user set for this training.
 
@@ -45,6 +49,15 @@ def resolve_method(
         VitkitError: the data or the recipe cannot be trained on.
     """
     start = resolve(request, reserve, runs)
+    if _can_train_on_all(request, start, named):
+        train, _, test = start.recipe.split
+        why = (
+            "every image trains the model: with so few, each also tests a head that is trained without it "
+            f"(--split {train:g} 0 {test:g} to set test images aside)"
+        )
+        reasons = [why if reason == NOT_SET_ASIDE else reason for reason in start.reasons]
+        on_all = resolve({**request.fields, "method": "probe", "split": (1.0, 0.0, 0.0)}, reserve, runs)
+        return replace(on_all, reasons=tuple(reasons))
     if not _is_open(request, start, named):
         return start
     (part,) = start.parts
@@ -65,6 +78,25 @@ def resolve_method(
 def _in_words(reached: ProbeAccuracy) -> str:
     bounds = interval_text([100 * end for end in reached.interval], 1)
     return f"{100 * reached.value:.1f} % of {reached.images} training images (95 %: {bounds}), cross-validated"
+
+
+def _can_train_on_all(request: Request, start: Start, named: Collection[str]) -> bool:
+    """Return whether no image needs to be set aside, because each can test a head that is fitted without it.
+
+    The user may want to set images aside, and images that are split already, that the weights know, or that have labels
+    from a model would not be tested fairly.
+    """
+    recipe = start.recipe
+    is_few = request.recipe.method == "auto" and recipe.method == "probe" and recipe.folds is None
+    is_named = {"split", "split_seed"} & ({*request.fields} | {*named}) or recipe.split_from is not None
+    if not is_few or is_named or any(start.table.splits) or recipe.head_from == "names" or recipe.prior != "data":
+        return False
+    (part,) = start.parts
+    table = part.images.table
+    if table.task is not SINGLE_LABEL or len(table) > TESTED or part.proposals or part.overlap.seen():
+        return False
+    pairs = {(label, group) for label, group in zip(table.labels, part.images.groups, strict=True)}
+    return max(Counter(label for label, _ in pairs).values()) >= PARTS
 
 
 def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:

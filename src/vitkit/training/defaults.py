@@ -23,6 +23,10 @@ from vitkit.training.recipe import ON_BACKBONE, ON_PICTURES, ON_STEPS, Recipe, R
 DEFAULT_MODEL = "vit_small_patch16_224"
 FEW = 40  # training images per class, below which a new head on frozen features generalises better than a whole model
 ALL_TRAINED = 100  # training images per class, below which a head is fitted to the validation images, too
+NOT_SET_ASIDE = (
+    "no image is set aside for validation: with so few, penalty and confidences are chosen by cross-validation "
+    "(--split 0.7 0.1 0.2 to set some aside)"
+)
 SPARED = 0.3  # of the patches: a fine-tuning step takes two thirds of the time, and no accuracy is lost (docs/log.md)
 # Fields whose best value depends on what is trained. Those of `scratch` are the dataclass's own defaults.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -110,10 +114,7 @@ def choose(
     train, val, test = requested.split
     if method == "probe" and val and each < ALL_TRAINED and not comes_split and "split" not in request.fields:
         chosen["split"] = (round(train + val, 9), 0.0, test)
-        reasons.append(
-            "no image is set aside for validation: with so few, penalty and confidences are chosen by cross-validation "
-            "(--split 0.7 0.1 0.2 to set some aside)"
-        )
+        reasons.append(NOT_SET_ASIDE)
     if requested.model is None and requested.weights in ("auto", "none"):
         chosen["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
         reasons.append(f"model {chosen['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")

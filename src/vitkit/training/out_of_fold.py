@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import log_odds, to_probabilities
 from vitkit.evaluation.figures import BALANCE
+from vitkit.evaluation.headline import BY_FOLDS
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.model.build import Model
@@ -44,6 +46,9 @@ class OutOfFold:
         logits: (n, K), before the temperature and without any correction of the class prior.
         folds: the number of folds, and so of models.
         fold: the fold of each image, (n,).
+        tested: logits (n, K) of the same images by models of which nothing was chosen with their help, and which
+            therefore test the training; None if other images do.
+        temperatures: the temperature of each of these models, (folds,).
     """
 
     classes: tuple[str, ...]
@@ -52,6 +57,8 @@ class OutOfFold:
     logits: npt.NDArray[np.float32]
     folds: int
     fold: npt.NDArray[np.int64]
+    tested: npt.NDArray[np.float32] | None = None
+    temperatures: npt.NDArray[np.float64] | None = None
 
     @classmethod
     def of_folds(cls, evaluations: Sequence[Evaluation], folders: Sequence[Path], model: Model) -> OutOfFold:
@@ -89,11 +96,24 @@ class OutOfFold:
             return plain
         return MultiEvaluation(**{**vars(plain), "thresholds": classifier.thresholds})
 
+    def tests(self) -> Evaluation | None:
+        """Return the predictions that test the training, with the temperature of each model; None if there are none."""
+        if self.tested is None or self.temperatures is None:
+            return None
+        logits = self.tested.astype(np.float64) / self.temperatures[self.fold][:, None]
+        return Evaluation(BY_FOLDS, self.classes, self.paths, self.labels, to_probabilities(logits, self.labels))
+
     def write(self, folder: Path) -> None:
         """Write the predictions into the folder of the run."""
         from safetensors.numpy import save
 
-        arrays = {"labels": self.labels.astype(np.int32), "logits": self.logits, "fold": self.fold.astype(np.int32)}
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "labels": self.labels.astype(np.int32),
+            "logits": self.logits,
+            "fold": self.fold.astype(np.int32),
+        }
+        if self.tested is not None and self.temperatures is not None:
+            arrays |= {"tested": self.tested, "temperatures": self.temperatures}
         about = json.dumps({"classes": self.classes, "paths": self.paths, "folds": self.folds})
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         write_bytes(folder / OUT_OF_FOLD, save(arrays, {_HEADER: about}))
@@ -121,6 +141,10 @@ class OutOfFold:
             paths, classes = tuple(about["paths"]), tuple(about["classes"])
             if logits.shape != (len(paths), len(classes)) or not len(labels) == len(fold) == len(paths):
                 raise ValueError(f"{len(paths)} images have logits of the shape {logits.shape}")
-            return cls(classes, paths, labels, logits, int(about["folds"]), fold)
+            tested, temperatures = arrays.get("tested"), arrays.get("temperatures")
+            folds = int(about["folds"])
+            if tested is not None and (tested.shape != logits.shape or arrays["temperatures"].shape != (folds,)):
+                raise ValueError(f"{len(paths)} images are tested by logits of the shape {tested.shape}")
+            return cls(classes, paths, labels, logits, folds, fold, tested, temperatures)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise VitkitError(f"{file} is damaged: {error}; delete it to compute it again with --resume") from error

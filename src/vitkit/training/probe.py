@@ -2,7 +2,9 @@
 
 The head is a regularised multinomial logistic regression on the class token and the mean of the patches, which are
 more informative together than either of them (docs/log.md). Its penalty is chosen on the validation images. If there
-are none, it is chosen by a cross-validation of the training images, whose predictions then calibrate the model.
+are none, it is chosen by a cross-validation of the training images, whose predictions then calibrate the model. If
+there are no test images either, the training images test it, each with a head that was fitted, chosen and calibrated
+without it (`nested_cross_validation`).
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -26,13 +30,16 @@ from vitkit.data.loading import EvaluationImages, TrainingImages, is_worker_lost
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import fold
 from vitkit.data.table import ImageTable
+from vitkit.data.task import SINGLE_LABEL
 from vitkit.errors import VitkitError
+from vitkit.evaluation.calibration import calibrate
 from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.multilabel import mean_average_precision
+from vitkit.inference.pipeline import cores
 from vitkit.model.build import Model
 from vitkit.system import environment as devices
 from vitkit.system.progress import progress
-from vitkit.system.run_files import GROUPS, METRICS
+from vitkit.system.run_files import FOLDS, GROUPS, METRICS
 from vitkit.training.extensions import ChangePicture
 from vitkit.training.finalize import prior_correction, record_correction, shift_head_bias
 from vitkit.training.out_of_fold import OutOfFold
@@ -46,6 +53,7 @@ UNBEATEN = "no trained head was better on the validation images, so the model is
 _WORSE = 1.1  # the search ends at this multiple of the best validation loss
 PARTS = 5  # folds of a cross-validation
 _MOST = 5_000  # images that are cross-validated; more hardly change the penalty
+TESTED = 1_000  # training images; up to this number, they can also test the head
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,9 @@ def fit_head(
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
-    best = _put_best_head(recipe, table, classifier, images, _groups_of(run), seen)
+    # The final model of a cross-validation was tested by its folds.
+    is_tested = not {"val", "test"} & set(table.splits) and not (run.folder / FOLDS).is_file()
+    best = _put_best_head(recipe, table, classifier, images, _groups_of(run), seen, is_tested=is_tested)
     standing = prior_correction(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
     record_correction(classifier, standing)
     shift_head_bias(classifier.model, standing, standing.in_head)
@@ -231,8 +241,13 @@ def _put_best_head(
     images: HeadImages,
     groups: Mapping[str, int],
     seen: Collection[str] = (),
+    *,
+    is_tested: bool = False,
 ) -> _BestHead:
-    """Fit a head to the features of the training images and of their views, and put it into the model."""
+    """Fit a head to the features of the training images and of their views, and put it into the model.
+
+    With `is_tested`, the training images test it, if they can.
+    """
     precision = choose_precision(recipe.precision, recipe.device)
     train, val = table.of_split("train"), table.of_split("val")
 
@@ -260,6 +275,11 @@ def _put_best_head(
     else:
         is_new = torch.tensor([path not in seen for path in train.paths])
         fitted, cross = _cross_fit(x, y, fold_of, is_new, train, begun)
+        if is_tested and begun is None and _can_test(table, fold_of, is_new):
+            assert cross.predictions is not None
+            tested, temperatures = nested_cross_validation(x, y, fold_of, len(table.classes))
+            predictions = replace(cross.predictions, tested=tested.numpy(), temperatures=temperatures)
+            cross = replace(cross, predictions=predictions)
     with torch.no_grad():
         for parameter, value in zip(head, (fitted.weight, fitted.bias), strict=True):
             parameter.copy_(value)
@@ -420,6 +440,51 @@ def cross_validate_head(
         elif loss > _WORSE * least:
             break
     return best, logits_of_best
+
+
+def nested_cross_validation(
+    x: Tensor, y: Tensor, fold_of: Tensor, classes: int
+) -> tuple[Tensor, npt.NDArray[np.float64]]:
+    """Test the whole procedure: choose the penalty, fit the head and calibrate it, without one fold after the other.
+
+    The penalty and the temperature of a head are chosen by a cross-validation of the other folds (a nested
+    cross-validation: Varma & Simon 2006, doi 10.1186/1471-2105-7-91), so the selection does not flatter its figures.
+
+    Args:
+        x: features of n training images, and then of each of their views, ((views + 1) * n, D).
+        y: their labels, ((views + 1) * n,).
+        fold_of: the fold of each image, (n,); at least three folds.
+        classes: the number of classes, K.
+
+    Returns:
+        The logits of each image (n, K), by the head that was fitted without its fold, and the temperature of the head
+        of each fold (folds,).
+    """
+    n, parts = len(fold_of), int(fold_of.max()) + 1
+
+    def test(k: int) -> tuple[Tensor, float]:
+        rest = fold_of != k
+        rows = rest.repeat(len(x) // n)
+        others = fold_of[rest] - (fold_of[rest] > k).long()  # numbered from 0 without a gap
+        penalty, logits = cross_validate_head(x[rows], y[rows], others, classes)
+        fitted = choose_head(x[rows], y[rows], None, classes, penalty)
+        fit = calibrate(logits.double().numpy(), y[:n][rest].numpy(), np.zeros(classes))
+        return x[:n][~rest] @ fitted.weight.T + fitted.bias, fit.temperature
+
+    logits, temperatures = torch.zeros(n, classes), np.ones(parts)
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(cores(), initializer=partial(torch.set_num_threads, 1)) as pool:  # products are too small
+        for k, (logits_of_fold, temperatures[k]) in enumerate(pool.map(test, range(parts))):
+            logits[fold_of == k] = logits_of_fold
+            progress("testing heads without their images", k + 1, parts)
+    torch.set_num_threads(threads)  # the pool's threads also changed the default of later threads
+    return logits, temperatures
+
+
+def _can_test(table: ImageTable, fold_of: Tensor, is_new: Tensor) -> bool:
+    """Return whether the training images can test the head: all are in a fold, and no weights had seen any."""
+    is_small = len(fold_of) <= TESTED and table.task is SINGLE_LABEL
+    return is_small and int(fold_of.min()) == 0 and int(fold_of.max()) >= 2 and bool(is_new.all())
 
 
 @dataclass

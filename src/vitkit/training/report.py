@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
+from vitkit.data.labels import Proposal
 from vitkit.data.loading import EvaluationImages, TrainingImages
 from vitkit.data.proposals import read_proposals
 from vitkit.data.seen import PictureRecord, look_up
@@ -29,8 +31,16 @@ from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors
+from vitkit.evaluation.calibration import to_probabilities
 from vitkit.evaluation.embedding import embed
-from vitkit.evaluation.evaluator import align, evaluate, evaluate_before, proposal_figures
+from vitkit.evaluation.evaluator import (
+    ProposalEvaluation,
+    align,
+    evaluate,
+    evaluate_before,
+    evaluated_images,
+    proposal_figures,
+)
 from vitkit.evaluation.figures import (
     SHARES,
     WISE_FT,
@@ -41,8 +51,10 @@ from vitkit.evaluation.figures import (
     seen_of,
     unseen_part,
     wise_ft_in_words,
+    without,
 )
-from vitkit.evaluation.headline import describe_proposals
+from vitkit.evaluation.headline import BY_FOLDS, describe_proposals, headline_of
+from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.label_errors import LabelError, from_features, in_words
 from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.evaluation.multilabel import MultiEvaluation
@@ -323,14 +335,24 @@ def report(
         mix_with_start(folder, classifier, partial(_judge, table=table, recipe=recipe, facts=facts), say)
     classifier, seen = settle(folder, classifier, recipe, table, say, facts, frozen)
     chosen = chosen_on(split, recipe.__dict__, table.task)
-    judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
+    predictions = OutOfFold.read(folder) if split == "all" else None
+    tests = None if predictions is None else predictions.tests()
+    if tests is None:
+        judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
+    else:
+        judged = _test_by_folds(tests, classifier, table, read_proposals(folder))
     judged = judged.map(lambda item: replace(grouped(item, groups), chosen=chosen))
     evaluation = judged.before
     seen_before = None if roles is None else seen_of(roles, evaluation.split)
+    if tests is not None:
+        seen_before = {}  # the models that were tested had not seen their images
     about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
     about |= promise_figures(classifier, evaluation, seen_before, is_of_run=True)
     about |= unknown_figures(classifier, evaluation, seen_before, is_of_run=True)
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
+    if tests is not None:
+        assert predictions is not None
+        numbers = _figures_by_folds(numbers, predictions, evaluation, classifier)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
         say(f"trained in {trained}, evaluated in {classifier.precision}, as `vitkit predict` does on this machine")
     spoilt, proposed = describe(numbers), describe_proposals(numbers)
@@ -376,6 +398,49 @@ def report(
         tried=_tried(folder / SELECTION),
     )
     return Reported(numbers, counted)
+
+
+def _test_by_folds(
+    tests: Evaluation, classifier: Classifier, table: ImageTable, proposals: Sequence[Proposal]
+) -> ProposalEvaluation:
+    """Evaluate training images, each by the head that was fitted without its fold.
+
+    Images that are left out because of a proposal are not among them, and no head was fitted to them.
+    """
+    plain = replace(classifier, trust=None)  # how unfamiliar a training image is cannot be said
+    rows = evaluated_images(table, "all", proposals)
+    place = {path: i for i, path in enumerate(rows.paths)}
+    outcomes: dict[str, npt.NDArray[np.float32] | str] = dict(zip(tests.paths, tests.probabilities, strict=True))
+    others = [path for path in rows.paths if path not in outcomes]
+    files = (rows.file(place[path]) for path in others)
+    outcomes |= zip(others, (outcome for _, outcome in plain.assessments(files)), strict=True)
+    judged = evaluate_before(plain, table, "all", proposals, outcomes=outcomes)
+    return judged.map(lambda item: replace(item, split=BY_FOLDS, temperature=1.0))
+
+
+def _figures_by_folds(
+    numbers: Mapping[str, Any], predictions: OutOfFold, evaluation: Evaluation, classifier: Classifier
+) -> dict[str, Any]:
+    """Return the figures with the intervals of a cross-validation, and with the calibration of its heads."""
+    assert predictions.tested is not None
+    fold_of = dict(zip(predictions.paths, predictions.fold.tolist(), strict=True))
+    folds = [fold_of.get(path, i % predictions.folds) for i, path in enumerate(evaluation.paths)]
+    parts = [
+        without(evaluation, {path: "" for path, number in zip(evaluation.paths, folds, strict=True) if number != k})
+        for k in range(predictions.folds)
+    ]
+    bounds = fold_intervals([part for part in parts if part is not None])
+    labels = predictions.labels
+    untempered = Evaluation(
+        BY_FOLDS, predictions.classes, predictions.paths, labels, to_probabilities(predictions.tested, labels)
+    )
+    changed = {
+        **numbers,
+        "temperature": classifier.temperature,
+        "ece_before_temperature": untempered.ece,
+        "intervals_95": {name: list(bounds.get(name, ends)) for name, ends in numbers["intervals_95"].items()},
+    }
+    return {**changed, "headline": headline_of(changed).to_dict()}
 
 
 def pictures_for_page(folder: Path, captions: Iterable[str], rows: Sequence[Mapping[str, float]]) -> dict[str, bytes]:
@@ -433,14 +498,18 @@ def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluatio
     return [part for split, part in both.items() if split in ("val", "test")]
 
 
-def _kept(recipe: Recipe, table: ImageTable, epoch: int) -> str:
+def _kept(recipe: Recipe, table: ImageTable, epoch: int, *, is_calibrated: bool) -> str:
     """Describe which weights became the model, and how they were chosen."""
     has_val = "val" in table.splits
     if epoch == ZERO_SHOT:
         return "zero-shot: no epoch was better on the val images"
     if recipe.method == "probe":
         return (
-            "a head, its penalty chosen by the log loss on val images" if has_val else "a head with the middle penalty"
+            "a head, its penalty chosen by the log loss on val images"
+            if has_val
+            else "a head, its penalty chosen by a cross-validation of the training images"
+            if is_calibrated
+            else "a head with the middle penalty"
         )
     return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
 
@@ -497,11 +566,12 @@ def _facts(
     h, w = config.image_size
     pixels = (preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
     kept = classifier.provenance["metrics"]["epoch"]
+    chosen = _kept(recipe, table, kept, is_calibrated=classifier.trust is not None)
     return {
         "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.in_words}",
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
-        "training": f"{_spent(rows)}kept: epoch {kept + 1}, {_kept(recipe, table, kept)}",
+        "training": f"{_spent(rows)}kept: epoch {kept + 1}, {chosen}",
         **_zero_shot(rows),
         **({"wise-ft": wise_ft_in_words(classifier.provenance[WISE_FT])} if WISE_FT in classifier.provenance else {}),
         **_unseen(record),

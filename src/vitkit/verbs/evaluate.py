@@ -18,7 +18,7 @@ from vitkit.data.layout import LayoutName
 from vitkit.data.remote import address_of
 from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import Headline, headline_of, value_of
+from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
 from vitkit.inference.conformal import SetScore
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import from_json, to_json
@@ -413,7 +413,8 @@ class _EvaluationRequest:
             changes = None
             if run_table is not None and folder is not None:
                 table, changes = _look_over(folder, table, self.split, self.data_root, notes)
-                _note_folds(folder, notes)
+                if held_out_split(table) == "all":
+                    _note_folds(folder, notes)
             proposals = _proposals(folder, run_table, table, self.split)
             name = self.split or held_out_split(table)
             classifier = _prepared(classifier, table, name, self._settings, notes, is_timed=tta is not None)
@@ -631,11 +632,12 @@ def _look_over(
 def _note_folds(folder: Path, note: Say) -> None:
     """Note the figures of a cross-validation, whose final model was trained on all images of the run."""
     from vitkit.evaluation.registry import read_figures
-    from vitkit.system.run_files import FOLDS
+    from vitkit.system.run_files import EVALUATION, FOLDS
 
-    if (folder / FOLDS).is_file():
-        figures = headline_of(read_figures(folder / FOLDS)).words
-        note(f"this model was trained on all images of the run; cross-validated: {figures}")
+    file = next((file for name in (FOLDS, EVALUATION) if (file := folder / name).is_file()), None)
+    headline = None if file is None else headline_of(read_figures(file))
+    if headline is not None and (headline.folds or headline.split == BY_FOLDS):
+        note(f"this model was trained on all images of the run; cross-validated: {headline.words}")
 
 
 def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None) -> ImageTable | None:

@@ -1,0 +1,281 @@
+"""Few images, none set aside: all train the model, and each tests a head that was fitted without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import runs
+import vitkit
+from vitkit.data import EXCLUDED, Edit, add_edits, split_from_file, table_of
+from vitkit.errors import VitkitError
+from vitkit.evaluation import headline_of
+from vitkit.training import (
+    PENALTIES,
+    OutOfFold,
+    Request,
+    folds_of,
+    nested_cross_validation,
+    resolve_method,
+    resume,
+    train,
+)
+from vitkit.weights import load
+
+CLASSES = 3
+
+
+def clouds(n: int, seed: int = 0, spread: float = 1.5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features, labels, and the fold of each."""
+    rng, labels = np.random.default_rng(seed), np.arange(n) % CLASSES
+    centres = np.random.default_rng(99).normal(size=(CLASSES, 8))
+    x = torch.from_numpy((centres[labels] + rng.normal(0, spread, (n, 8))).astype(np.float32))
+    fold_of = folds_of(table_of("few", Path(), [(str(i), str(k), "train") for i, k in enumerate(labels)]), {}, seed)
+    assert fold_of is not None
+    return x, torch.from_numpy(labels), fold_of
+
+
+# --- The figures --------------------------------------------------------------------------------------
+
+
+def test_the_predictions_are_those_of_a_nested_cross_validation_by_scikit_learn() -> None:
+    x, y, fold_of = clouds(60)
+    logits, temperatures = nested_cross_validation(x, y, fold_of, CLASSES)
+
+    def fitted(penalty: float, rows: np.ndarray) -> Any:
+        model = LogisticRegression(C=1 / (penalty * rows.sum()), max_iter=5000, tol=1e-8)
+        return make_pipeline(StandardScaler(), model).fit(x[rows], y[rows])
+
+    for k in range(5):
+        rest = (fold_of != k).numpy()
+        inner = {}
+        for penalty in PENALTIES:
+            inner[penalty] = np.zeros((60, CLASSES))
+            for j in set(range(5)) - {k}:
+                out = (fold_of == j).numpy()
+                inner[penalty][out] = fitted(penalty, rest & ~out).predict_log_proba(x[out])
+        penalty = min(PENALTIES, key=lambda value: log_loss(y[rest], np.exp(inner[value][rest])))
+        true = y[rest].numpy()
+
+        def cost(log_t: float, scores: np.ndarray = inner[penalty][rest], true: np.ndarray = true) -> float:
+            chosen = log_softmax(scores / np.exp(log_t), axis=1)[np.arange(len(true)), true]
+            return float(-chosen.sum() + log_t**2 / 2)
+
+        temperature = np.exp(minimize_scalar(cost, bounds=(-3, 3), method="bounded").x)
+        assert temperatures[k] == pytest.approx(temperature, rel=0.05)
+        ours = softmax(logits[~rest].numpy(), axis=1)
+        np.testing.assert_allclose(ours, fitted(penalty, rest).predict_proba(x[~rest]), atol=0.01)
+
+
+def test_the_label_of_an_image_has_no_influence_on_its_own_test() -> None:
+    x, y, fold_of = clouds(45)
+    wrong = y.clone()
+    wrong[fold_of == 2] = (y[fold_of == 2] + 1) % CLASSES
+    logits, temperatures = nested_cross_validation(x, y, fold_of, CLASSES)
+    changed, changed_too = nested_cross_validation(x, wrong, fold_of, CLASSES)
+    torch.testing.assert_close(logits[fold_of == 2], changed[fold_of == 2], rtol=0, atol=0)
+    assert temperatures[2] == changed_too[2]
+    assert not torch.allclose(logits[fold_of != 2], changed[fold_of != 2])
+
+
+def test_shuffled_labels_are_predicted_by_chance_although_the_penalty_is_chosen() -> None:
+    rng, hits = np.random.default_rng(0), []
+    for seed in range(8):
+        x, y, fold_of = clouds(45, seed, spread=0.5)
+        y = y[rng.permutation(45)]
+        hits.append((nested_cross_validation(x, y, fold_of, CLASSES)[0].argmax(dim=1) == y).float().mean().item())
+    assert np.mean(hits) < 1 / CLASSES + 3 * (2 / 9 / 360) ** 0.5
+
+
+# --- When ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of a short training on other photographs."""
+    folder = tmp_path_factory.mktemp("all-start")
+    return train(runs.quick(runs.photos(folder / "others", images=6, seed=7), epochs=1), folder / "start", say=str)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("all-data") / "photos", images=15, noise=300)
+
+
+def fields(start: Path, **more: Any) -> dict[str, Any]:
+    return {"weights": str(start), "precision": "float32", "workers": 0, **more}
+
+
+def sets_aside(data: Path, **given: Any) -> bool:
+    start = resolve_method(Request.of({"data": str(data), **given}), None, (), given.keys())
+    parts = [part.images.table.splits for part in start.parts]
+    return any({"test", "val"} & set(splits) for splits in parts)
+
+
+def test_auto_sets_no_image_aside(data: Path, start: Path) -> None:
+    assert not sets_aside(data, **fields(start))
+
+
+def test_a_head_is_also_what_is_trained_on_images_that_would_have_been_set_aside(tmp_path: Path, start: Path) -> None:
+    """50 images of each class are enough to train the whole model, and 35 of them are not."""
+    chosen = resolve_method(
+        Request.of({"data": str(runs.photos(tmp_path / "photos", images=50)), **fields(start)}), None, ()
+    )
+    assert (chosen.recipe.method, chosen.recipe.split) == ("probe", (1.0, 0.0, 0.0))
+    assert any("about 35 training images per class are too few" in reason for reason in chosen.reasons)
+    assert not any("for validation" in reason for reason in chosen.reasons)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "probe"},
+        {"method": "full"},
+        {"split": (0.8, 0.0, 0.2)},
+        {"split_seed": 3},
+        {"folds": 3},
+        {"prior": "uniform"},
+    ],
+)
+def test_what_the_user_decides_is_kept(data: Path, start: Path, given: dict[str, Any]) -> None:
+    assert sets_aside(data, **fields(start, **given))
+
+
+def test_too_few_for_five_folds_and_images_that_the_weights_had_seen_are_set_aside(
+    tmp_path: Path, data: Path, start: Path
+) -> None:
+    assert sets_aside(runs.photos(tmp_path / "four", images=4, seed=3), **fields(start))
+    known = train(runs.quick(data, epochs=1), tmp_path / "known", say=lambda line: None)
+    assert sets_aside(data, **fields(known))
+
+
+def test_a_given_split_is_kept(tmp_path: Path, start: Path) -> None:
+    for split, images in (("train", 12), ("test", 4)):
+        runs.photos(tmp_path / "split" / split, images=images, seed=images)
+    assert sets_aside(tmp_path / "split", **fields(start))
+
+
+# --- A run --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    lines: list[str] = []
+    run = vitkit.train(data, out=tmp_path_factory.mktemp("all") / "run", say=lines.append, **fields(start))
+    return run.folder, "\n".join(lines)
+
+
+def test_the_headline_is_of_all_images_and_says_which_model_it_is_of(finished: tuple[Path, str]) -> None:
+    folder, said = finished
+    assert set(split_from_file(folder / "split.json").splits) == {"train"}
+    figures = json.loads((folder / "evaluation.json").read_text())
+    headline = headline_of(figures)
+    assert (headline.split, headline.images, figures["chosen_on"]) == ("cross-validated", 45, [])
+    assert [caveat.kind for caveat in headline.caveats] == ["of_folds"]
+    assert figures["headline"] == headline.to_dict()
+    assert figures["seen"]["images"] == 0 and "promises" not in figures
+    assert figures["temperature"] == load(folder).temperature
+    assert headline.words in said and "45 cross-validated images" in (folder / "report.html").read_text()
+    assert "every image trains the model" in said and "--split 0.8 0 0.2" in said
+    predictions = OutOfFold.read(folder)
+    assert predictions is not None and predictions.tested is not None
+    assert figures["accuracy"] == pytest.approx((predictions.tested.argmax(axis=1) == predictions.labels).mean())
+    assert len((folder / "predictions.csv").read_text().splitlines()) == 46
+
+
+def test_its_interval_is_that_of_a_cross_validation(finished: tuple[Path, str]) -> None:
+    """It is wider than that of as many independent images."""
+    figures = json.loads((finished[0] / "evaluation.json").read_text())
+    low, high = figures["headline"]["interval_95"]
+    n, p = figures["images"], figures["accuracy"]
+    assert low < p < high
+    assert high - low > 2 * 1.96 * (p * (1 - p) / n) ** 0.5
+
+
+def test_an_evaluation_of_the_same_images_states_the_figure_again(finished: tuple[Path, str]) -> None:
+    again = vitkit.evaluate(finished[0])
+    assert again.headline.value is None, "the model was trained on all of them"
+    words = headline_of(json.loads((finished[0] / "evaluation.json").read_text())).words
+    assert again.notes[0].endswith(f"cross-validated: {words}")
+
+
+def test_a_run_that_was_killed_before_its_report_ends_with_the_same_figures(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder = runs.copy_of(finished[0], tmp_path / "run")
+    for name in ("report.html", "evaluation.json"):
+        (folder / name).unlink()
+    resume(folder, say=lambda line: None)
+    assert (folder / "evaluation.json").read_bytes() == (finished[0] / "evaluation.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tested", "temperatures"])
+def test_damaged_tests_are_named(finished: tuple[Path, str], tmp_path: Path, name: str) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    predictions = finished[0] / "out_of_fold.safetensors"
+    data = predictions.read_bytes()
+    about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    arrays = load_file(predictions)
+    arrays[name] = np.ascontiguousarray(arrays[name][:1])
+    save_file(arrays, tmp_path / "out_of_fold.safetensors", about)
+    with pytest.raises(VitkitError, match="is damaged"):
+        OutOfFold.read(tmp_path)
+
+
+def test_the_model_is_trained_on_every_image(
+    finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path
+) -> None:
+    aside = vitkit.train(data, out=tmp_path / "aside", split=(1, 0, 0), method="probe", say=str, **fields(start))
+    for (name, ours), theirs in zip(
+        load(finished[0]).model.state_dict().items(), aside.classifier.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_labels_that_a_model_proposed_are_tested_by_those_before(
+    finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path
+) -> None:
+    """An image with another label counts with its first one, and an image that was left out counts, too."""
+    names = sorted(path.relative_to(data).as_posix() for path in data.rglob("*.png"))
+    red, green = (next(name for name in names if name.startswith(colour)) for colour in ("red", "green"))
+    add_edits(
+        tmp_path / "labels.csv",
+        [Edit(red, "blue", "red", proposed_by="run"), Edit(green, EXCLUDED, "green", proposed_by="run")],
+    )
+    lines: list[str] = []
+    given = {"labels": str(tmp_path / "labels.csv"), "split_from": str(finished[0])}
+    second = vitkit.train(data, out=tmp_path / "second", say=lines.append, **fields(start, **given))
+    assert (second.headline.split, second.headline.images) == ("cross-validated", 45)
+    assert set(second.evaluation["proposed"]["paths"]) == {red, green}
+    assert second.evaluation["with_proposals"]["images"] == 44
+    predictions = OutOfFold.read(second.folder)
+    assert predictions is not None and len(predictions.paths) == 44 and green not in predictions.paths
+
+
+def test_shuffled_labels_report_chance(start: Path, tmp_path: Path) -> None:
+    right, images, inside = 0.0, 0, list[bool]()
+    for seed in range(3):
+        data = runs.photos(tmp_path / f"photos-{seed}", images=15, noise=200, seed=seed)
+        files = sorted(data.rglob("*.png"))
+        content = [file.read_bytes() for file in files]
+        for file, i in zip(files, np.random.default_rng(seed).permutation(len(files)), strict=True):
+            file.write_bytes(content[i])
+        run = vitkit.train(data, out=tmp_path / f"run-{seed}", seed=seed, say=lambda line: None, **fields(start))
+        assert run.headline.split == "cross-validated" and run.headline.interval is not None
+        right += run.headline.images * run.accuracy
+        images += run.headline.images
+        inside.append(run.headline.interval[0] <= 1 / 3)
+    assert right / images - 1 / 3 < 3 * (2 / 9 / images) ** 0.5
+    assert all(inside)
