@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _STEPS = 200  # maximum number of L-BFGS iterations
+_SMALL = 2**21  # features; with fewer, threads wait for one another longer than they compute
 
 
 def regress(
@@ -45,7 +46,13 @@ def regress(
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    threads = torch.get_num_threads()
+    try:
+        if x.numel() < _SMALL:
+            torch.set_num_threads(1)
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    finally:
+        torch.set_num_threads(threads)
     return weight.detach(), bias.detach()
 
 
