@@ -8,6 +8,7 @@ Each block fenced with ```python runs after them, in the same folder, as a progr
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import os
@@ -59,6 +60,7 @@ def _commands(text: str) -> list[str]:
     return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
 
 
+@functools.cache
 def known_flags() -> dict[str, set[str]]:
     """The ways to write each flag of each verb."""
     return {verb: _flags(function_of(verb)) for verb in VERBS}
@@ -169,7 +171,7 @@ def prepare_lesson(folder: Path) -> None:
     from vitkit.classifier import Classifier
     from vitkit.data import Preprocess
 
-    runs.photos(folder / "data" / "flowers", images=20)
+    runs.photos(folder / "data" / "flowers", images=5)  # every method explains those of one class
     for name, colour in zip(("daisy", "roses", "tulips"), sorted(runs.COLOURS), strict=True):
         (folder / "data" / "flowers" / colour).rename(folder / "data" / "flowers" / name)
     model = build(num_classes=7)
