@@ -33,6 +33,13 @@ __all__ = ["browser"]
 NAMES = ("a", "b", "c", "d", "e", "f", "<script>alert(1)</script>")
 
 
+@pytest.fixture(autouse=True)
+def _warm(request: pytest.FixtureRequest) -> None:
+    """All but the first test, which starts the real command."""
+    if request.node.name != test_a_folder_is_predicted_corrected_and_saved_as_predict_does.__name__:
+        request.getfixturevalue("warm_commands")
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """Photographs in two classes and some without, a run with an untrained model, and a folder of new photographs."""
