@@ -22,13 +22,14 @@ from vitkit.data.task import SINGLE_LABEL
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text
 from vitkit.training.defaults import NOT_SET_ASIDE, without_effect
-from vitkit.training.probe import PARTS, TESTED
+from vitkit.training.probe import PARTS
 from vitkit.training.recipe import Recipe, Request
 from vitkit.training.select_weights import ProbeAccuracy, probe_accuracy
 from vitkit.training.start import Start, resolve
 
 ENOUGH = 0.95  # cross-validated accuracy of a probe above which fine-tuning was not better by a point (docs/log.md)
 MOST = 1_000  # training images; with more, fine-tuning gains even where the probe is that good
+_FEW_ALTOGETHER = 1_000  # images; with more, a test set of a fifth costs less than its figure is worth
 
 
 def resolve_method(
@@ -93,7 +94,7 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
         return False
     (part,) = start.parts
     table = part.images.table
-    if table.task is not SINGLE_LABEL or len(table) > TESTED or part.proposals or part.overlap.seen():
+    if table.task is not SINGLE_LABEL or len(table) > _FEW_ALTOGETHER or part.proposals or part.overlap.seen():
         return False
     pairs = {(label, group) for label, group in zip(table.labels, part.images.groups, strict=True)}
     return max(Counter(label for label, _ in pairs).values()) >= PARTS

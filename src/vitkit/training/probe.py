@@ -53,7 +53,6 @@ UNBEATEN = "no trained head was better on the validation images, so the model is
 _WORSE = 1.1  # the search ends at this multiple of the best validation loss
 PARTS = 5  # folds of a cross-validation
 _MOST = 5_000  # images that are cross-validated; more hardly change the penalty
-TESTED = 1_000  # training images; up to this number, they can also test the head
 
 
 @dataclass(frozen=True)
@@ -483,8 +482,8 @@ def nested_cross_validation(
 
 def _can_test(table: ImageTable, fold_of: Tensor, is_new: Tensor) -> bool:
     """Return whether the training images can test the head: all are in a fold, and no weights had seen any."""
-    is_small = len(fold_of) <= TESTED and table.task is SINGLE_LABEL
-    return is_small and int(fold_of.min()) == 0 and int(fold_of.max()) >= 2 and bool(is_new.all())
+    are_divided = int(fold_of.min()) == 0 and int(fold_of.max()) >= 2
+    return table.task is SINGLE_LABEL and are_divided and bool(is_new.all())
 
 
 @dataclass
