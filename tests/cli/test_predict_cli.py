@@ -514,13 +514,13 @@ def test_memory_that_is_short_ends_the_command_and_the_rest_can_be_had_later(
 ) -> None:
     asked = ("predict", trained, "photos", "-o", "out.csv", "--batch-size", 4)
     vitkit(*asked[:3], "-o", "whole.csv", "--batch-size", 4)
-    there = iter(range(3))  # batches
     name = "assessing" if in_model else "pixels"
     original = getattr(Classifier, name)
 
     def run_short(classifier: Classifier, *what: Any) -> Any:
         def compute(pixels: Any) -> Any:
-            return fail() if next(there, None) is None else original(classifier)(pixels)
+            red, green, blue = np.asarray(pixels).mean(axis=(2, 3)).T
+            return fail() if ((red > green) & (red > blue)).any() else original(classifier)(pixels)
 
         def fail() -> None:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9.")
