@@ -11,9 +11,9 @@ each class are set aside. Of the others, 5, 10, 20 and 50 of each class are draw
 
 All read the same features, or start from them. Columns: `accuracy` on the photographs that were set aside, `method`
 that was chosen, and `seconds` with the report, which depend on what else the machine does; `reported`, `low` and `high`
-are the accuracy that the run's report states, with its interval. The table is written after
-each training, and a second run on the same day goes on where it ends. `--summary` prints the means over seeds, and the
-paired differences from `auto`.
+are the accuracy that the run's report states, with its interval. The table is written after each training, and a second
+run on the same day goes on where it ends. `--summary` prints the means over seeds, and the paired differences from
+`auto`.
 
 `--heads` measures in minutes, on the features alone, what it costs to set photographs aside for validation, and whether
 the promises of a head without them are kept. Of 5 to 200 photographs of each class, a fifth is left for a test that is

@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import vitkit
 from vitkit.data import read_source
 from vitkit.evaluation import evaluate
 from vitkit.evaluation.figures import figures
-from vitkit.training import Recipe, read_metrics
+from vitkit.training import Recipe, read_metrics, train
 from vitkit.weights import load
 
 # Half of what a small training takes is the model's layers and bytes.
@@ -76,6 +77,17 @@ def quick_fields(**fields: Any) -> dict[str, Any]:
 
 def quick(data: Path, **fields: Any) -> Recipe:
     return Recipe(**quick_fields(data=str(data), **fields))
+
+
+def begun(folder: Path) -> Path:
+    """The run of a short training on other photographs, whose weights another one begins with."""
+    return train(quick(photos(folder / "others", images=6, seed=7), epochs=1), folder / "start", say=lambda line: None)
+
+
+def followed(data: Path, out: Path, **fields: Any) -> tuple[Path, str]:
+    """Train, and return the run and what was said."""
+    lines: list[str] = []
+    return vitkit.train(data, out=out, say=lines.append, **fields).folder, "\n".join(lines)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

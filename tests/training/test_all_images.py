@@ -103,9 +103,7 @@ def test_shuffled_labels_are_predicted_by_chance_although_the_penalty_is_chosen(
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of a short training on other photographs."""
-    folder = tmp_path_factory.mktemp("all-start")
-    return train(runs.quick(runs.photos(folder / "others", images=6, seed=7), epochs=1), folder / "start", say=str)
+    return runs.begun(tmp_path_factory.mktemp("all-start"))
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +169,7 @@ def test_a_given_split_is_kept(tmp_path: Path, start: Path) -> None:
 
 @pytest.fixture(scope="module")
 def finished(data: Path, start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    lines: list[str] = []
-    run = vitkit.train(data, out=tmp_path_factory.mktemp("all") / "run", say=lines.append, **fields(start))
-    return run.folder, "\n".join(lines)
+    return runs.followed(data, tmp_path_factory.mktemp("all") / "run", **fields(start))
 
 
 def test_the_headline_is_of_all_images_and_says_which_model_it_is_of(finished: tuple[Path, str]) -> None:

@@ -11,8 +11,7 @@ from PIL import Image
 
 import runs
 from vitkit.data import split_from_file
-from vitkit.training import Recipe, choose_method, resolve, train
-from vitkit.training.choose_method import resolve_method
+from vitkit.training import Recipe, choose_method, resolve, resolve_method, train
 from vitkit.training.recipe import Request
 
 EACH = 58  # photographs of each class, of which 40 are trained on
@@ -20,8 +19,7 @@ EACH = 58  # photographs of each class, of which 40 are trained on
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("method-start")
-    return train(runs.quick(runs.photos(folder / "others", images=6, seed=7), epochs=1), folder / "start", say=str)
+    return runs.begun(tmp_path_factory.mktemp("method-start"))
 
 
 @pytest.fixture(scope="module")

@@ -163,10 +163,7 @@ def test_images_that_are_split_already_keep_their_validation_images() -> None:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of a short training on other photographs."""
-    folder = tmp_path_factory.mktemp("few-start")
-    data = runs.photos(folder / "others", images=6, seed=7)
-    return train(runs.quick(data, epochs=1), folder / "start", say=lambda line: None)
+    return runs.begun(tmp_path_factory.mktemp("few-start"))
 
 
 @pytest.fixture(scope="module")
@@ -180,9 +177,7 @@ def fields(start: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def finished(data: Path, start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    lines: list[str] = []
-    run = vitkit.train(data, out=tmp_path_factory.mktemp("few") / "run", say=lines.append, **fields(start))
-    return run.folder, "\n".join(lines)
+    return runs.followed(data, tmp_path_factory.mktemp("few") / "run", **fields(start))
 
 
 def test_the_headline_is_of_images_that_nothing_was_chosen_on(finished: tuple[Path, str]) -> None:

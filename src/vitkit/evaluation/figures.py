@@ -23,7 +23,7 @@ from vitkit.data.splits import differ_much
 from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL, TASKS, Task
 from vitkit.evaluation.calibration import blocks, log_odds, most_rise, to_probabilities
-from vitkit.evaluation.headline import headline_of
+from vitkit.evaluation.headline import BY_FOLDS, headline_of
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
@@ -285,7 +285,7 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
 
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
     """Return the images, with their role, that must not count in the figures of a split."""
-    invalid = ("train",) if split == "val" else ("train", "val")
+    invalid = {"val": ("train",), BY_FOLDS: ()}.get(split, ("train", "val"))
     return {path: role for path, role in roles.items() if role is not None and role in invalid}
 
 

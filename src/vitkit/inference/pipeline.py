@@ -116,7 +116,7 @@ def flow(
             for batch, rows in start:
                 yield from join(batch, list(pool.map(read, batch)), compute, rows)
         return
-    with _crew(is_concurrent) as (pool, count, ended):
+    with crew(is_concurrent) as (pool, count, ended):
         turn = nullcontext() if is_concurrent else Lock()
 
         def run(batch: list[T], rows: int) -> list[tuple[T, Row]]:
@@ -177,8 +177,13 @@ def _if_finite(row: npt.NDArray[np.float32]) -> Row:
 
 
 @contextmanager
-def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
-    """Start threads, and yield them, their number, and the event that stops them."""
+def crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
+    """Start threads, and yield them, their number, and the event that stops them.
+
+    Args:
+        is_concurrent: whether each core computes in a thread of its own; otherwise all cores compute together, and the
+            threads read.
+    """
     count = cores() if is_concurrent else cores() + 1  # one of them computes
     before, ended = threads(), Event()
     pool = ThreadPoolExecutor(count, initializer=partial(set_threads, 1 if is_concurrent else before))

@@ -4,10 +4,10 @@ Below `defaults.FEW` training images per class, the whole model is not trained a
 few images altogether, none of them is set aside either: a head on frozen features is fitted in a second, so each image
 can test a head that was trained without it, and the model is trained on all of them.
 
-With more images per class, their number does not decide: two kinds of insects are told apart by frozen features alone,
-and seventeen kinds of flowers are not. A linear probe is therefore cross-validated on the training images, which takes
-one pass over them. If it is right nearly always, it becomes the model, and is trained in seconds. No validation or test
-image is used for this choice, and the images of the test stay the same.
+With more images per class, it depends on the classes whether a head is enough: frozen features distinguish two kinds of
+insects, but not seventeen kinds of flowers. A linear probe is therefore cross-validated on the training images, which
+takes one pass over them. If it is nearly always right, it becomes the model, and is trained in seconds. No validation
+or test image is used for this choice, and the test images stay the same.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
     table = part.images.table
     if table.task is not SINGLE_LABEL or len(table) > _FEW_ALTOGETHER or part.proposals or part.overlap.seen():
         return False
-    pairs = {(label, group) for label, group in zip(table.labels, part.images.groups, strict=True)}
+    pairs = set(zip(table.labels, part.images.groups, strict=True))
     return max(Counter(label for label, _ in pairs).values()) >= PARTS
 
 

@@ -96,11 +96,17 @@ class OutOfFold:
             return plain
         return MultiEvaluation(**{**vars(plain), "thresholds": classifier.thresholds})
 
-    def tests(self) -> Evaluation | None:
-        """Return the predictions that test the training, with the temperature of each model; None if there are none."""
+    def tests(self, *, is_calibrated: bool = True) -> Evaluation | None:
+        """Return the predictions that test the training; None if there are none.
+
+        Args:
+            is_calibrated: whether the temperature of each model is applied.
+        """
         if self.tested is None or self.temperatures is None:
             return None
-        logits = self.tested.astype(np.float64) / self.temperatures[self.fold][:, None]
+        logits = self.tested.astype(np.float64)
+        if is_calibrated:
+            logits /= self.temperatures[self.fold][:, None]
         return Evaluation(BY_FOLDS, self.classes, self.paths, self.labels, to_probabilities(logits, self.labels))
 
     def write(self, folder: Path) -> None:

@@ -14,8 +14,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,7 +34,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import calibrate
 from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.multilabel import mean_average_precision
-from vitkit.inference.pipeline import cores
+from vitkit.inference.pipeline import crew
 from vitkit.model.build import Model
 from vitkit.system import environment as devices
 from vitkit.system.progress import progress
@@ -273,12 +272,7 @@ def _put_best_head(
         fitted = choose_head(x, y, held_out, len(table.classes), begun=begun)
     else:
         is_new = torch.tensor([path not in seen for path in train.paths])
-        fitted, cross = _cross_fit(x, y, fold_of, is_new, train, begun)
-        if is_tested and begun is None and _can_test(table, fold_of, is_new):
-            assert cross.predictions is not None
-            tested, temperatures = nested_cross_validation(x, y, fold_of, len(table.classes))
-            predictions = replace(cross.predictions, tested=tested.numpy(), temperatures=temperatures)
-            cross = replace(cross, predictions=predictions)
+        fitted, cross = _cross_fit(x, y, fold_of, is_new, train, begun, is_tested=is_tested)
     with torch.no_grad():
         for parameter, value in zip(head, (fitted.weight, fitted.bias), strict=True):
             parameter.copy_(value)
@@ -471,19 +465,11 @@ def nested_cross_validation(
         return x[:n][~rest] @ fitted.weight.T + fitted.bias, fit.temperature
 
     logits, temperatures = torch.zeros(n, classes), np.ones(parts)
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(cores(), initializer=partial(torch.set_num_threads, 1)) as pool:  # products are too small
+    with crew(is_concurrent=True) as (pool, *_):
         for k, (logits_of_fold, temperatures[k]) in enumerate(pool.map(test, range(parts))):
             logits[fold_of == k] = logits_of_fold
             progress("testing heads without their images", k + 1, parts)
-    torch.set_num_threads(threads)  # the pool's threads also changed the default of later threads
     return logits, temperatures
-
-
-def _can_test(table: ImageTable, fold_of: Tensor, is_new: Tensor) -> bool:
-    """Return whether the training images can test the head: all are in a fold, and no weights had seen any."""
-    are_divided = int(fold_of.min()) == 0 and int(fold_of.max()) >= 2
-    return table.task is SINGLE_LABEL and are_divided and bool(is_new.all())
 
 
 @dataclass
@@ -513,9 +499,19 @@ class _Standardised:
 
 
 def _cross_fit(
-    x: Tensor, y: Tensor, fold_of: Tensor, is_new: Tensor, train: ImageTable, begun: Fit | None
+    x: Tensor,
+    y: Tensor,
+    fold_of: Tensor,
+    is_new: Tensor,
+    train: ImageTable,
+    begun: Fit | None,
+    *,
+    is_tested: bool,
 ) -> tuple[Fit, CrossFit]:
-    """Choose the penalty by cross-validation, and fit a head to all images."""
+    """Choose the penalty by cross-validation, and fit a head to all images.
+
+    With `is_tested`, the images test heads that were fitted without them, if each is in a fold and was never seen.
+    """
     classes, n = len(train.classes), len(fold_of)
     penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, begun)
     is_begun = begun is not None and math.isinf(penalty)
@@ -526,6 +522,10 @@ def _cross_fit(
     hits = rows.argmax(dim=1) == true if true.ndim == 1 else ((rows > 0) == (true > 0.5)).all(dim=1)
     kept = torch.nonzero(is_kept)[:, 0].tolist()
     parts = int(fold_of.max()) + 1
+    tested, temperatures = None, None
+    if is_tested and begun is None and train.task is SINGLE_LABEL and parts > 2 and bool(is_kept.all()):
+        logits_of_tests, temperatures = nested_cross_validation(x, y, fold_of, classes)
+        tested = logits_of_tests.numpy()
     predictions = OutOfFold(
         classes=train.classes,
         paths=tuple(train.paths[i] for i in kept),
@@ -533,6 +533,8 @@ def _cross_fit(
         logits=logits[kept].numpy(),
         folds=parts,
         fold=fold_of[kept].numpy(),
+        tested=tested,
+        temperatures=temperatures,
     )
     loss = regression_loss(rows, true).item()
     return fitted, CrossFit(loss, hits.float().mean().item(), parts, predictions if kept else None)

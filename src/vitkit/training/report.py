@@ -31,7 +31,6 @@ from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors
-from vitkit.evaluation.calibration import to_probabilities
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.evaluator import (
     ProposalEvaluation,
@@ -344,14 +343,11 @@ def report(
     judged = judged.map(lambda item: replace(grouped(item, groups), chosen=chosen))
     evaluation = judged.before
     seen_before = None if roles is None else seen_of(roles, evaluation.split)
-    if tests is not None:
-        seen_before = {}  # the models that were tested had not seen their images
     about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
     about |= promise_figures(classifier, evaluation, seen_before, is_of_run=True)
     about |= unknown_figures(classifier, evaluation, seen_before, is_of_run=True)
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
-    if tests is not None:
-        assert predictions is not None
+    if predictions is not None and evaluation.split == BY_FOLDS:
         numbers = _figures_by_folds(numbers, predictions, evaluation, classifier)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
         say(f"trained in {trained}, evaluated in {classifier.precision}, as `vitkit predict` does on this machine")
@@ -394,8 +390,7 @@ def report(
         laid_out=laid_out,
         doubts=doubts,
         recipe=without_places(recipe).to_toml(),
-        # Mistakes of heads that were tested without an image may not be those of the model.
-        explained=[] if tests is not None else _explain_mistakes(classifier, evaluation, table.place),
+        explained=_explain_mistakes(classifier, evaluation, table.place),
         tried=_tried(folder / SELECTION),
     )
     return Reported(numbers, counted)
@@ -423,7 +418,8 @@ def _figures_by_folds(
     numbers: Mapping[str, Any], predictions: OutOfFold, evaluation: Evaluation, classifier: Classifier
 ) -> dict[str, Any]:
     """Return the figures with the intervals of a cross-validation, and with the calibration of its heads."""
-    assert predictions.tested is not None
+    untempered = predictions.tests(is_calibrated=False)
+    assert untempered is not None
     fold_of = dict(zip(predictions.paths, predictions.fold.tolist(), strict=True))
     folds = [fold_of.get(path, i % predictions.folds) for i, path in enumerate(evaluation.paths)]
     parts = [
@@ -431,10 +427,6 @@ def _figures_by_folds(
         for k in range(predictions.folds)
     ]
     bounds = fold_intervals([part for part in parts if part is not None])
-    labels = predictions.labels
-    untempered = Evaluation(
-        BY_FOLDS, predictions.classes, predictions.paths, labels, to_probabilities(predictions.tested, labels)
-    )
     changed = {
         **numbers,
         "temperature": classifier.temperature,
@@ -478,8 +470,9 @@ def _tried(path: Path) -> Tried | None:
 
 
 def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:
-    """Explain the worst mistakes by the model's own maps."""
-    chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
+    """Explain the worst mistakes by the model's own maps; those of heads without an image may not be the model's."""
+    is_unexplained = isinstance(evaluation, MultiEvaluation) or evaluation.split == BY_FOLDS
+    chosen = [] if is_unexplained else evaluation.mistakes(_EXPLAINED)
     chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
     if not can_explain(classifier.model):
         return []
@@ -504,14 +497,11 @@ def _kept(recipe: Recipe, table: ImageTable, epoch: int, *, is_calibrated: bool)
     has_val = "val" in table.splits
     if epoch == ZERO_SHOT:
         return "zero-shot: no epoch was better on the val images"
+    if recipe.method == "probe" and has_val:
+        return "a head, its penalty chosen by the log loss on val images"
     if recipe.method == "probe":
-        return (
-            "a head, its penalty chosen by the log loss on val images"
-            if has_val
-            else "a head, its penalty chosen by a cross-validation of the training images"
-            if is_calibrated
-            else "a head with the middle penalty"
-        )
+        how = "its penalty chosen by a cross-validation of the training images"
+        return f"a head, {how}" if is_calibrated else "a head with the middle penalty"
     return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
 
 

@@ -16,10 +16,8 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -31,7 +29,7 @@ from vitkit.errors import VitkitError
 from vitkit.inference.backends.optimized import OptimizedModel, can_pack, plain, prepare, sharing
 from vitkit.inference.backends.registry import PLANS
 from vitkit.inference.backends.token_merging import merge
-from vitkit.inference.pipeline import BATCH, cores
+from vitkit.inference.pipeline import BATCH, cores, crew
 from vitkit.model.build import Model, vit_of
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
@@ -100,10 +98,8 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
     config = model.config
     images = torch.randn(BATCH, config.in_channels, *config.image_size, generator=torch.Generator().manual_seed(0))
     began = time.monotonic()
-    with ThreadPoolExecutor(cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
-        before = torch.get_num_threads()
-        rows = list(pool.map(lambda _: _take_turns(candidates, times, images, began), range(cores())))
-    torch.set_num_threads(before)  # the pool's threads also changed the default of later threads
+    with crew(is_concurrent=True) as (pool, count, _):
+        rows = list(pool.map(lambda _: _take_turns(candidates, times, images, began), range(count)))
     if any(len(of_core) <= _ROUNDS[0] for of_core in rows):
         return {"plain": 1.0}
     rounds = [each for of_core in rows for each in of_core]
