@@ -260,6 +260,19 @@ def test_labels_that_a_model_proposed_are_tested_by_those_before(
     assert predictions is not None and len(predictions.paths) == 44 and green not in predictions.paths
 
 
+def test_a_class_with_one_image(start: Path, tmp_path: Path) -> None:
+    data = runs.photos(tmp_path / "photos", images=11)
+    for file in [
+        *(data / "red").glob("img*.png"),
+        *(data / "blue").glob("img1?.png"),
+        *(data / "blue").glob("img[2-9].png"),
+    ]:
+        file.unlink()
+    run = vitkit.train(data, out=tmp_path / "run", say=lambda line: None, **fields(start))
+    assert (run.headline.split, run.headline.images) == ("cross-validated", 12)
+    assert run.evaluation["per_class"]["blue"]["recall"] == 0, "no head that was trained without it knows the class"
+
+
 def test_shuffled_labels_report_chance(start: Path, tmp_path: Path) -> None:
     right, images, inside = 0.0, 0, list[bool]()
     for seed in range(3):

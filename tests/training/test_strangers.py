@@ -98,6 +98,16 @@ def test_one_class_and_no_images() -> None:
         fit_unknown(images, images.at(np.zeros(50, bool)), {})
 
 
+def test_a_class_is_not_left_out_if_only_one_image_would_remain_in_the_folds() -> None:
+    images, labels = known(12, 0), np.array([0] * 11 + [1])
+    train = Seen(images.features, images.logits[:, :2], labels)
+    fold = np.arange(12) % 3
+    parts = [(train.at(fold != k), train.at(fold == k)) for k in range(3)]
+    unknown = fit_unknown(train, parts, {}, (train, parts))
+    assert unknown.known.shape[1] == 12
+    assert not unknown.limits, "one class says nothing about another one"
+
+
 # --- Pictures of strangers ------------------------------------------------------------------------------------
 
 

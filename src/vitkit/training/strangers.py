@@ -256,7 +256,9 @@ def _without_each_class(
         if not (labels != k).any() or not (train.labels != k).any():
             continue
         if not isinstance(held_out, Seen):
-            yield _folds_without(train, held_out, k)
+            rest, known, of_class = _folds_without(train, held_out, k)
+            if known:  # otherwise a single image is left, which has no other one to be compared with
+                yield rest, known, of_class
             continue
         is_known, is_trained = held_out.labels != k, train.labels != k
         if has_logits:
@@ -268,7 +270,9 @@ def _without_each_class(
         yield rest, others.at(is_known), others.at(~is_known)
 
 
-def _folds_without(train: Seen, folds: Sequence[tuple[Seen, Seen]], k: int) -> tuple[Seen, HeldOutImages, Seen]:
+def _folds_without(
+    train: Seen, folds: Sequence[tuple[Seen, Seen]], k: int
+) -> tuple[Seen, list[tuple[Seen, Seen]], Seen]:
     """Return the training images without a class, the folds without it, and its images, with the logits of new heads.
 
     The heads of the folds are fitted to the images of the other folds, and that for the images of the class to all.
