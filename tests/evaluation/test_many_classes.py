@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,9 @@ from vitkit.evaluation import (
     Evaluation,
     LabelNoise,
     Units,
+    all_figures,
     at_temperature,
+    empty_table,
     for_prior,
     from_predictions,
     label_errors,
@@ -194,3 +197,34 @@ def test_ten_thousand_classes_are_one_outline_and_a_thousand_rows() -> None:
     assert len(axis.patches) + len(axis.texts) + len(axis.collections) == 2
     own = Evaluation("test", tuple(names), ("a",), np.array([9_999]), np.zeros((1, 10_000), np.float32))
     assert own.confusion(plots.MOST_SHADED).shape == (1000, 1000)
+
+
+def test_a_large_table_is_a_file_without_a_name_and_holds_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    table = empty_table(3, 2**25)  # 384 MiB
+    assert table.shape == (3, 2**25) and table.dtype == np.float32
+    table[:, -1] = 1, 2, 3
+    assert table[:, -1].tolist() == [1, 2, 3]
+    with Path("/proc/self/maps").open(encoding="utf-8") as maps:
+        assert any(str(tmp_path) in line and "(deleted)" in line for line in maps)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_large_table_is_in_memory_if_no_file_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be", encoding="utf-8")
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    table = empty_table(3, 2**25)
+    table[0, :4] = 7
+    assert table[0, :5].tolist()[:4] == [7, 7, 7, 7]
+
+
+def test_figures_are_the_same_if_the_table_is_a_file(tmp_path: Path) -> None:
+    whole = draw_evaluation(400, 30)
+    table = np.memmap(tmp_path / "table", np.float32, "w+", shape=whole.probabilities.shape)
+    table[:] = whole.probabilities
+    balance = {"balance": {"counts": list(range(1, 31)), "prior": "data"}}
+    seen = dict.fromkeys(whole.paths[::7], "train")
+    of_file = all_figures(replace(whole, probabilities=np.asarray(table)), seen, balance)
+    assert of_file == all_figures(whole, seen, balance)

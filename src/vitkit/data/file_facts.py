@@ -77,7 +77,7 @@ _MOST_AT_ONCE = 512  # files or contents in one query
 _SETTLED = 2 * 10**9  # nanoseconds after which another change surely changes the file's time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Facts:
     """The facts about one image file.
 

@@ -14,11 +14,11 @@ import re
 import time
 import zlib
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 from vitkit.data.labels import Proposal
 from vitkit.data.layout import LayoutName, split_of_word
@@ -37,6 +37,7 @@ _FORMAT = "vitkit shards"
 _SHARD, _SHA256 = re.compile(r"shard-\d{5,9}\.tar"), re.compile(r"[0-9a-f]{64}")
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _RECENT = 1.0  # seconds
+_Looked = TypeVar("_Looked")
 _KEPT_OPEN = 64 if hasattr(os, "pread") else 0  # files; none on Windows, where threads would share a position
 _AGAIN = "write it again with `vitkit shard`"
 
@@ -204,7 +205,7 @@ class ShardFolder:
     """
 
     path: Path
-    _recent: dict[str, tuple[float, ShardIndex]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _recent: dict[str, tuple[float, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[type[ShardFolder], tuple[Path]]:
         return ShardFolder, (self.path,)  # without the index, which each process reads
@@ -239,26 +240,27 @@ class ShardFolder:
     def stamp(self, key: str) -> bytes | None:
         """Return bytes that change if the image's shard changes, or the place of the image in it."""
         try:
-            index = self.index()
+            index = self._recently(INDEX, self.index)
             row = index.rows[key]
             shard = index.shards[index.shard_of[row]]
-            version = shard.sha256 if self.is_afar else _stamp_of(f"{self.name}/{shard.name}")
+            file = f"{self.name}/{shard.name}"
+            version = shard.sha256 if self.is_afar else self._recently(shard.name, lambda: _stamp_of(file))
         except (KeyError, OSError, VitkitError):
             return None
         place = (index.offsets[row], index.lengths[row], index.checks[row])
         return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
 
-    def _recent_index(self) -> ShardIndex:
-        """Return the index as it was within the last second: looking for changes at every image takes longer."""
+    def _recently(self, file: str, look: Callable[[], _Looked]) -> _Looked:
+        """Return what a look at a file found within the last second: looking for each image takes longer."""
         now = time.monotonic()
-        checked, index = self._recent.get(INDEX, (-_RECENT, None))
-        if index is None or now - checked > _RECENT:
-            index = self.index()
-            self._recent[INDEX] = now, index
-        return index
+        checked, found = self._recent.get(file, (-_RECENT, None))
+        if found is None or now - checked > _RECENT:
+            found = look()
+            self._recent[file] = now, found
+        return cast("_Looked", found)
 
     def open(self, key: str) -> BinaryIO:
-        index = self._recent_index()
+        index = self._recently(INDEX, self.index)
         row = index.rows.get(key)
         if row is None:
             raise FileNotFoundError(f"{self.name} has no image {key!r}")

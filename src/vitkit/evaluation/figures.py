@@ -22,7 +22,7 @@ from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.splits import differ_much
 from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL, TASKS, Task
-from vitkit.evaluation.calibration import blocks, log_odds, most_rise, to_probabilities
+from vitkit.evaluation.calibration import blocks, empty_table, log_odds, most_rise, to_probabilities
 from vitkit.evaluation.headline import BY_FOLDS, headline_of
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import Evaluation
@@ -104,7 +104,7 @@ def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise
 
 def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
     """Return the evaluation that the same logits would have at another temperature."""
-    probabilities = np.empty_like(evaluation.probabilities)
+    probabilities = empty_table(*evaluation.probabilities.shape)
     for rows in blocks(*probabilities.shape):
         logits = np.log(np.maximum(evaluation.probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny))
         probabilities[rows] = softmax(logits * (evaluation.temperature / temperature), axis=1)
@@ -240,7 +240,7 @@ def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["dat
         prior: the prior to convert to: class frequencies as in training (`data`) or equal ones (`uniform`).
     """
     shares = np.log(np.maximum(counts, 1))
-    probabilities = np.empty_like(evaluation.probabilities)
+    probabilities = empty_table(*evaluation.probabilities.shape)
     for rows in blocks(*probabilities.shape):
         labels = evaluation.labels[rows]
         logits = log_odds(evaluation.probabilities[rows], labels) + (shares if prior == "data" else -shares)
@@ -386,11 +386,14 @@ def without(evaluation: Evaluation, paths: Mapping[str, Any]) -> Evaluation | No
     kept = [i for i, path in enumerate(evaluation.paths) if path not in paths]
     if not kept:
         return None
+    probabilities = empty_table(len(kept), evaluation.probabilities.shape[1])
+    for rows in blocks(*probabilities.shape):
+        probabilities[rows] = evaluation.probabilities[kept[rows]]
     return replace(
         evaluation,
         paths=tuple(evaluation.paths[i] for i in kept),
         labels=evaluation.labels[kept],
-        probabilities=evaluation.probabilities[kept],
+        probabilities=probabilities,
         groups=tuple(evaluation.groups[i] for i in kept) if evaluation.groups else (),
         unknown=None if evaluation.unknown is None else evaluation.unknown[kept],
     )

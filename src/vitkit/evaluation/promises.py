@@ -14,6 +14,7 @@ import numpy as np
 
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
+from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.figures import unseen_part
 from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.metrics import Evaluation
@@ -88,9 +89,11 @@ def _refusals(rows: list[dict[str, Any]], requested: float) -> Iterator[None]:
 
 def _coverage(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> dict[str, Any]:
     assert sets is not None
-    contained = sets.of(evaluation.probabilities)
-    covers = contained[np.arange(len(evaluation.labels)), evaluation.labels]
-    sizes = contained.sum(axis=1)
+    covers, sizes = np.empty(len(evaluation.labels), np.bool_), np.empty(len(evaluation.labels), np.int64)
+    for rows in blocks(*evaluation.probabilities.shape):
+        contained, labels = sets.of(evaluation.probabilities[rows]), evaluation.labels[rows]
+        covers[rows] = contained[np.arange(len(labels)), labels]
+        sizes[rows] = contained.sum(axis=1)
     by_class = {}
     for k, name in enumerate(evaluation.classes):
         if (of_class := evaluation.labels == k).any():
@@ -114,7 +117,8 @@ def _coverage(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> d
 def _accuracy(sure: SureThreshold | None, evaluation: Evaluation) -> dict[str, Any]:
     assert sure is not None
     is_right = evaluation.labels == evaluation.predicted
-    answered = sure.answers(evaluation.probabilities)
+    probabilities = evaluation.probabilities
+    answered = np.concatenate([sure.answers(probabilities[rows]) for rows in blocks(*probabilities.shape)])
     figures = {
         "above_confidence": max(sure.confidence, 0.0),
         "answered": int(answered.sum()),
