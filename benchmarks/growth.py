@@ -6,6 +6,8 @@
     doctor    `vitkit doctor` of 100,000 pictures: first, unchanged, and with one file added
     predict   images a second with 21,843 classes beside 10, in turn
     train     20,000 pictures in 10,000 classes beside 10: seconds to the first step, and of the report
+    start     from shards of 1,000 to 1,000,000 pictures to the first step of a training, the first time and again
+    copies    the search for near copies among 10,000 to 1,000,000 thumbnails, of which a thousand have one
 
 Pictures have 32 pixels. Each figure is of a process of its own; memory is its peak above what it held before, without
 the features or probabilities themselves; of `evaluate`, it is all memory that is not a file. Seconds are wall clock,
@@ -18,9 +20,14 @@ figures are for two quiet cores. A second run on the same day adds to the table,
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
+import gc
 import json
+import math
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -43,6 +50,8 @@ FULL = {
     "doctor": (100_000,),
     "predict": (10, 21_843),
     "train": (20_000, 10, 10_000),
+    "start": (1_000, 10_000, 100_000, 1_000_000),
+    "copies": (10_000, 100_000, 1_000_000),
 }
 SMOKE = {
     "report": (200, 12),
@@ -51,6 +60,8 @@ SMOKE = {
     "doctor": (60,),
     "predict": (10, 300),
     "train": (80, 4, 40),
+    "start": (40, 80),
+    "copies": (500, 1_000),
 }
 _SEEN = 64  # images that are predicted in a round
 
@@ -116,6 +127,11 @@ class Memory:
     def _look(self) -> None:
         while not self._ends.wait(0.05):
             self.peak = max(self.peak, self._now() - self._before)
+
+    @property
+    def now(self) -> int:
+        """What the process has now, beyond what it had before."""
+        return self._now() - self._before
 
     def _now(self) -> int:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
@@ -277,6 +293,102 @@ def train(folder: Path, asked: argparse.Namespace, images: int, few: int, many: 
     ]
 
 
+def exponent(before: tuple[int, float] | None, now: tuple[int, float]) -> str:
+    """Describe how what takes (size, seconds) grows with the size; empty without an earlier pair."""
+    if before is None:
+        return ""
+    return f"; exponent {math.log(now[1] / before[1]) / math.log(now[0] / before[0]):.2f}"
+
+
+def start(folder: Path, asked: argparse.Namespace, *sizes: int) -> list[dict[str, Any]]:
+    rows, before = list[dict[str, Any]](), dict[str, tuple[int, float]]()
+    for images in sizes:
+        photos, shards = pictures(folder / f"photos{images}", images, 10), folder / f"shards{images}"
+        command("shard", photos, shards, cache=folder / "cache")
+        shutil.rmtree(photos)
+        for which, promised in (("first", ""), ("again", "60" if images == 1_000_000 else "")):
+            arguments = [str(shards), str(folder / f"run-{which}-{images}"), asked.trained]
+            whole = [sys.executable, __file__, "--in-process", "starting", "--arguments", json.dumps(arguments)]
+            environment = {**os.environ, "VITKIT_CACHE": str(folder / f"cache{images}")}
+            done = subprocess.run(whole, env=environment, stdout=-1, check=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            memory = f"{found['held']:.0f} MiB held, {found['peak']:.0f} at most"
+            grows = exponent(before.get(which), (images, found["cpu"]))
+            before[which] = images, found["cpu"]
+            rows.append(row(f"start with {images} images, {which}", found["cpu"], promised, None, memory + grows))
+            print(show(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def starting(photos: str, out: str, model: str) -> None:
+    """Processor seconds of all processes, without imports, and the memory beyond them, until the first step."""
+    import lightning_fabric  # noqa: F401  # which imports much if other libraries are installed
+
+    import vitkit.reporting.plots  # noqa: F401
+    from vitkit.system import reporting_to
+    from vitkit.training import run
+
+    def cpu() -> float:
+        each = (resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(own.ru_utime + own.ru_stime for own in each)
+
+    class Begun(Exception):
+        """The first step begins."""
+
+    def progress(what: str, *_: int) -> None:
+        if what.startswith("epoch"):
+            raise Begun
+
+    recipe = {"data": photos, "model": model, "weights": "none", "epochs": 1, "balance": "none", "cache": "none"}
+    memory = Memory()
+    with memory:
+        before = cpu()
+        with contextlib.suppress(Begun), reporting_to(progress):
+            run.train({**recipe, "workers": 0}, out, say=lambda _: None)
+        told = {"cpu": cpu() - before}
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    print(json.dumps({**told, "peak": memory.peak / MIB, "held": memory.now / MIB}))
+
+
+def thumbnails(images: int) -> np.ndarray:
+    """Made-up thumbnails, (n, 16, 16, 3), whose frequencies fall off as those of photographs do."""
+    from vitkit.data.doctor.likeness import cosines
+
+    rng, basis = np.random.default_rng(0), cosines()
+    frequency = np.add.outer(np.arange(16), np.arange(16))
+    falls = np.where(frequency > 0, 1 / np.maximum(frequency, 1), 1).astype(np.float32)[None, :, :, None]
+    pixels = np.empty((images, 16, 16, 3), np.uint8)
+    for first in range(0, images, 10_000):
+        part = pixels[first : first + 10_000]
+        grey = rng.standard_normal((len(part), 16, 16, 1), dtype=np.float32)
+        colour = rng.standard_normal((len(part), 16, 16, 3), dtype=np.float32)
+        waves = (600 * grey + 200 * colour) * falls
+        part[:] = np.clip(np.einsum("fy,nfgc,gx->nyxc", basis, waves, basis, optimize=True) + 128, 0, 255)
+    return pixels
+
+
+def copies(_: Path, __: argparse.Namespace, *sizes: int) -> list[dict[str, Any]]:
+    from vitkit.data.doctor.likeness import find_pairs
+
+    rows, before = list[dict[str, Any]](), None
+    for images in sizes:
+        pixels, planted = thumbnails(images), min(1_000, images // 10)
+        again = np.random.default_rng(1).integers(-3, 4, (planted, 16, 16, 3)) + pixels[:planted]
+        pixels[-planted:] = again.clip(0, 255)
+        with Took() as took:
+            pairs = find_pairs(pixels, None, 100 * images)
+        assert pairs is not None
+        found = {pair for pair in pairs[0] if pair[0] < planted and pair[1] == images - planted + pair[0]}
+        others, grows = len(pairs[0]) + len(pairs[1]) - len(found), exponent(before, (images, took.cpu))
+        note = f"{len(found)} of {planted} found, {others} others{grows}"
+        promised = "600" if images == 1_000_000 else ""
+        rows.append(row(f"near copies of {images}: processor seconds", took.cpu, promised, None, note))
+        print(show(rows[-1]), file=sys.stderr, flush=True)
+        before = images, took.cpu
+    return rows
+
+
 def training(photos: str, out: str, model: str) -> None:
     """A training of twenty seconds; when its first step was done, and how long it reported."""
     from vitkit.system import reporting_to
@@ -299,7 +411,7 @@ def training(photos: str, out: str, model: str) -> None:
 
 
 KINDS: dict[str, Callable[..., list[dict[str, Any]]]] = {
-    own.__name__: own for own in (report, evaluate, embed, doctor, predict, train)
+    own.__name__: own for own in (report, evaluate, embed, doctor, predict, train, start, copies)
 }
 
 
@@ -318,6 +430,8 @@ def main(arguments: list[str]) -> None:
         asked.model = asked.trained = "vit_micro_patch4_16"
     if asked.in_process == "training":
         training(*asked.arguments)
+    elif asked.in_process == "starting":
+        starting(*asked.arguments)
     elif asked.in_process:
         with tempfile.TemporaryDirectory() as folder:
             sizes = (SMOKE if asked.smoke else FULL)[asked.in_process]

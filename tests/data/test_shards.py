@@ -526,8 +526,111 @@ def test_what_lacks_credentials_is_not_asked_again(monkeypatch: pytest.MonkeyPat
     assert bucket.asked == 1
 
 
+# --- Written to an address ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    """A file system in memory, in the place of object storage."""
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    yield memory
+    memory.store.clear()
+
+
+def stored(bucket: Any) -> dict[str, bytes]:
+    return {path.rpartition("/")[2]: bucket.cat_file(path) for path in bucket.find("/photos/shards")}
+
+
+def test_shards_at_an_address_have_the_bytes_of_a_folder(bucket: Any, data: Path, shards: Path) -> None:
+    sharding = vitkit.shard(data, "memory://photos/shards", size="20kB")
+    assert stored(bucket) == bytes_in(shards)
+    assert sharding.place == "memory://photos/shards" and sharding.lines()[0].startswith("memory://photos/shards: ")
+    assert digests(read_table("memory://photos/shards")) == digests(read_table(shards))
+    assert vitkit.shard(data, "memory://photos/shards", size="20kB").index == sharding.index
+
+
+def test_an_interrupted_call_to_an_address_is_continued(
+    bucket: Any, data: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = type(bucket).put_file
+    refused = []
+
+    def put_file(self: Any, path: str, address: str, **more: Any) -> None:
+        if "shard-00002" in address and not refused:
+            refused.append(address)
+            raise PermissionError("the quota is used up")
+        put(self, path, address, **more)
+
+    monkeypatch.setattr(type(bucket), "put_file", put_file)
+    with pytest.raises(OSError, match="quota"):
+        vitkit.shard(data, "memory://photos/shards", size="20kB")
+    there = set(stored(bucket))
+    assert "shards.json" not in there and "shard-00002.tar" not in there and len(there) > 1
+    with pytest.raises(VitkitError, match="memory://photos/shards contains shards of other images"):
+        vitkit.shard(data, "memory://photos/shards", size="10kB")
+    damaged = bytearray(bucket.cat_file("/photos/shards/shard-00000.tar"))
+    damaged[600] ^= 255
+    bucket.pipe_file("/photos/shards/shard-00000.tar", bytes(damaged))
+    vitkit.shard(data, "memory://photos/shards", size="20kB")
+    assert stored(bucket) == bytes_in(shards)
+
+
+def test_addresses_that_shards_cannot_be_written_to(bucket: Any, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(VitkitError, match=r"https:// can only be read"):
+        vitkit.shard(data, "https://host/shards")
+    bucket.pipe_file("/photos/shards/notes.txt", b"")
+    with pytest.raises(VitkitError, match="memory://photos/shards is not empty"):
+        vitkit.shard(data, "memory://photos/shards")
+    bucket.pipe_file("/photos/other/sharding.json", b"[]")
+    with pytest.raises(VitkitError, match=r"memory://photos/other/sharding\.json is damaged"):
+        vitkit.shard(data, "memory://photos/other")
+    monkeypatch.chdir(data)  # an address lies in no folder
+    assert vitkit.shard(".", "memory://photos/third").images == 42
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.xlsx", "rows.parquet"])
+def test_predictions_at_an_address_are_those_of_a_file(bucket: Any, shards: Path, tmp_path: Path, name: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    here = vitkit.predict(some_model(), str(shards), out=tmp_path / name)
+    there = vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}")
+    assert there.lines()[0].endswith(f": memory://photos/{name}") and there.counts()["out"] == f"memory://photos/{name}"
+    assert list(there) == list(here) and len(list(there)) == 42
+    if not name.endswith("x"):  # a workbook has the time at which it was written
+        assert bucket.cat_file(f"/photos/{name}") == (tmp_path / name).read_bytes()
+    with pytest.raises(VitkitError, match=rf"--out memory://photos/{name} exists"):
+        vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}")
+    vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}", force=True)
+
+
+def test_what_is_not_written_to_an_address(
+    bucket: Any, data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(VitkitError, match=r"--out memory://photos/rows\.csv: --resume, --shard and --cluster need"):
+        vitkit.predict(some_model(), str(shards), out="memory://photos/rows.csv", resume=True)
+    with pytest.raises(VitkitError, match=r"https:// can only be read"):
+        vitkit.predict(some_model(), str(shards), out="https://host/rows.csv")
+    with pytest.raises(VitkitError, match=r"--out memory://photos/rows\.txt must end in"):
+        vitkit.predict(some_model(), str(shards), out="memory://photos/rows.txt")
+    scratch = {"model": "vit_micro_patch4_16", "weights": "none", "epochs": 1}
+    with pytest.raises(VitkitError, match="memory://photos/run is on another machine"):
+        vitkit.train(data, out="memory://photos/run", **scratch)
+    with pytest.raises(VitkitError, match="memory://photos/figures is on another machine"):
+        vitkit.evaluate(some_model(), data, out="memory://photos/figures")
+    with pytest.raises(VitkitError, match=r"s3://photos/report\.html is on another machine"):
+        vitkit.doctor(data, out="s3://photos/report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def some_model() -> vitkit.Classifier:
+    network = tiny.build(num_classes=3, image_size=(16, 16))
+    return vitkit.Classifier(network, ("blue", "green", "red"), Preprocess(size=(16, 16)))
+
+
 @pytest.mark.accept
-def test_object_storage(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Needs `pip install 'moto[server]' s3fs`: a server that speaks S3, on this machine."""
     for name in ("moto", "s3fs"):
         pytest.importorskip(name)
@@ -543,11 +646,14 @@ def test_object_storage(shards: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     try:
         bucket = fsspec.filesystem("s3")
         eventually(lambda: bucket.mkdir("photos") or True if is_listening(port) else None)
-        bucket.put(str(shards), "photos/shards", recursive=True)
+        vitkit.shard(data, "s3://photos/shards", size="20kB")
+        assert {path.rpartition("/")[2] for path in bucket.find("photos/shards")} == set(bytes_in(shards))
         assert digests(read_table("s3://photos/shards")) == digests(read_table(shards))
-        network = tiny.build(num_classes=3, image_size=(16, 16))
-        model = vitkit.Classifier(network, ("blue", "green", "red"), Preprocess(size=(16, 16)))
+        model = some_model()
         here, there = (vitkit.predict(model, str(place)) for place in (shards, "s3://photos/shards"))
+        vitkit.predict(model, str(shards), out="s3://photos/rows.csv")
+        vitkit.predict(model, str(shards), out=tmp_path / "rows.csv")
+        assert bucket.cat_file("photos/rows.csv") == (tmp_path / "rows.csv").read_bytes()
         assert [(row.label, row.confidence) for row in here] == [(row.label, row.confidence) for row in there]
         damaged = bytearray((shards / "shard-00001.tar").read_bytes()[:-1000])
         damaged[600] ^= 255  # within the first image

@@ -1,42 +1,35 @@
-"""Read files from afar by their addresses, such as `s3://bucket/folder/file` or `https://host/file`, with retries.
+"""Read and write files from afar by addresses, such as `s3://bucket/folder/file` or `https://host/file`, with retries.
 
 fsspec speaks to the servers. It is not imported before an address is read, and neither is what a scheme needs beside it
-(`pip install 'vitkit[remote]'`). A `Path` drops one of the two slashes of an address; `address_of` puts it back, so
-that addresses may go wherever paths go.
+(`pip install 'vitkit[remote]'`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from vitkit.errors import VitkitError
+from vitkit.system.files import address_of
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 T = TypeVar("T")
-_ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+([^/].*)", re.DOTALL)  # a scheme has two letters: C:/ is a drive
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 _PATIENCE = 20.0  # seconds without a byte after which an HTTP connection is given up
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)  # a further attempt cannot help
 _BUSY = (408, 425, 429)  # of the answers by which HTTP servers refuse (401 to 499), those after which to ask again;
 # 400 is also what aiohttp calls an answer that it cannot read
 _INSTALL = "pip install 'vitkit[remote]'"
-
-
-def address_of(path: str | PurePath) -> str | None:
-    """Return the address that a path or text is, with both slashes; None for a path of this machine."""
-    text = path if isinstance(path, str) else path.as_posix()
-    match = _ADDRESS.fullmatch(text) if ":/" in text else None
-    return None if match is None else f"{match[1]}://{match[2].rstrip('/')}"
 
 
 def read_file(address: str) -> bytes:
@@ -106,6 +99,83 @@ def download(address: str, file: BinaryIO, received: Callable[[bytes], None]) ->
 _PART = 2**23  # bytes
 
 
+@contextlib.contextmanager
+def fetched(path: PurePath) -> Iterator[Path]:
+    """Yield the path of a file, or of a temporary copy if the path is an address.
+
+    Raises:
+        OSError, VitkitError: as in `read_file`.
+    """
+    address = address_of(path)
+    if address is None:
+        yield Path(path)
+        return
+    with TemporaryDirectory() as scratch:
+        copy = Path(scratch) / path.name
+        with copy.open("wb") as file:
+            download(address, file, lambda _: None)
+        yield copy
+
+
+def write_file(address: str, content: bytes | PurePath) -> None:
+    """Write bytes, or copy a file of this machine, to an address. Nobody sees the file before it is complete.
+
+    Raises:
+        OSError: the server refuses, or does not answer.
+        VitkitError: files cannot be written there, or a package that the scheme needs is missing.
+    """
+    check_writable(address)
+
+    def write() -> None:
+        if isinstance(content, bytes):
+            _filesystem(address).pipe_file(address, content)
+        else:
+            _filesystem(address).put_file(str(content), address)
+
+    _insist(address, write)
+
+
+def remove_file(address: str) -> None:
+    """Delete a file from afar; a missing one is no error.
+
+    Raises:
+        OSError: the server refuses, or does not answer.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        _insist(address, lambda: _filesystem(address).rm_file(address))
+
+
+def names_at(address: str) -> set[str]:
+    """Return the names of the files and folders in a folder from afar; none if it does not exist.
+
+    Raises:
+        OSError: the server refuses, or does not answer.
+        VitkitError: a package that the scheme needs is missing.
+    """
+
+    def look() -> list[str]:
+        _filesystem(address).invalidate_cache()
+        return list(_filesystem(address).ls(address, detail=False))
+
+    try:
+        found = _insist(address, look)
+    except FileNotFoundError:
+        return set()
+    folder = address.partition("://")[2].rstrip("/")
+    return {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != folder}
+
+
+def check_writable(address: str) -> None:
+    """Refuse an address of a web server.
+
+    Raises:
+        VitkitError: it is one.
+    """
+    scheme = address.partition(":")[0]
+    if scheme in ("http", "https"):
+        raise VitkitError(f"{address}: {scheme}:// can only be read: choose a folder, or object storage such as s3://")
+
+
 def _insist(address: str, read: Callable[[], T]) -> T:
     """Call `read` until it succeeds, with waits in between; give up if another attempt cannot help."""
     for wait in (*_WAITS, None):
@@ -113,6 +183,8 @@ def _insist(address: str, read: Callable[[], T]) -> T:
             return read()
         except (VitkitError, ImportError, *_FINAL):
             raise
+        except NotImplementedError as error:
+            raise VitkitError(f"{address}: files of this kind of address can only be read") from error
         except Exception as error:  # each scheme has its own errors
             reason = str(error) or type(error).__name__
             status = getattr(error, "status", 0)
@@ -146,6 +218,6 @@ def _filesystem_of(scheme: str, process: int) -> AbstractFileSystem:  # noqa: AR
             }
         return fsspec.filesystem(scheme, **options)
     except ImportError as error:
-        raise VitkitError(f"reading {scheme}:// requires a package that is not installed: {_INSTALL}") from error
+        raise VitkitError(f"{scheme}:// requires a package that is not installed: {_INSTALL}") from error
     except ValueError as error:
         raise VitkitError(f"{scheme}:// is no known kind of address ({error})") from error

@@ -3,7 +3,7 @@
 The shards are planned first: the order of the images and the bytes of every shard depend on the images, their labels
 and the size of a shard alone. Threads then write one shard each, and a shard gets its name when it is complete. The
 index comes last. A second call with the same plan keeps the shards that it finds, so that a call that was killed is
-simply repeated, with the same bytes as result.
+simply repeated, with the same bytes as result. A shard for an address is written to a temporary file first.
 
 Images are shuffled among the shards of their split by the digest of their keys: neighbours in a folder, which often
 show one class, would otherwise be neighbours in the batches of whoever reads shards one after the other.
@@ -22,22 +22,25 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from threading import Event
 
 from vitkit.data.file_facts import Memory, scan
-from vitkit.data.shards import INDEX, UNFINISHED, LeftOut, Shard, ShardFolder, ShardIndex
+from vitkit.data.remote import check_writable, fetched, names_at, read_file, remove_file, write_file
+from vitkit.data.shards import INDEX, UNFINISHED, LeftOut, Shard, ShardFolder, ShardIndex, forget_looks
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import UnreadableImageError, open_place, read_place
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import (
+    address_of,
     exclusive_in,
+    from_json,
     is_empty,
     read_json,
     replacing,
     to_json,
     unfinished,
-    write_json,
     write_text,
 )
 from vitkit.system.progress import progress
@@ -51,7 +54,8 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
 
     Args:
         table: the images, with the splits of the data or without any.
-        folder: the folder to write, which is empty, missing, or has been begun or written by the same call before.
+        folder: the folder or address to write to, which is empty, missing, or has been begun or written by the same
+            call before.
         size: the largest number of bytes of a shard; a larger image gets a shard of its own.
 
     Raises:
@@ -60,26 +64,123 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
         OSError: a shard cannot be written.
     """
     _check_keys(table)
-    with exclusive_in(folder):
-        known = ShardFolder(folder).index() if (folder / INDEX).is_file() else None
-        if known is None and not (folder / UNFINISHED).is_file() and not is_empty(folder):
-            raise VitkitError(f"{folder} is not empty: choose a new folder for the shards")
+    address = address_of(folder)
+    target = _Folder(folder) if address is None else _Storage(address)
+    with target.held():
+        names = target.names()
+        known = ShardFolder(folder).index() if INDEX in names else None
+        if known is None and UNFINISHED not in names and names:
+            raise VitkitError(f"{target} is not empty: choose a new folder for the shards")
         plan = _plan(table, size)
-        before = known.plan if known is not None else _begun(folder)
+        before = known.plan if known is not None else target.begun() if UNFINISHED in names else None
         if before not in (None, plan.digest):
             raise VitkitError(
-                f"{folder} contains shards of other images or labels, or of another --size: choose a new folder, or "
+                f"{target} contains shards of other images or labels, or of another --size: choose a new folder, or "
                 "delete it"
             )
         if known is None:
-            write_json(folder / UNFINISHED, {"plan": plan.digest})
-        for _, left in [*unfinished(folder)]:
-            left.unlink()
-        index = _index_of(table, plan, _write_all(plan, folder))
+            target.write(UNFINISHED, to_json({"plan": plan.digest}) + "\n")
+        index = _index_of(table, plan, _write_all(plan, target))
         if index != known:
-            write_text(folder / INDEX, to_json(index.to_dict()) + "\n")
-        (folder / UNFINISHED).unlink(missing_ok=True)
+            target.write(INDEX, to_json(index.to_dict()) + "\n")
+        target.remove(UNFINISHED)
     return index
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A folder of this machine that shards are written to."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the folder for this process."""
+        with exclusive_in(self.path):
+            yield
+
+    def names(self) -> set[str]:
+        """Return the names of the files in the folder, after those that a killed call left have been deleted."""
+        known = (INDEX, UNFINISHED)
+        if any((self.path / name).is_file() for name in known):
+            for _, left in [*unfinished(self.path)]:
+                left.unlink()
+        return set() if is_empty(self.path) else {path.name for path in self.path.iterdir()}
+
+    def begun(self) -> str:
+        """Return the digest of the plan that an interrupted call has written."""
+        return str(read_json(self.path / UNFINISHED).get("plan"))
+
+    def write(self, name: str, text: str) -> None:
+        write_text(self.path / name, text)
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """Yield the path of a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        yield self.path / name
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Yield a path to write to, which becomes the file when the block succeeds."""
+        with replacing(self.path / name) as temporary:
+            yield temporary
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """A folder from afar that shards are written to, with the methods of `_Folder`.
+
+    It cannot be locked. Two calls at a time write the same bytes, since both follow the same plan.
+    """
+
+    address: str
+
+    def __str__(self) -> str:
+        return self.address
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        check_writable(self.address)
+        try:
+            yield
+        finally:
+            forget_looks()
+
+    def names(self) -> set[str]:
+        return names_at(self.address)
+
+    def begun(self) -> str:
+        try:
+            return str(from_json(read_file(f"{self.address}/{UNFINISHED}").decode())["plan"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise VitkitError(f"{self.address}/{UNFINISHED} is damaged: {error}") from error
+
+    def write(self, name: str, text: str) -> None:
+        write_file(f"{self.address}/{name}", text.encode("utf-8", "surrogateescape"))
+
+    def remove(self, name: str) -> None:
+        remove_file(f"{self.address}/{name}")
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        with fetched(PurePosixPath(self.address) / name) as copy:
+            yield copy
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        with TemporaryDirectory() as scratch:
+            yield Path(scratch) / name
+            write_file(f"{self.address}/{name}", Path(scratch) / name)
 
 
 def _check_keys(table: ImageTable) -> None:
@@ -90,10 +191,6 @@ def _check_keys(table: ImageTable) -> None:
                 f"{table.name}: shards name images by their paths below one folder, which {key!r} is not: move the CSV "
                 "file into a folder above all images"
             )
-
-
-def _begun(folder: Path) -> str | None:
-    return str(read_json(folder / UNFINISHED).get("plan")) if (folder / UNFINISHED).is_file() else None
 
 
 # --- The plan -----------------------------------------------------------------------------------------------------
@@ -236,13 +333,13 @@ class _Written:
     checks: tuple[int, ...]
 
 
-def _write_all(plan: _ShardPlan, folder: Path) -> list[_Written]:
+def _write_all(plan: _ShardPlan, target: _Folder | _Storage) -> list[_Written]:
     """Write the shards that are not there yet, several at a time."""
     done, total = array("q", [0] * len(plan.shards)), sum(shard.size for shard in plan.shards)
     is_stopped = Event()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
         jobs = [
-            pool.submit(_complete, plan, shard, folder, partial(done.__setitem__, i), is_stopped)
+            pool.submit(_complete, plan, shard, target, partial(done.__setitem__, i), is_stopped)
             for i, shard in enumerate(plan.shards)
         ]
         try:
@@ -259,19 +356,24 @@ def _write_all(plan: _ShardPlan, folder: Path) -> list[_Written]:
     return [job.result() for job in jobs]
 
 
-def _complete(plan: _ShardPlan, shard: _PlannedShard, folder: Path, done: partial[None], is_stopped: Event) -> _Written:
+def _complete(
+    plan: _ShardPlan, shard: _PlannedShard, target: _Folder | _Storage, done: partial[None], is_stopped: Event
+) -> _Written:
     """Return a shard that an earlier call has written, if it is what it must be; otherwise write it."""
-    path = folder / shard.name
-    if (known := _check(plan, shard, path)) is None:
-        known = _write(plan, shard, path, done, is_stopped)
+    known = None
+    with contextlib.suppress(FileNotFoundError), target.reading(shard.name) as path:
+        known = _check(plan, shard, path)
+    if known is None:
+        with target.writing(shard.name) as path:
+            known = _write(plan, shard, path, done, is_stopped)
     done(shard.size)
     return known
 
 
 def _check(plan: _ShardPlan, shard: _PlannedShard, path: Path) -> _Written | None:
-    """Return a complete shard; None if there is none, or if its images are not those of the plan."""
+    """Return a complete shard; None if its images are not those of the plan."""
     checks = []
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+    with path.open("rb") as file:
         for member in shard.members:
             file.seek(member.offset)
             data = file.read(member.length)
@@ -287,7 +389,7 @@ def _check(plan: _ShardPlan, shard: _PlannedShard, path: Path) -> _Written | Non
 
 def _write(plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[None], is_stopped: Event) -> _Written:
     digest, checks = hashlib.sha256(), []
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with path.open("wb") as file:
 
         def put(name: str, data: bytes) -> None:
             header = tarfile.TarInfo(name)  # with fixed times, owner and mode

@@ -22,13 +22,13 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from vitkit.data.labels import Proposal
 from vitkit.data.layout import LayoutName, split_of_word
-from vitkit.data.remote import address_of, read_file, read_part
+from vitkit.data.remote import read_file, read_part
 from vitkit.data.shard_copies import copy_of
 from vitkit.data.storage import UnreadableImageError
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.data.task import TASKS, TaskName
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, read_bytes
+from vitkit.system.files import address_of, from_json, read_bytes
 from vitkit.text.cells import listed, plural
 
 INDEX, UNFINISHED = "shards.json", "sharding.json"  # the latter is there while shards are being written
@@ -389,6 +389,12 @@ def _is_at(address: str) -> bool:
         return False
     except OSError as error:
         raise VitkitError(f"cannot read {error}") from error  # which begins with the address
+
+
+def forget_looks() -> None:
+    """Forget which addresses contain shards, and their indices, since one has changed."""
+    _index_at.cache_clear()
+    _is_at.cache_clear()
 
 
 def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:

@@ -16,7 +16,6 @@ from typing import Any
 from vitkit.data import named
 from vitkit.data.file_facts import Memory, stamp_of
 from vitkit.data.named import DATASETS
-from vitkit.data.remote import address_of
 from vitkit.data.seen import DIGEST, PictureRecord
 from vitkit.data.sources import storage_at
 from vitkit.data.splits import SPLITS
@@ -25,7 +24,7 @@ from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, read_text, write_json
+from vitkit.system.files import address_of, from_json, read_text, write_json
 from vitkit.system.progress import progress
 from vitkit.system.run_files import GROUPS, PROPOSALS, SPLIT
 from vitkit.text.cells import JOINT, plural

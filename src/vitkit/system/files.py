@@ -18,7 +18,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from vitkit.errors import VitkitError
@@ -31,7 +31,28 @@ _HOLDER_SUFFIX = ".holder"
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
 _HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock
 _REPLACED_WITHIN = 2.0  # seconds in which Windows' virus scanner, or another reader, should have closed a file
+_ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+([^/].*)", re.DOTALL)  # a scheme has two letters: C:/ is a drive
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
+
+
+def address_of(path: str | PurePath) -> str | None:
+    """Return the address that a path or text is, such as s3://bucket/folder; None for a path of this machine.
+
+    A `Path` drops one of the two slashes of an address, which is put back here. So addresses may go wherever paths go.
+    """
+    text = path if isinstance(path, str) else path.as_posix()
+    match = _ADDRESS.fullmatch(text) if ":/" in text else None
+    return None if match is None else f"{match[1]}://{match[2].rstrip('/')}"
+
+
+def check_here(path: Path) -> None:
+    """Refuse an address in the place of a file or folder to write: a local folder `s3:` would be made otherwise.
+
+    Raises:
+        VitkitError: it is an address.
+    """
+    if (address := address_of(path)) is not None:
+        raise VitkitError(f"{address} is on another machine: choose a path on this one, and copy the result there")
 
 
 def regular(name: str, flags: int) -> int:
@@ -85,6 +106,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be written; the error names `path`.
     """
+    check_here(path)
     temporary = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
     try:
         yield temporary
@@ -153,6 +175,7 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
     """
     from filelock import FileLock, Timeout
 
+    check_here(path)
     place = place or path.with_name(fitting(f".{path.name}", ".lock"))
     if place.is_symlink():
         raise VitkitError(f"{place} is a link, and vitkit writes no lock through it: remove it")
@@ -189,6 +212,7 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
     Raises:
         VitkitError: another process holds the lock.
     """
+    check_here(folder)
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:

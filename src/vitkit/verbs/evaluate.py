@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.data.layout import LayoutName
-from vitkit.data.remote import address_of
 from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
 from vitkit.inference.conformal import SetScore
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import from_json, to_json
+from vitkit.system.files import address_of, from_json, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments

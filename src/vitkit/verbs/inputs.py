@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from vitkit.data.remote import RemoteFile, address_of
+from vitkit.data.remote import RemoteFile
 from vitkit.data.sources import find_source, storage_at
 from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
-from vitkit.system.files import exclusive, exclusive_in, is_empty, read_bytes
+from vitkit.system.files import address_of, check_here, exclusive, exclusive_in, is_empty, read_bytes
 from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import one_of
@@ -264,14 +264,24 @@ def source_folders(sources: Iterable[str]) -> list[str]:
     return [name for name in named if Path(name).is_dir() or storage_at(Path(name)) is not None]
 
 
+def check_suffix(out: Path, suffixes: Collection[str]) -> None:
+    """Refuse an output file that has another suffix.
+
+    Raises:
+        VitkitError: it has.
+    """
+    if out.suffix.lower() not in suffixes:
+        raise VitkitError(f"--out {address_of(out) or out} must end in {' or '.join(suffixes)}")
+
+
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
     """Refuse an output file that has another suffix, or lies in a missing folder or in a source folder.
 
     Raises:
         VitkitError: the file cannot be written there.
     """
-    if out.suffix.lower() not in suffixes:
-        raise VitkitError(f"--out {out} must end in {' or '.join(suffixes)}")
+    check_suffix(out, suffixes)
+    check_here(out)
     if not out.parent.is_dir():
         raise VitkitError(f"--out {out}: there is no folder {out.parent}")
     if out.is_dir():

@@ -14,8 +14,10 @@ from functools import partial
 from html import escape
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
+from vitkit.data.remote import check_writable, fetched, names_at, write_file
 from vitkit.errors import VitkitError
 from vitkit.inference.conformal import SetScore
 from vitkit.inference.prediction import (
@@ -37,7 +39,7 @@ from vitkit.inference.prediction import (
     write_rows,
 )
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import exclusive
+from vitkit.system.files import address_of, exclusive
 from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import JOINT, plural
@@ -51,6 +53,7 @@ from vitkit.verbs.inputs import (
     PrecisionName,
     check_choice,
     check_out,
+    check_suffix,
     exclusive_out_folder,
     find_pictures,
     listed_source,
@@ -129,14 +132,22 @@ class Predictions(Result):
     kept: tuple[Row, ...] = ()
     unknown: int = 0
 
+    @property
+    def place(self) -> str:
+        """Return the file or address with the rows as text; empty if they are in memory."""
+        return "" if self.out is None else address_of(self.out) or str(self.out)
+
     def __iter__(self) -> Iterator[Row]:
         if self.kept or self.out is None:
-            return iter(self.kept)
-        if self.out.suffix.lower() == ".parquet":
-            return read_parquet(self.out, Csv(self.form.columns))
-        if self.out.suffix == SUFFIX:
-            return _rows_of(open_part(self.out))
-        return (row for _, row in read_rows(self.out, self.form))
+            yield from self.kept
+        elif self.out.suffix == SUFFIX:
+            yield from _rows_of(open_part(self.out))
+        else:
+            with fetched(self.out) as file:
+                if file.suffix.lower() == ".parquet":
+                    yield from read_parquet(file, Csv(self.form.columns))
+                else:
+                    yield from (row for _, row in read_rows(file, self.form))
 
     def __len__(self) -> int:
         return self.images
@@ -164,7 +175,7 @@ class Predictions(Result):
         """Return the numbers of images, unreadable images and rejected labels, and how they were computed."""
         numbers = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
         numbers |= {} if self.form.columns.rules.unknown is None else {"unknown": self.unknown}
-        where = {} if self.out is None else {"out": str(self.out)}
+        where = {} if self.out is None else {"out": self.place}
         return {**numbers, "computed": self.computed, **where}
 
     def lines(self) -> list[str]:
@@ -172,7 +183,7 @@ class Predictions(Result):
         rejected = f", {self.rejected} rejected" if self.form.columns.may_reject else ""
         rejected += "" if self.form.columns.rules.unknown is None else f", {self.unknown} of them as unknown"
         images = plural(self.images, "image", "images")
-        where = "" if self.out is None else f": {self.out}"
+        where = "" if self.out is None else f": {self.place}"
         return [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
 
     def _repr_html_(self) -> str:
@@ -241,7 +252,8 @@ def predict(
         from_list: a file that lists the images instead of `sources`, with a path or an address (`https://`, `s3://`,
             `hf://`) on each line; `-` is standard input. Empty lines are ignored, and spaces belong to names.
         out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The result then reads its rows from it. An
-            Excel workbook and a Parquet file are written at the end, so they cannot be resumed.
+            Excel workbook and a Parquet file are written at the end, so they cannot be resumed, and neither can a file
+            at an address such as s3://bucket/rows.csv.
         pictures: write each image with its prediction as a PNG file into this folder.
         top: the number of classes to list for each image.
         classes: names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists them. The
@@ -356,8 +368,8 @@ def predict(
         form = FORMATS.get(suffix, Csv)(columns, is_raw=raw)
         return _result(tally, computed, out, notes, form, is_whole=is_whole, kept=kept)
     may_exist = resume or force
-    with _exclusive_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
-        _check_free(out, may_exist=may_exist)
+    asked = out
+    with _exclusive_pictures(pictures, folders, may_exist=may_exist), _held(asked, may_exist=may_exist) as out:
         classifier, columns = request.open(notes)
         gathered = None if _is_table(out) else out  # the file that grows row by row
         form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns, is_raw=raw)
@@ -376,7 +388,7 @@ def predict(
             rows = _answer(predictions, columns, album, write, stock.tally, len(paths))
         if out is not None and gathered is None:
             write_rows(out, Csv(columns).names, rows)
-    return _result(stock.tally, classifier.computed, out, notes, form, is_whole=is_whole, kept=rows)
+    return _result(stock.tally, classifier.computed, asked, notes, form, is_whole=is_whole, kept=rows)
 
 
 def _result(
@@ -578,9 +590,31 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
         if resume:
             raise VitkitError("--resume requires --out, the file to continue")
         return
+    if (address := address_of(out)) is not None:
+        if resume or is_divided:
+            raise VitkitError(f"--out {address}: --resume, --shard and --cluster need a file of this machine")
+        check_writable(address)
+        check_suffix(out, (*FORMATS, *TABLES))
+        return
     check_out(out, (*FORMATS, *TABLES), folders)
     if resume and _is_table(out) and not is_divided:
         raise VitkitError(f"--resume cannot continue {out}, which is written at the end: use a .csv")
+
+
+@contextmanager
+def _held(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
+    """Yield the file to write, which is locked; it is temporary if `out` is an address, and copied there at the end."""
+    if out is None or (address := address_of(out)) is None:
+        with nullcontext() if out is None else exclusive(out):
+            _check_free(out, may_exist=may_exist)
+            yield out
+        return
+    folder, _, name = address.rpartition("/")
+    if not may_exist and name in names_at(folder):
+        raise VitkitError(f"--out {address} exists: choose a new name, or use --force to overwrite it")
+    with TemporaryDirectory() as scratch:
+        yield Path(scratch) / name
+        write_file(address, Path(scratch) / name)
 
 
 def _check_free(out: Path | None, *, may_exist: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
+from vitkit.system.files import address_of
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments, path_text
 from vitkit.text.cells import plural
@@ -25,7 +26,7 @@ _LEAST, _MOST = 10**4, 8 * 10**9  # bytes of a shard
 
 @dataclass(frozen=True, repr=False)
 class Sharding(Result):
-    """A folder of shards that was written.
+    """The shards that were written.
 
         >>> import tempfile, vitkit
         >>> sharding = vitkit.shard("digits", tempfile.mkdtemp() + "/shards", size="500kB")
@@ -33,12 +34,17 @@ class Sharding(Result):
         (1797, 12)
 
     Attributes:
-        folder: the folder.
+        folder: the folder or address.
         index: the content of its index: every image with its shard, position, class and split.
     """
 
     folder: Path
     index: ShardIndex
+
+    @property
+    def place(self) -> str:
+        """Return the folder or the address as text."""
+        return address_of(self.folder) or str(self.folder)
 
     @property
     def images(self) -> int:
@@ -58,7 +64,7 @@ class Sharding(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the shards and the images that were left out in plain JSON types."""
         return {
-            "folder": str(self.folder),
+            "folder": self.place,
             "images": self.images,
             "classes": list(self.index.classes),
             "shards": self.rows(),
@@ -70,7 +76,7 @@ class Sharding(Result):
         shards, size = self.index.shards, sum(shard.size for shard in self.index.shards)
         images = f"{plural(self.images, 'image', 'images')} of {plural(len(self.index.classes), 'class', 'classes')}"
         return [
-            f"{self.folder}: {images} in {plural(len(shards), 'shard', 'shards')}, {size / 10**6:,.1f} MB",
+            f"{self.place}: {images} in {plural(len(shards), 'shard', 'shards')}, {size / 10**6:,.1f} MB",
             *(f"left out: {image.key} ({image.reason})" for image in self.index.left_out),
         ]
 
@@ -101,14 +107,16 @@ def shard(
 
     Args:
         data: a folder, a CSV file, an archive, or the name of a data set.
-        folder: the folder to write, which must be empty or missing.
+        folder: the folder to write, or an address such as s3://bucket/flowers-shards; it must be empty or missing.
         size: the largest size of a shard, in kB, MB or GB.
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: the data cannot be understood, no image can be read, or the folder contains something else.
+        VitkitError: the data cannot be understood, no image can be read, the folder contains something else, or the
+            address can only be read.
+        OSError: a shard cannot be written.
     """
     check_choice("--layout", layout, LayoutName)
     from vitkit.data.corrections import read_corrected
@@ -121,7 +129,8 @@ def shard(
         table = read_unlabelled(data)
     else:
         table = read_corrected(str(data), labels, layout, may_be_one_class=True)
-    check_outside("the folder", target, map(str, table.folders))
+    if address_of(target) is None:
+        check_outside("the folder", target, map(str, table.folders))
     return Sharding(target, write_shards(table, target, most))
 
 
