@@ -21,7 +21,6 @@ from vitkit.evaluation import (
     Units,
     all_figures,
     at_temperature,
-    empty_table,
     for_prior,
     from_predictions,
     label_errors,
@@ -34,6 +33,7 @@ from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import _quantile
 from vitkit.reporting import evaluation_report as report
 from vitkit.reporting import plots, write_predictions
+from vitkit.system import empty_array
 
 TINY = np.finfo(np.float32).tiny
 
@@ -203,7 +203,7 @@ def test_a_large_table_is_a_file_without_a_name_and_holds_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
-    table = empty_table(3, 2**25)  # 384 MiB
+    table = empty_array((3, 2**25))  # 384 MiB
     assert table.shape == (3, 2**25) and table.dtype == np.float32
     table[:, -1] = 1, 2, 3
     assert table[:, -1].tolist() == [1, 2, 3]
@@ -215,7 +215,7 @@ def test_a_large_table_is_a_file_without_a_name_and_holds_what_is_written(
 def test_a_large_table_is_in_memory_if_no_file_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be", encoding="utf-8")
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
-    table = empty_table(3, 2**25)
+    table = empty_array((3, 2**25))
     table[0, :4] = 7
     assert table[0, :5].tolist()[:4] == [7, 7, 7, 7]
 

@@ -13,9 +13,7 @@ from vitkit.system.lazy import public
 __all__, __getattr__ = public(
     __name__,
     {
-        "calibration": (
-            "Calibration Reliability calibrate empty_table fit_temperature log_odds most_rise to_probabilities"
-        ),
+        "calibration": "Calibration Reliability calibrate fit_temperature log_odds most_rise to_probabilities",
         "embedding": "lay_out",
         "evaluator": "evaluate",
         "figures": (

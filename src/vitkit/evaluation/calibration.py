@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +11,12 @@ import numpy.typing as npt
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, log_expit, log_softmax, softmax
 
-from vitkit.system.environment import cache_folder
-
 Floats = npt.NDArray[np.floating[Any]]
 BINS = 15
 _RANGE, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)
 _PRIOR = 0.5  # prior standard deviation of ln T and of the strength: a few images must not make the fit certain
 _EXACT = {"xatol": 1e-6}
 _NUMBERS = 2**18  # numbers of a table that are processed at a time, so that they stay in a core's cache
-_IN_MEMORY = 2**28  # bytes of a table that is kept in memory
 
 
 def blocks(rows: int, width: int, numbers: int | None = None) -> Iterator[slice]:
@@ -37,23 +31,6 @@ def blocks(rows: int, width: int, numbers: int | None = None) -> Iterator[slice]
     """
     size = max(1, (numbers or _NUMBERS) // max(width, 1))
     return (slice(start, start + size) for start in range(0, rows, size))
-
-
-def empty_table(rows: int, width: int) -> npt.NDArray[np.float32]:
-    """Return an array (rows, width) for numbers that are to be filled in.
-
-    The probabilities of 50,000 images in 21,843 classes take 4.4 GB. A table above 256 MiB is therefore a temporary
-    file in vitkit's cache folder, if the system can reserve its disk space. The system keeps it in main memory only
-    while there is plenty. The file has no name, and disappears with the array.
-    """
-    size = 4 * rows * width
-    if size > _IN_MEMORY and hasattr(os, "posix_fallocate"):
-        with contextlib.suppress(OSError):
-            cache_folder().mkdir(parents=True, exist_ok=True)  # a folder for temporary files may be in memory, too
-            with tempfile.TemporaryFile(dir=cache_folder()) as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # without space on the disk, writing would end the process
-                return np.asarray(np.memmap(file, np.float32, "r+", shape=(rows, width)))
-    return np.empty((rows, width), np.float32)
 
 
 @dataclass(frozen=True)

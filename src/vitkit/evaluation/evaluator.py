@@ -21,10 +21,10 @@ from vitkit.classifier import Classifier
 from vitkit.data.labels import EXCLUDED, Proposal
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
-from vitkit.evaluation.calibration import empty_table
 from vitkit.evaluation.figures import figures, unseen_part, without
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.system.files import empty_array
 
 Outcomes = Mapping[str, npt.NDArray[np.float32] | str]  # by path: the row of `assess`, or why there is none
 
@@ -91,7 +91,7 @@ def _predict(
     answered: list[int] = []
     unreadable: dict[str, str] = {}
     K, has_unknown = len(classifier.classes), classifier.unknown is not None
-    outcomes = empty_table(len(rows), K + has_unknown)
+    outcomes = empty_array((len(rows), K + has_unknown))
     assessments: Iterable[tuple[str, npt.NDArray[np.float32] | str]]
     if computed is None:
         assessments = classifier.assessments(rows.file(i) for i in range(len(rows)))

@@ -22,12 +22,13 @@ from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.splits import differ_much
 from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL, TASKS, Task
-from vitkit.evaluation.calibration import blocks, empty_table, log_odds, most_rise, to_probabilities
+from vitkit.evaluation.calibration import blocks, log_odds, most_rise, to_probabilities
 from vitkit.evaluation.headline import BY_FOLDS, headline_of
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
 from vitkit.evaluation.registry import METRICS
+from vitkit.system.files import empty_array
 from vitkit.text.cells import interval_text, listed
 
 
@@ -104,7 +105,7 @@ def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise
 
 def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
     """Return the evaluation that the same logits would have at another temperature."""
-    probabilities = empty_table(*evaluation.probabilities.shape)
+    probabilities = empty_array(evaluation.probabilities.shape)
     for rows in blocks(*probabilities.shape):
         logits = np.log(np.maximum(evaluation.probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny))
         probabilities[rows] = softmax(logits * (evaluation.temperature / temperature), axis=1)
@@ -240,7 +241,7 @@ def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["dat
         prior: the prior to convert to: class frequencies as in training (`data`) or equal ones (`uniform`).
     """
     shares = np.log(np.maximum(counts, 1))
-    probabilities = empty_table(*evaluation.probabilities.shape)
+    probabilities = empty_array(evaluation.probabilities.shape)
     for rows in blocks(*probabilities.shape):
         labels = evaluation.labels[rows]
         logits = log_odds(evaluation.probabilities[rows], labels) + (shares if prior == "data" else -shares)
@@ -386,7 +387,7 @@ def without(evaluation: Evaluation, paths: Mapping[str, Any]) -> Evaluation | No
     kept = [i for i, path in enumerate(evaluation.paths) if path not in paths]
     if not kept:
         return None
-    probabilities = empty_table(len(kept), evaluation.probabilities.shape[1])
+    probabilities = empty_array((len(kept), evaluation.probabilities.shape[1]))
     for rows in blocks(*probabilities.shape):
         probabilities[rows] = evaluation.probabilities[kept[rows]]
     return replace(

@@ -13,7 +13,10 @@ __all__, __getattr__ = public(
     __name__,
     {
         "environment": "best_precision cache_folder choose_device processor_precision state_folder",
-        "files": "exclusive exclusive_in fitting from_json is_empty is_held replacing to_json write_json write_text",
+        "files": (
+            "empty_array exclusive exclusive_in fitting from_json is_empty is_held replacing to_json write_json "
+            "write_text"
+        ),
         "progress": "Progress reporting_to silent",
         "run_files": "EVALUATION FILES LABEL_ERRORS LAST PREDICTIONS REPORT SPLIT",
         "stopping": "Deferral birth_of python",

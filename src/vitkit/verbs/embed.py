@@ -14,7 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.inference.features import Features
 from vitkit.inference.prediction import ENCODING
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import to_json
+from vitkit.system.files import empty_array, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
@@ -313,9 +313,7 @@ class _FeatureCollector:
             self.errors.append((path, outcome))
             return
         if self._array is None:
-            import numpy as np
-
-            self._array = np.empty((self._images, *outcome.shape), outcome.dtype)
+            self._array = empty_array((self._images, *outcome.shape))
         self._array[len(self.paths)] = outcome
         self.paths.append(path)
 
