@@ -2,7 +2,7 @@
 
 The photographs, scaled to 256 pixels and repeated up to the requested number, become shards, which a model with random
 weights classifies: by one command, by processes of this machine, and by Ray on this machine. Then Ray again, with a
-worker that is killed in the middle, and with a command that is killed in the middle and repeated. Each must write what
+worker that is killed, and with two workers and then the command killed, which is repeated. Each must write what
 the one command writes, byte by byte. `rate` is in images per second with the start of the program, and `share` that
 rate compared with processes of this machine. The first row is Ray alone: the seconds until it has started, and the
 memory of its processes while they are idle. Results go to benchmarks/results.
@@ -74,9 +74,9 @@ def write_photographs(source: Path, folder: Path, count: int) -> None:
             image.convert("RGB").resize([round(side * scale) for side in image.size]).save(target, quality=85)
 
 
-def kill_worker(driver: subprocess.Popen[bytes], parts: Path) -> bool:
-    """Kill a worker of Ray once some parts are complete, and return whether there was one."""
-    if not is_halfway(driver, parts):
+def kill_worker(driver: subprocess.Popen[bytes], parts: Path, least: int = 2) -> bool:
+    """Kill a worker of Ray once so many parts are complete, and return whether there was one."""
+    if not has_written(driver, parts, least):
         return False
     for process in below(driver.pid):
         with suppress(OSError):
@@ -86,17 +86,17 @@ def kill_worker(driver: subprocess.Popen[bytes], parts: Path) -> bool:
     return False
 
 
-def kill_driver(driver: subprocess.Popen[bytes], parts: Path) -> bool:
-    """Kill the command once some parts are complete."""
-    if not is_halfway(driver, parts):
+def kill_workers_and_driver(driver: subprocess.Popen[bytes], parts: Path) -> bool:
+    """Kill two workers, one after the other, and then the command."""
+    if not (kill_worker(driver, parts, 1) and kill_worker(driver, parts, 2) and has_written(driver, parts, 3)):
         return False
     driver.kill()
     return True
 
 
-def is_halfway(driver: subprocess.Popen[bytes], parts: Path) -> bool:
-    """Wait until two parts are complete; return False if the command ends before."""
-    while len(list(parts.glob("*.part"))) < 2:
+def has_written(driver: subprocess.Popen[bytes], parts: Path, least: int) -> bool:
+    """Wait until so many parts are complete; return False if the command ends before."""
+    while len(list(parts.glob("*.part"))) < least:
         if driver.poll() is not None:
             return False
         time.sleep(0.05)
@@ -155,7 +155,10 @@ def main() -> None:
             "local": (["--cluster", "local", *workers], None),
             "ray": (["--cluster", "ray", *workers], None),
             "ray, a worker killed": (["--cluster", "ray", *workers], kill_worker),
-            "ray, the command killed and repeated": (["--cluster", "ray", *workers], kill_driver),
+            "ray, two workers and the command killed, repeated": (
+                ["--cluster", "ray", *workers],
+                kill_workers_and_driver,
+            ),
         }
         rates: dict[str, float] = {}
         for number, (way, (flags, disturb)) in enumerate(ways.items()):

@@ -18,7 +18,7 @@ COLD = "cold: seconds"  # of the doctor: the promised figure was never seen, and
 MOST_COLD = 55.0  # processor seconds of all its processes: 46 were measured where eight others computed
 
 
-@pytest.mark.parametrize("what", ["report", "evaluate", "embed", "doctor", "predict", "train"])
+@pytest.mark.parametrize("what", ["report", "evaluate", "embed", "doctor", "predict", "train", "copies"])
 def test_what_is_promised_of_growth_holds(what: str, tmp_path: Path) -> None:
     small = ("--model", "vit_micro_patch4_16") if what == "embed" else ()
     trained = ("--trained", "vit_micro_patch4_16") if what == "train" else ()
@@ -38,7 +38,7 @@ def test_what_is_promised_of_growth_holds(what: str, tmp_path: Path) -> None:
         pytest.xfail(f"the doctor took {missed[0]['value']} s where {missed[0]['promised']} were promised: {floor}")
 
 
-@pytest.mark.parametrize("what", ["report", "embed", "doctor", "train"])
+@pytest.mark.parametrize("what", ["report", "embed", "doctor", "train", "start", "copies"])
 def test_every_part_of_the_script_runs(what: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--smoke", "--only", what, "--out", str(tmp_path)],

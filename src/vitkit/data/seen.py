@@ -429,15 +429,18 @@ def find_overlap(
         facts: the facts of each image.
         progress: receives the number of comparisons done and their total.
     """
+    if not len(record):
+        n = len(facts)
+        return Overlap((None,) * n, (None,) * n, (frozenset(),) * n)
     role_of = record.role_of()
     roles: list[str | None] = [role_of.get(fact.digest[:DIGEST]) for fact in facts]
     kinds: list[Kind | None] = [None if role is None else "exact" for role in roles]
     touched: list[set[str]] = [set() if role is None else {role} for role in roles]
     rest = [i for i, role in enumerate(roles) if role is None]
     looked_for: LookedFor = "altered"
-    if rest and len(record) and not record.has_thumbnails:
+    if rest and not record.has_thumbnails:
         looked_for = "exact"
-    elif rest and len(record):
+    elif rest:
         pairs, looked_for = find_known(Described.of([facts[i] for i in rest]), record.described(), progress)
         if looked_for == "altered" and not record.has_keypoints:
             looked_for = "near"

@@ -121,7 +121,10 @@ class ImageTable:
 
     def counts(self) -> dict[str, int]:
         """Count the images of each class. An image with several classes counts in each."""
-        count = Counter(label for i in range(len(self)) for label in self.classes_of(i))
+        count = Counter[int]()
+        for label, images in Counter(self.labels).items():
+            for class_number in self.sets[label] if self.sets else (label,):
+                count[class_number] += images
         return {name: count[label] for label, name in enumerate(self.classes)}
 
     def take(self, indices: list[int]) -> ImageTable:
@@ -135,7 +138,7 @@ class ImageTable:
 
     def compact(self) -> ImageTable:
         """Return the same rows without the classes, and sets of classes, that no row has."""
-        present = sorted({label for i in range(len(self)) for label in self.classes_of(i)})
+        present = [label for label, images in enumerate(self.counts().values()) if images]
         new = {label: i for i, label in enumerate(present)}
         label_sets = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
         sets, labels = self.task.encode(label_sets)
