@@ -604,6 +604,24 @@ def test_predictions_at_an_address_are_those_of_a_file(bucket: Any, shards: Path
     vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}", force=True)
 
 
+def test_rows_that_cannot_be_copied_to_an_address_are_kept(
+    bucket: Any, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_file(self: Any, path: str, address: str, **more: Any) -> None:
+        raise PermissionError("the quota is used up")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(bucket), "put_file", put_file)
+        with pytest.raises(VitkitError, match=r"quota is used up; the rows are in (.*rows\.csv)") as caught:
+            vitkit.predict(some_model(), str(shards), out="memory://photos/rows.csv")
+    (kept,) = tmp_path.glob("vitkit-*/rows.csv")
+    assert str(kept) in str(caught.value) and len(kept.read_text().splitlines()) == 43
+    vitkit.predict(some_model(), str(shards), out="memory://photos/rows.csv")
+    assert bucket.cat_file("/photos/rows.csv") == kept.read_bytes()
+    assert len(list(tmp_path.glob("vitkit-*"))) == 1
+
+
 def test_what_is_not_written_to_an_address(
     bucket: Any, data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ rows of an interrupted file.
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from functools import partial
 from html import escape
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.data.remote import check_writable, fetched, names_at, write_file
@@ -603,7 +604,10 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
 
 @contextmanager
 def _held(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
-    """Yield the file to write, which is locked; it is temporary if `out` is an address, and copied there at the end."""
+    """Yield the file to write, which is locked; it is temporary if `out` is an address, and copied there at the end.
+
+    If it cannot be copied, it is kept, and the error says where.
+    """
     if out is None or (address := address_of(out)) is None:
         with nullcontext() if out is None else exclusive(out):
             _check_free(out, may_exist=may_exist)
@@ -612,9 +616,17 @@ def _held(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
     folder, _, name = address.rpartition("/")
     if not may_exist and name in names_at(folder):
         raise VitkitError(f"--out {address} exists: choose a new name, or use --force to overwrite it")
-    with TemporaryDirectory() as scratch:
-        yield Path(scratch) / name
-        write_file(address, Path(scratch) / name)
+    scratch, is_kept = Path(mkdtemp(prefix="vitkit-")), False
+    try:
+        yield scratch / name
+        try:
+            write_file(address, scratch / name)
+        except (OSError, VitkitError) as error:
+            is_kept = True
+            raise VitkitError(f"{error}; the rows are in {scratch / name}") from error
+    finally:
+        if not is_kept:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _check_free(out: Path | None, *, may_exist: bool) -> None:
