@@ -132,7 +132,10 @@ def write_file(address: str, content: bytes | PurePath) -> None:
         else:
             _filesystem(address).put_file(str(content), address)
 
-    _insist(address, write)
+    try:
+        _insist(address, write)
+    except _FINAL as error:
+        raise OSError(f"{address}: {error}") from error
 
 
 def remove_file(address: str) -> None:
