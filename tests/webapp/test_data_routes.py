@@ -22,7 +22,8 @@ from vitkit.data import Edit, add_edits, labels_so_far, read_source, split_to_di
 from vitkit.data import labels as label_file
 from vitkit.evaluation import LabelError, write_label_errors
 from vitkit.system import write_json
-from vitkit.webapp import Photographs, Workspace, create_app, open_workspace, suggestions
+from vitkit.webapp import Photographs, Workspace, create_app, open_workspace
+from vitkit.webapp import data as data_tab
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' OR 1=1 --", "=1+1", "日本語 ", "a" * 180)
 
@@ -511,7 +512,7 @@ def predict_blue(arguments: list[str]) -> None:
 def test_what_a_model_suggests_for_photographs_without_a_class_is_marked_when_it_is_accepted(
     client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suggestions, "run_vitkit", predict_blue)
+    monkeypatch.setattr(data_tab, "run_vitkit", predict_blue)
     version = everything(client)["version"]
     assert client.get("/api/data/suggest").json()["run"] == ""
     assert "train one first" in client.post("/api/data/suggest").json()["error"]

@@ -32,7 +32,6 @@ __all__, __getattr__ = public(
         "multilabel": "MultiEvaluation average_precisions best_thresholds cross_fitted mean_average_precision",
         "paired": "Gain gain is_right tta_figures tta_lines",
         "drift": "DriftTest Looks compare_looks shares_of",
-        "promises": "promise_figures promise_lines",
-        "unknown": "unknown_figures unknown_lines",
+        "promises": "trust_figures trust_lines",
     },
 )

@@ -1,13 +1,15 @@
-"""Measure on test images whether sets of classes and confident predictions keep what they promise.
+"""Measure on test images what a model claims about itself: its promises, and its score for unknown images.
 
-The promises are made by a model's predictions of held-out images (`inference.trust`). They are measured on other images
-only; on the images that they were made by, they would seem to hold.
+Sets of classes and confident predictions are promised by the model's predictions of held-out images
+(`inference.trust`), and the score is fitted to these images. Both are measured on other images only; on the images that
+they were made by, they would seem to hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,12 +23,14 @@ from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.inference.conformal import ClassSets, SetScore
 from vitkit.inference.selective import SureThreshold
+from vitkit.inference.unknown import images_needed
 from vitkit.text.cells import interval_text, plural
 
+LEVELS = (0.05, 0.01)  # fractions of known images that are called unknown
 COVERAGES, ACCURACIES = (0.9, 0.95), (0.95, 0.99)  # that are measured if none is requested
 
 
-def promise_figures(
+def trust_figures(
     classifier: Classifier,
     evaluation: Evaluation,
     seen: Mapping[str, str] | None,
@@ -37,22 +41,54 @@ def promise_figures(
     by_class: bool = False,
     accuracy: float | None = None,
 ) -> dict[str, Any]:
-    """Return the entry `promises` of evaluation.json; empty if there is nothing to measure.
+    """Return the entries `promises` and `unknown` of evaluation.json, each only if there is something to measure.
 
     Args:
         classifier: the classifier that was evaluated.
         evaluation: its evaluation on all images.
         seen: role by path of the images that the weights had seen, which do not count; None if this is unknown.
-        is_of_run: whether the images are those of the run. Only its test images are then measured, because validation
-            images made the promises.
-        coverage: the coverage to measure; by default `COVERAGES`.
-        set_score: the score of a class in a set.
-        by_class: whether the coverage is promised for each class.
-        accuracy: the accuracy to measure; by default `ACCURACIES`.
+        is_of_run: whether the images are those of the run.
+        coverage: the coverage to measure; None for `COVERAGES`.
+        set_score: the score of a class, as for `class_sets`.
+        by_class: whether sets are to contain the true class as often for each class.
+        accuracy: the accuracy of sure predictions to measure; None for `ACCURACIES`.
 
     Raises:
-        VitkitError: a requested value cannot be promised.
+        VitkitError: a requested promise cannot be made.
     """
+    promises = _promise_figures(
+        *(classifier, evaluation, seen),
+        is_of_run=is_of_run,
+        coverage=coverage,
+        set_score=set_score,
+        by_class=by_class,
+        accuracy=accuracy,
+    )
+    return promises | _unknown_figures(classifier, evaluation, seen, is_of_run=is_of_run)
+
+
+def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each promise and each level of unknown images, with what was measured.
+
+    Args:
+        numbers: content of evaluation.json.
+    """
+    yield from _promise_lines(numbers)
+    yield from _unknown_lines(numbers)
+
+
+def _promise_figures(
+    classifier: Classifier,
+    evaluation: Evaluation,
+    seen: Mapping[str, str] | None,
+    *,
+    is_of_run: bool,
+    coverage: float | None = None,
+    set_score: SetScore = "lac",
+    by_class: bool = False,
+    accuracy: float | None = None,
+) -> dict[str, Any]:
+    """Return the entry `promises`; empty if there is nothing to measure."""
     counted = unseen_part(evaluation, seen)
     if counted is None or isinstance(counted, MultiEvaluation) or classifier.classes != counted.classes:
         if coverage is not None or accuracy is not None:
@@ -132,7 +168,7 @@ def _accuracy(sure: SureThreshold | None, evaluation: Evaluation) -> dict[str, A
     return {**figures, "measured": float(is_right[answered].mean()), "interval_95": list(bounds)}
 
 
-def promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
+def _promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each promise with what was measured.
 
     Args:
@@ -155,3 +191,52 @@ def promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
                 else f", accuracy {row['measured']:.4f} (95 %: {interval_text(row['interval_95'])})"
             )
             yield f"predictions that are to be right {row['requested']:g} of the time: {share}{right}"
+
+
+def _unknown_figures(
+    classifier: Classifier, evaluation: Evaluation, seen: Mapping[str, str] | None, *, is_of_run: bool
+) -> dict[str, Any]:
+    """Return the entry `unknown`; empty if the classifier has no score for unknown images.
+
+    Its list `called` says how many of the evaluated images are called unknown at each level. It is empty for
+    validation images of the run, with which the score was fitted.
+    """
+    unknown, counted = classifier.unknown, unseen_part(evaluation, seen)
+    if unknown is None:
+        return {}
+    called = []
+    if counted is not None and counted.unknown is not None and not (is_of_run and counted.split != "test"):
+        units = Units.of(len(counted.labels), np.array(counted.groups) if counted.groups else None)
+        images = unknown.known.shape[1]
+        for level in (level for level in LEVELS if images >= images_needed(unknown.method, level)):
+            is_called = (counted.unknown <= level + 1e-6).astype(np.float64)
+            figures = {"measured": float(is_called.mean()), "interval_95": list(mean_interval(is_called, 1.0, units))}
+            called.append({"level": level, **figures, "images": len(is_called)})
+    return {
+        "unknown": {
+            "method": unknown.method,
+            "validation_images": unknown.known.shape[1],
+            **({"folds": folds} if (folds := _folds(classifier)) else {}),
+            "accepted": unknown.accepted,
+            "passing": dict(unknown.passing),
+            "limits": [{**asdict(limit), "bounds": list(limit.bounds)} for limit in unknown.limits],
+            "called": called,
+        }
+    }
+
+
+def _folds(classifier: Classifier) -> int:
+    return classifier.held_out.held_out.folds if classifier.held_out else 0
+
+
+def _unknown_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each level with the fraction of images that are called unknown.
+
+    Args:
+        numbers: content of evaluation.json.
+    """
+    for row in numbers.get("unknown", {"called": []})["called"]:
+        yield (
+            f"images that --unknown {row['level']:g} calls unknown: {row['measured']:.4f} (95 %: "
+            f"{interval_text(row['interval_95'])})"
+        )

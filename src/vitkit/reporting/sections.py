@@ -15,8 +15,8 @@ from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.registry import METRICS
-from vitkit.evaluation.unknown import method_in_words
 from vitkit.inference.conformal import CROSS_VALIDATED, VALIDATION
+from vitkit.inference.unknown import NAMES
 from vitkit.reporting.gallery import gallery
 from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, threshold_data
 from vitkit.text.cells import by_chance, interval_text, plural
@@ -130,7 +130,7 @@ def unknown(numbers: Mapping[str, Any]) -> list[str]:
         return []
     text = (
         f"The column unknown of vitkit predict is the part of known images that look at least as unfamiliar to the "
-        f"model, by {method_in_words(numbers)}, compared with {entry['validation_images']} {_kind(entry)}."
+        f"model, by {NAMES[entry['method']]}, compared with {entry['validation_images']} {_kind(entry)}."
     )
     body = ["<h2>Images of unknown things</h2>", f"<p>{escape(text)}</p>"]
     if entry["limits"]:

@@ -57,8 +57,7 @@ from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.label_errors import LabelError, from_features, in_words
 from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.evaluation.promises import promise_figures, promise_lines
-from vitkit.evaluation.unknown import unknown_figures, unknown_lines
+from vitkit.evaluation.promises import trust_figures, trust_lines
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
 from vitkit.inference.conformal import CROSS_VALIDATED, VALIDATION
@@ -344,8 +343,7 @@ def report(
     evaluation = judged.before
     seen_before = None if roles is None else seen_of(roles, evaluation.split)
     about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
-    about |= promise_figures(classifier, evaluation, seen_before, is_of_run=True)
-    about |= unknown_figures(classifier, evaluation, seen_before, is_of_run=True)
+    about |= trust_figures(classifier, evaluation, seen_before, is_of_run=True)
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
     if predictions is not None and evaluation.split == BY_FOLDS:
         numbers = _figures_by_folds(numbers, predictions, evaluation, classifier)
@@ -359,7 +357,7 @@ def report(
     evaluation = evaluation if counted is None else counted
     if seen is not None and numbers.get("ece") is not None:
         say(calibrated(numbers, seen, evaluation))
-    for line in (*promise_lines(numbers), *unknown_lines(numbers)):
+    for line in trust_lines(numbers):
         say(line)
     if doubts is None:
         doubts = label_errors.from_predictions(item for item in _held_out(judged.now or evaluation, seen))

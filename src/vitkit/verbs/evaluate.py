@@ -120,16 +120,14 @@ class EvaluationResult(Result):
     def lines(self) -> list[str]:
         """Return the figures with their intervals, the figures of each class, and the images that were left out."""
         from vitkit.evaluation.paired import tta_lines
-        from vitkit.evaluation.promises import promise_lines
-        from vitkit.evaluation.unknown import unknown_lines
+        from vitkit.evaluation.promises import trust_lines
 
         lines = [f"{self.evaluated} of {address_of(self.root) or self.root} ({self.computed})"]
         lines += [
             *self._summary_lines(),
             *tta_lines(self.figures),
             *_operating_lines(self.figures),
-            *promise_lines(self.figures),
-            *unknown_lines(self.figures),
+            *trust_lines(self.figures),
             *self._class_lines(),
         ]
         lines += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
@@ -398,8 +396,7 @@ class _EvaluationRequest:
         """Evaluate the images, or use the outcomes that were computed for them."""
         from vitkit.data.splits import held_out_split
         from vitkit.evaluation.paired import tta_figures
-        from vitkit.evaluation.promises import promise_figures
-        from vitkit.evaluation.unknown import unknown_figures
+        from vitkit.evaluation.promises import trust_figures
 
         folder, tta, is_of_run = self.folder, self.tta, self.data is None
         with ExitStack() as hold:
@@ -428,10 +425,8 @@ class _EvaluationRequest:
             )
             judged, seconds = evaluate_by(classifier)
             seen, caveat = _seen(classifier, folder or "the model", table, name, is_of_run=is_of_run)
-            about: dict[str, Any]
             if tta is None:
-                about = unknown_figures(classifier, judged.before, seen, is_of_run=is_of_run)
-                about |= promise_figures(
+                about = trust_figures(
                     *(classifier, judged.before, seen),
                     is_of_run=is_of_run,
                     set_score=self.set_score,
