@@ -4,7 +4,7 @@ FLOWERS is a folder of photographs in class folders, WEIGHTS DeiT-Ti's ImageNet 
 
 head      `--method probe`, without and with views, beside ten epochs that recompute the frozen backbone (batch 8, SGD,
           random crops, float32: the usual script); one of its epochs is timed and counted ten times. In turn.
-accuracy  of `vitkit train` without flags on the test images, of three seeds.
+accuracy  of `vitkit train` without flags on the test images, of five seeds.
 race      seconds until 95 % validation accuracy: `vitkit train` beside timm's model, AdamW 5e-4 with layer decay 0.75,
           cosine, bfloat16, fused attention, six epochs. The same split, a fifth for validation; in turn.
 Results go to benchmarks/results.
@@ -164,7 +164,7 @@ def measure_race(flowers: Path, weights: Path, rounds: int = 2) -> list[dict[str
     return found
 
 
-def measure_accuracy(flowers: Path, weights: Path, rounds: int = 3) -> list[dict[str, Any]]:
+def measure_accuracy(flowers: Path, weights: Path, rounds: int = 5) -> list[dict[str, Any]]:
     """Accuracy on test images without any flag, by seed of split and training."""
     found = []
     for seed in range(rounds):
