@@ -20,7 +20,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
 from vitkit.inference.conformal import SetScore
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import address_of, from_json, to_json
+from vitkit.system.files import address_of, empty_array, from_json, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
@@ -481,8 +481,21 @@ def join_parts(parts: Parts, out: Path, notes: Notes, *, force: bool) -> Evaluat
         }
     )
     parts.check(replace(request, **{name: parts.flags[name] for name in computation}).job())
-    outcomes = {value["path"]: error or to_array(value) for value, error in parts.values()}
-    return request.evaluate(out, notes, force=force, outcomes=outcomes)
+    return request.evaluate(out, notes, force=force, outcomes=_outcomes_of(parts))
+
+
+def _outcomes_of(parts: Parts) -> Outcomes:
+    """Return the outcome of each image by its path; the numbers of many classes are rows of a temporary file."""
+    outcomes, rows = dict[str, Any](), None
+    for i, (value, error) in enumerate(parts.values()):
+        if error is not None:
+            outcomes[value["path"]] = error
+            continue
+        row = to_array(value)
+        rows = empty_array((parts.images, *row.shape)) if rows is None else rows
+        rows[i] = row
+        outcomes[value["path"]] = rows[i]
+    return outcomes
 
 
 def _write(
