@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import photos
 import vitkit as package
@@ -16,7 +18,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.verbs.cluster import parts_of_cluster
+from vitkit.verbs.cluster import parts_of_cluster, share_of_nodes
 
 EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
 
@@ -106,6 +108,33 @@ def test_ray_is_named_if_it_is_missing(here: Path, monkeypatch: pytest.MonkeyPat
     assert not Path("rows.csv.parts").exists()
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=4), st.integers(1, 30))
+def test_every_worker_finds_a_place_at_the_same_time(nodes: list[tuple[int, int]], workers: int) -> None:
+    cores, gpus = share_of_nodes(nodes, workers)
+    has_gpus = any(of_node for _, of_node in nodes)
+    assert cores > 0 and (gpus > 0) == has_gpus
+    free = [(10_000 * cpu, 10_000 * gpu) for cpu, gpu in nodes]  # ten-thousandths, as Ray counts
+    need = round(10_000 * cores), round(10_000 * gpus)
+    for _ in range(workers):
+        place = next((i for i, have in enumerate(free) if have[0] >= need[0] and have[1] >= need[1]), None)
+        assert place is not None
+        free[place] = free[place][0] - need[0], free[place][1] - need[1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "share"),
+    [
+        ([(16, 4), (16, 4)], 8, (4, 1)),
+        ([(4, 0), (4, 0), (4, 0)], 4, (2, 0)),  # 3 cores would leave one worker without a place
+        ([(2, 0)], 4, (0.5, 0)),
+        ([(8, 1)], 3, (2, 0.3333)),
+        ([(8, 2), (8, 0)], 2, (4, 1)),
+    ],
+)
+def test_workers_share_what_there_is(nodes: list[tuple[int, int]], workers: int, share: tuple[float, float]) -> None:
+    assert share_of_nodes(nodes, workers) == share
+
+
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_ray_writes_what_one_command_writes_though_a_worker_is_killed(
     here: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,7 +144,7 @@ def test_ray_writes_what_one_command_writes_though_a_worker_is_killed(
     package.predict("model", "photos", out="whole.csv", **EXACT)
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
     try:
-        package.predict("model", "photos", out="rows.csv", cluster="ray", workers=2, parts=3, **EXACT)
+        package.predict("model", "photos", out="rows.csv", cluster="ray", workers=4, parts=5, **EXACT)  # two a core
         assert Path("rows.csv").read_bytes() == Path("whole.csv").read_bytes()
         seen = here / "seen"
         seen.mkdir()

@@ -275,6 +275,36 @@ def serve() -> None:
 # --- Ray ----------------------------------------------------------------------------------------------------------
 
 
+def share_of_nodes(nodes: Sequence[tuple[int, int]], workers: int) -> tuple[float, float]:
+    """Return the most cores, and GPUs, that each worker can have if all are to find a place at the same time.
+
+    Ray starts a worker only where its whole share is free, and would wait without end for a place that there is not. If
+    there are more workers than GPUs or cores, several share one.
+
+        >>> share_of_nodes([(16, 4), (16, 4)], workers=8), share_of_nodes([(2, 0)], workers=4)
+        ((4.0, 1.0), (0.5, 0.0))
+
+    Args:
+        nodes: the cores and GPUs of each machine.
+        workers: the number of workers.
+    """
+    cores, gpus = (sum(node[i] for node in nodes) for i in (0, 1))
+    per_gpu = -(-workers // gpus) if gpus else 0  # workers on a GPU
+
+    def places(of_node: tuple[int, int], share: float) -> int:
+        fit = int(of_node[0] / share + 1e-9)
+        return min(fit, of_node[1] * per_gpu) if gpus else fit
+
+    shares = [*range(cores // workers, 0, -1), *(_part_of_one(several) for several in range(2, workers + 1))]
+    share = next((share for share in shares if sum(places(node, share) for node in nodes) >= workers), 0.0)
+    return float(share), _part_of_one(per_gpu) if gpus else 0.0
+
+
+def _part_of_one(workers: int) -> float:
+    """Return the share of a core or GPU for each of several workers, in the ten-thousandths that Ray counts."""
+    return 10_000 // workers / 10_000
+
+
 @contextmanager
 def _by_ray(request: JobRequest, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
     try:
@@ -291,14 +321,18 @@ def _by_ray(request: JobRequest, out: Path, workers: int | None, *, force: bool)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray's would end with another exit code, and print its stack
     try:
-        has, nodes = ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes())
-        gpus = int(has.get("GPU", 0)) if request.device in ("auto", "cuda") else 0
-        count = workers or gpus or nodes
-        cores_each = max(1, int(has.get("CPU", 1)) // count)
+        may_use_gpus = request.device in ("auto", "cuda")
+        nodes = [
+            (int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)) if may_use_gpus else 0)
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+        count = workers or sum(gpus for _, gpus in nodes) or len(nodes)
+        cores, gpus = share_of_nodes(nodes, count)
         actor = ray.remote(_Writer).options(
-            num_cpus=cores_each, num_gpus=1 if gpus else 0, max_restarts=-1, max_task_retries=_ATTEMPTS - 1
+            num_cpus=cores, num_gpus=gpus, max_restarts=-1, max_task_retries=_ATTEMPTS - 1
         )
-        task = _WorkerTask(request, out.absolute(), os.getcwd(), cores_each, force)  # noqa: PTH109
+        task = _WorkerTask(request, out.absolute(), os.getcwd(), max(1, int(cores)), force)  # noqa: PTH109
 
         def write_all(parts: Sequence[Part]) -> Iterator[Answer]:
             pool = ActorPool([actor.remote(task) for _ in range(count)])
