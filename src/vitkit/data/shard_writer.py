@@ -80,6 +80,7 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
             )
         if known is None:
             target.write(UNFINISHED, to_json({"plan": plan.digest}) + "\n")
+        target.tidy()
         index = _index_of(table, plan, _write_all(plan, target))
         if index != known:
             target.write(INDEX, to_json(index.to_dict()) + "\n")
@@ -103,12 +104,13 @@ class _Folder:
             yield
 
     def names(self) -> set[str]:
-        """Return the names of the files in the folder, after those that a killed call left have been deleted."""
-        known = (INDEX, UNFINISHED)
-        if any((self.path / name).is_file() for name in known):
-            for _, left in [*unfinished(self.path)]:
-                left.unlink()
+        """Return the names of the files in the folder."""
         return set() if is_empty(self.path) else {path.name for path in self.path.iterdir()}
+
+    def tidy(self) -> None:
+        """Delete the temporary files that a killed call has left."""
+        for _, left in [*unfinished(self.path)]:
+            left.unlink()
 
     def begun(self) -> str:
         """Return the digest of the plan that an interrupted call has written."""
@@ -158,6 +160,9 @@ class _Storage:
 
     def names(self) -> set[str]:
         return names_at(self.address)
+
+    def tidy(self) -> None:
+        """Do nothing, as a file from afar is there when it is complete."""
 
     def begun(self) -> str:
         try:

@@ -28,7 +28,7 @@ from vitkit.data.storage import UnreadableImageError
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.data.task import TASKS, TaskName
 from vitkit.errors import VitkitError
-from vitkit.system.files import address_of, from_json, read_bytes
+from vitkit.system.files import address_of, from_json, place_text, read_bytes
 from vitkit.text.cells import listed, plural
 
 INDEX, UNFINISHED = "shards.json", "sharding.json"  # the latter is there while shards are being written
@@ -212,7 +212,7 @@ class ShardFolder:
 
     @cached_property
     def name(self) -> str:
-        return address_of(self.path) or str(self.path)
+        return place_text(self.path)
 
     @cached_property
     def is_afar(self) -> bool:

@@ -24,7 +24,7 @@ from vitkit.data.table import ImageTable
 from vitkit.data.task import SINGLE_LABEL
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
-from vitkit.system.files import address_of, from_json, read_text, write_json
+from vitkit.system.files import address_of, from_json, place_text, read_text, write_json
 from vitkit.system.progress import progress
 from vitkit.system.run_files import GROUPS, PROPOSALS, SPLIT
 from vitkit.text.cells import JOINT, plural
@@ -48,7 +48,7 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
         "splits": splits,
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return {"data": table.name, "root": address_of(table.root) or str(table.root), "hash": digest, **content}
+    return {"data": table.name, "root": place_text(table.root), "hash": digest, **content}
 
 
 def split_from_file(path: Path) -> ImageTable:

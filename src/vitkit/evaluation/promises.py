@@ -23,7 +23,7 @@ from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.inference.conformal import ClassSets, SetScore
 from vitkit.inference.selective import SureThreshold
-from vitkit.inference.unknown import images_needed
+from vitkit.inference.unknown import Unknown, images_needed
 from vitkit.text.cells import interval_text, plural
 
 LEVELS = (0.05, 0.01)  # fractions of known images that are called unknown
@@ -56,15 +56,38 @@ def trust_figures(
     Raises:
         VitkitError: a requested promise cannot be made.
     """
-    promises = _promise_figures(
-        *(classifier, evaluation, seen),
-        is_of_run=is_of_run,
-        coverage=coverage,
-        set_score=set_score,
-        by_class=by_class,
-        accuracy=accuracy,
-    )
-    return promises | _unknown_figures(classifier, evaluation, seen, is_of_run=is_of_run)
+    counted = unseen_part(evaluation, seen)
+    is_of_model = counted is not None and classifier.classes == counted.classes
+    is_of_model = is_of_model and not isinstance(counted, MultiEvaluation)
+    if coverage is not None or accuracy is not None:
+        if not is_of_model:
+            raise VitkitError("sets and confident predictions are measured on images with one of the model's classes")
+        classifier.rules(coverage=coverage, set_score=set_score, by_class=by_class, accuracy=accuracy)  # may refuse
+    # The validation images made the promises, and the score for unknown images was fitted to them.
+    measured = None if is_of_run and evaluation.split != "test" else counted
+    figures: dict[str, Any] = {}
+    if measured is not None and is_of_model and classifier.held_out is not None:
+        units = _units(measured)
+        sets, sure = list[dict[str, Any]](), list[dict[str, Any]]()
+        for value in COVERAGES if coverage is None else (coverage,):
+            with _refusals(sets, value):
+                rules = classifier.rules(coverage=value, set_score=set_score, by_class=by_class)
+                sets.append({"requested": value, **_coverage(rules.sets, measured, units)})
+        for value in ACCURACIES if accuracy is None else (accuracy,):
+            with _refusals(sure, value):
+                rules = classifier.rules(accuracy=value)
+                sure.append({"requested": value, **_accuracy(rules.sure, measured)})
+        held_out = classifier.held_out.held_out
+        about: dict[str, Any] = {"images": len(held_out), "chosen_on_them": list(held_out.chosen)}
+        about |= {"folds": held_out.folds} if held_out.folds else {}
+        figures["promises"] = {"validation": about, "coverage": sets, "accuracy": sure}
+    if classifier.unknown is not None:
+        figures["unknown"] = _unknown_figures(classifier.unknown, classifier, measured)
+    return figures
+
+
+def _units(evaluation: Evaluation) -> Units:
+    return Units.of(len(evaluation.labels), np.array(evaluation.groups) if evaluation.groups else None)
 
 
 def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
@@ -75,43 +98,6 @@ def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
     """
     yield from _promise_lines(numbers)
     yield from _unknown_lines(numbers)
-
-
-def _promise_figures(
-    classifier: Classifier,
-    evaluation: Evaluation,
-    seen: Mapping[str, str] | None,
-    *,
-    is_of_run: bool,
-    coverage: float | None = None,
-    set_score: SetScore = "lac",
-    by_class: bool = False,
-    accuracy: float | None = None,
-) -> dict[str, Any]:
-    """Return the entry `promises`; empty if there is nothing to measure."""
-    counted = unseen_part(evaluation, seen)
-    if counted is None or isinstance(counted, MultiEvaluation) or classifier.classes != counted.classes:
-        if coverage is not None or accuracy is not None:
-            raise VitkitError("sets and confident predictions are measured on images with one of the model's classes")
-        return {}
-    if coverage is not None or accuracy is not None:
-        classifier.rules(coverage=coverage, set_score=set_score, by_class=by_class, accuracy=accuracy)  # may refuse
-    if classifier.held_out is None or (is_of_run and evaluation.split != "test"):
-        return {}
-    units = Units.of(len(counted.labels), np.array(counted.groups) if counted.groups else None)
-    sets, sure = list[dict[str, Any]](), list[dict[str, Any]]()
-    for value in COVERAGES if coverage is None else (coverage,):
-        with _refusals(sets, value):
-            rules = classifier.rules(coverage=value, set_score=set_score, by_class=by_class)
-            sets.append({"requested": value, **_coverage(rules.sets, counted, units)})
-    for value in ACCURACIES if accuracy is None else (accuracy,):
-        with _refusals(sure, value):
-            rules = classifier.rules(accuracy=value)
-            sure.append({"requested": value, **_accuracy(rules.sure, counted)})
-    held_out = classifier.held_out.held_out
-    about: dict[str, Any] = {"images": len(held_out), "chosen_on_them": list(held_out.chosen)}
-    about |= {"folds": held_out.folds} if held_out.folds else {}
-    return {"promises": {"validation": about, "coverage": sets, "accuracy": sure}}
 
 
 @contextmanager
@@ -193,40 +179,25 @@ def _promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
             yield f"predictions that are to be right {row['requested']:g} of the time: {share}{right}"
 
 
-def _unknown_figures(
-    classifier: Classifier, evaluation: Evaluation, seen: Mapping[str, str] | None, *, is_of_run: bool
-) -> dict[str, Any]:
-    """Return the entry `unknown`; empty if the classifier has no score for unknown images.
-
-    Its list `called` says how many of the evaluated images are called unknown at each level. It is empty for
-    validation images of the run, with which the score was fitted.
-    """
-    unknown, counted = classifier.unknown, unseen_part(evaluation, seen)
-    if unknown is None:
-        return {}
+def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluation | None) -> dict[str, Any]:
+    """Return what the training measured, and how many images of `measured` are called unknown at each level."""
     called = []
-    if counted is not None and counted.unknown is not None and not (is_of_run and counted.split != "test"):
-        units = Units.of(len(counted.labels), np.array(counted.groups) if counted.groups else None)
-        images = unknown.known.shape[1]
+    if measured is not None and measured.unknown is not None:
+        units, images = _units(measured), unknown.known.shape[1]
         for level in (level for level in LEVELS if images >= images_needed(unknown.method, level)):
-            is_called = (counted.unknown <= level + 1e-6).astype(np.float64)
+            is_called = (measured.unknown <= level + 1e-6).astype(np.float64)
             figures = {"measured": float(is_called.mean()), "interval_95": list(mean_interval(is_called, 1.0, units))}
             called.append({"level": level, **figures, "images": len(is_called)})
+    folds = classifier.held_out.held_out.folds if classifier.held_out else 0
     return {
-        "unknown": {
-            "method": unknown.method,
-            "validation_images": unknown.known.shape[1],
-            **({"folds": folds} if (folds := _folds(classifier)) else {}),
-            "accepted": unknown.accepted,
-            "passing": dict(unknown.passing),
-            "limits": [{**asdict(limit), "bounds": list(limit.bounds)} for limit in unknown.limits],
-            "called": called,
-        }
+        "method": unknown.method,
+        "validation_images": unknown.known.shape[1],
+        **({"folds": folds} if folds else {}),
+        "accepted": unknown.accepted,
+        "passing": dict(unknown.passing),
+        "limits": [{**asdict(limit), "bounds": list(limit.bounds)} for limit in unknown.limits],
+        "called": called,
     }
-
-
-def _folds(classifier: Classifier) -> int:
-    return classifier.held_out.held_out.folds if classifier.held_out else 0
 
 
 def _unknown_lines(numbers: Mapping[str, Any]) -> Iterator[str]:

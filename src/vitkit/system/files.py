@@ -53,11 +53,16 @@ def address_of(path: str | PurePath) -> str | None:
     return None if match is None else f"{match[1]}://{match[2].rstrip('/')}"
 
 
+def place_text(path: Path) -> str:
+    """Return a path, or the address that it is, as text."""
+    return address_of(path) or str(path)
+
+
 def check_here(path: Path) -> None:
-    """Refuse an address in the place of a file or folder to write: a local folder `s3:` would be made otherwise.
+    """Refuse an address as an output path. Without this check, s3://bucket/run would become a local folder `s3:`.
 
     Raises:
-        VitkitError: it is an address.
+        VitkitError: the path is an address.
     """
     if (address := address_of(path)) is not None:
         raise VitkitError(f"{address} is on another machine: choose a path on this one, and copy the result there")

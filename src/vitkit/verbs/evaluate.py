@@ -20,7 +20,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
 from vitkit.inference.conformal import SetScore
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import address_of, empty_array, from_json, to_json
+from vitkit.system.files import empty_array, from_json, place_text, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
@@ -122,7 +122,7 @@ class EvaluationResult(Result):
         from vitkit.evaluation.paired import tta_lines
         from vitkit.evaluation.promises import trust_lines
 
-        lines = [f"{self.evaluated} of {address_of(self.root) or self.root} ({self.computed})"]
+        lines = [f"{self.evaluated} of {place_text(self.root)} ({self.computed})"]
         lines += [
             *self._summary_lines(),
             *tta_lines(self.figures),

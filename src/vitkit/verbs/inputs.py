@@ -23,7 +23,7 @@ from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
-from vitkit.system.files import address_of, check_here, exclusive, exclusive_in, is_empty, read_bytes
+from vitkit.system.files import address_of, check_here, exclusive, exclusive_in, is_empty, place_text, read_bytes
 from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import one_of
@@ -271,7 +271,7 @@ def check_suffix(out: Path, suffixes: Collection[str]) -> None:
         VitkitError: it has.
     """
     if out.suffix.lower() not in suffixes:
-        raise VitkitError(f"--out {address_of(out) or out} must end in {' or '.join(suffixes)}")
+        raise VitkitError(f"--out {place_text(out)} must end in {' or '.join(suffixes)}")
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:

@@ -40,7 +40,7 @@ from vitkit.inference.prediction import (
     write_rows,
 )
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import address_of, exclusive
+from vitkit.system.files import address_of, exclusive, place_text
 from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import JOINT, plural
@@ -136,7 +136,7 @@ class Predictions(Result):
     @property
     def place(self) -> str:
         """Return the file or address with the rows as text; empty if they are in memory."""
-        return "" if self.out is None else address_of(self.out) or str(self.out)
+        return "" if self.out is None else place_text(self.out)
 
     def __iter__(self) -> Iterator[Row]:
         if self.kept or self.out is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.system.files import address_of
+from vitkit.system.files import address_of, place_text
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments, path_text
 from vitkit.text.cells import plural
@@ -44,7 +44,7 @@ class Sharding(Result):
     @property
     def place(self) -> str:
         """Return the folder or the address as text."""
-        return address_of(self.folder) or str(self.folder)
+        return place_text(self.folder)
 
     @property
     def images(self) -> int:

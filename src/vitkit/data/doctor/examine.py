@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
@@ -201,10 +201,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     if doubtful:
         were = plural(len(doubtful), "picture is", "pictures are")
         yield Finding("warning", f"{were} possibly read too dark or too light: {_list(doubtful, '; ', 3)}")
-    ends = [os.path.splitext(path)[1].lower() for path in table.paths]  # noqa: PTH122  # ten times as fast as a Path's
-    formats = [fact.format for fact in facts]
-    wrong = {pair for pair in set(zip(ends, formats, strict=True)) if not _fits(*pair)}
-    misnamed = [path for path, *pair in zip(table.paths, ends, formats, strict=True) if tuple(pair) in wrong]
+    misnamed = [path for path, fact in zip(table.paths, facts, strict=True) if not _fits_name(path, fact.format)]
     if misnamed:
         were = plural(len(misnamed), "image is", "images are")
         yield Finding("note", f"{were} of another format than the name says, and read anyway: {_list(misnamed)}")
@@ -221,7 +218,13 @@ def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]
         yield Finding("warning", f"{text}; if the edges matter, --fit squash or --fit pad shows the whole picture")
 
 
+def _fits_name(path: str, image_format: str) -> bool:
+    return _fits(os.path.splitext(path)[1], image_format)  # noqa: PTH122  # ten times as fast as a Path's
+
+
+@lru_cache(maxsize=256)
 def _fits(suffix: str, image_format: str) -> bool:
+    suffix = suffix.lower()
     return suffix not in SUFFIXES or suffix in _SUFFIXES_OF.get(image_format, {f".{image_format.lower()}"})
 
 
