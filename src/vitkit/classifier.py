@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -521,7 +521,7 @@ class Classifier:
         return unless_short(named, batch_size)
 
     @check_arguments
-    def predict(self, images: Sources, batch_size: int | None = None) -> Iterator[Prediction]:
+    def predict(self, images: Sources, batch_size: int | None = None) -> Generator[Prediction]:
         """Yield a prediction for each image, in order.
 
         An image that cannot be read, or whose logits are not finite, gives a `Prediction` with its `error`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,15 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(
     with pytest.raises(VitkitError, match=told):
         package.predict(model, "photos", **values)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_no_thread_is_left_if_rows_cannot_be_written(model: Path, data: Path) -> None:
+    before = set(threading.enumerate())
+
+    def refuse(_: str, done: int, __: int) -> None:
+        if done:
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left") as caught:  # which refers to everything that was computing
+        package.predict(load(model).use("eager"), [str(data)] * 3, batch_size=1, progress=refuse)
+    assert caught.value is not None and set(threading.enumerate()) <= before

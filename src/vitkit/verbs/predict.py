@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -385,8 +385,9 @@ def predict(
         with reporting, _writing(gathered, form, paths, stock, receiver) as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
-            predictions = classifier.predict(held or map(request.source, stock.missing), batch_size)
-            rows = _answer(predictions, columns, album, write, stock.tally, len(paths))
+            # Closing ends the threads at once if rows cannot be written, rather than when the error is forgotten.
+            with closing(classifier.predict(held or map(request.source, stock.missing), batch_size)) as predictions:
+                rows = _answer(predictions, columns, album, write, stock.tally, len(paths))
         if out is not None and gathered is None:
             write_rows(out, Csv(columns).names, rows)
     return _result(stock.tally, classifier.computed, asked, notes, form, is_whole=is_whole, kept=rows)
