@@ -1,9 +1,14 @@
-"""Find photographs, check them, split them, and turn them into tensors.
+"""Find photographs, check them, split them, and convert them to tensors.
 
-Open `table.py` first: an `ImageTable` holds the key, label and split of every image. `sources.py` makes tables from
-folders, CSV files, archives and named data sets; `doctor/` looks for damaged files and copies; `splits.py` divides;
-`decode.py` reads a picture, `preprocess.py` and `augment.py` change it, and `loading.py` makes batches. An image is a
-key and bytes (`storage.py`), so it need not be a file.
+Start with `table.py`: an `ImageTable` holds the key, label and split of every image. An image is a key and bytes
+(`storage.py`), so it need not be a file. The other modules, roughly in the order of their use:
+
+- `sources.py` builds tables from folders, CSV files, archives, shards and named data sets.
+- `doctor/` searches a table for damaged files and duplicates.
+- `splits.py` assigns images to training, validation and test splits.
+- `decode.py` decodes pictures.
+- `preprocess.py` and `augment.py` transform decoded pictures.
+- `loading.py` builds batches.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Read a .zip or .tar of class folders as a source of images, without unpacking it to disk.
 
-The folders in it may have every layout that folders on disk may have (`data.layout`). An archive may come from an
-untrusted source, so its list of members is checked: names that lead out of the archive and links are left out, two
-members with the same name are an error, and no member is unpacked beyond its declared size
-(docs/decisions/0037-keys-and-bytes.md).
+The archive may have every folder layout that is accepted on disk (`data.layout`). It may come from an untrusted source,
+so its list of members is checked (docs/decisions/0037-keys-and-bytes.md):
+
+- Links are left out, and so are members whose names lead out of the archive.
+- Two members with the same name are an error.
+- No member is unpacked beyond its declared size.
 """
 
 from __future__ import annotations
@@ -44,11 +46,12 @@ class _Member:
     """The position of a member in the archive, and its compression.
 
     Attributes:
-        offset: the offset of the member's local header in a zip, and of its bytes in a tar.
-        packed, size: bytes in the archive, and after decompression.
+        offset: the offset of the member's local header in a zip, or of its bytes in a tar.
+        packed: the number of bytes in the archive.
+        size: the number of bytes after decompression.
         method: zip's number of the compression method; None in a tar.
         check: the CRC-32 of the decompressed bytes; None in a tar, which has no checksums.
-        is_encrypted: the member cannot be read without a password.
+        is_encrypted: whether reading the member requires a password.
     """
 
     offset: int
@@ -65,9 +68,10 @@ class _MemberIndex:
 
     Attributes:
         members: the members that are files, by key.
-        folders: the keys of members that are folders, so that empty folders are known too.
+        folders: the keys of the members that are folders, which may be empty.
         ignored: the number of ignored members, by reason.
-        unsafe: the names of ignored members that are not valid names of files below a folder, such as `../a.png`.
+        unsafe: the names of members that are ignored because the name is not a valid path below a folder, such as
+            `../a.png`.
     """
 
     members: dict[str, _Member] = field(default_factory=dict)
@@ -78,7 +82,8 @@ class _MemberIndex:
     def add(self, archive: Path, name: str, member: _Member | None) -> None:
         """Add a member of the archive, or a folder if `member` is None.
 
-        Raises VitkitError if the name occurs twice, or if there are too many members.
+        Raises:
+            VitkitError: the name occurs twice, or there are too many members.
         """
         key = name.removeprefix("./").rstrip("/")
         parts = key.split("/")
@@ -99,10 +104,10 @@ class _MemberIndex:
 
 @dataclass(frozen=True)
 class Archive:
-    """A .zip or .tar file as a storage of images. Keys are the names of its members.
+    """A .zip or .tar file as a storage of images. The keys are the names of its members.
 
     Every read opens the file again, so threads and processes (forked or spawned) may share an archive. The list of
-    members is read once per process, and again if the file changes.
+    members is read once per process, and read again if the file changes.
     """
 
     path: Path
@@ -124,9 +129,9 @@ class Archive:
         return _index_of(self.path, self._stamp())
 
     def stamp(self, key: str) -> bytes | None:
-        """Return bytes that change if the archive or this member in it changes; None if there is no such member.
+        """Return bytes that change if the archive or the member changes; None if there is no such member.
 
-        They consist of the times and the size of the archive, and of the member's position and checksum.
+        The bytes contain the times and the size of the archive, and the position and checksum of the member.
         """
         try:
             member = self.index().members.get(key)
@@ -213,7 +218,7 @@ def _index_of_zip(path: Path) -> _MemberIndex:
 
 
 def _check_list(path: Path) -> None:
-    """Refuse a zip whose list of members would fill the memory, without reading the list.
+    """Refuse a zip whose list of members is too long for the memory, without reading the list.
 
     Raises:
         VitkitError: the list is too long, or the file does not end as a zip does.
@@ -263,11 +268,11 @@ def _index_of_tar(path: Path) -> _MemberIndex:
 
 
 class _Tree:
-    """The folders in an archive, in the form in which `data.layout` reads folders on disk.
+    """The folders in an archive, with the methods that `data.layout` needs.
 
     Args:
         path: the path of the archive.
-        overlooked: receives what is ignored.
+        overlooked: receives the ignored files and folders.
 
     Raises:
         VitkitError: a file and a folder have the same name, or the archive is not accepted.
@@ -302,7 +307,7 @@ class _Tree:
             self._folders[above].add(name)
 
     def survey(self, key: str = "") -> Folder:
-        """Return a folder with its subfolders, and whether each contains images."""
+        """Return the tree of folders below `key`, as `layout.survey` does on disk."""
         folders = []
         for name in sorted(self._folders[key]):
             if is_passed_over(name):
@@ -313,7 +318,7 @@ class _Tree:
         return Folder(self._root / key, has_images, tuple(folders))
 
     def images_below(self, folder: Path) -> list[str]:
-        """List the images below a folder, relative to it, as `walk.images_below` does on disk."""
+        """List the images below a folder by their relative paths, as `walk.images_below` does on disk."""
         return list(self._images(folder.relative_to(self._root).as_posix().removeprefix("."), ""))
 
     def _images(self, key: str, before: str) -> Iterator[str]:
@@ -346,7 +351,7 @@ class _Tree:
             self._overlooked.hidden.append(place)
 
     def lines(self) -> tuple[str, ...]:
-        """Describe what was ignored, one line per reason."""
+        """Describe the ignored files and folders, one line per reason."""
         lines = self._overlooked.lines(self._root)
         if unsafe := self.index.unsafe:
             members = plural(len(unsafe), "member is", "members are")
@@ -360,7 +365,7 @@ def _join(key: str, name: str) -> str:
 
 
 def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> ImageTable:
-    """Return a table of the images in an archive, whose folders are understood as on disk."""
+    """Return the table of the images in an archive. Its folders are interpreted as on disk."""
     path = path.resolve()
     overlooked = Overlooked()
     tree = _Tree(path, overlooked)

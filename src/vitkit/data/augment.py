@@ -1,7 +1,6 @@
 """Random augmentations of training pictures: crops, flips, colours, erased rectangles, and mixed images.
 
-All random numbers come from torch's generator, so a sample is a function of its seed
-(`loading.apply_seeded`).
+All random numbers come from torch's generator, so each sample is a function of its seed (`loading.apply_seeded`).
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ class Augment:
     """The strengths of the random augmentations; 0, None or False turns one off.
 
     Attributes:
-        crop_scale: smallest and largest share of the picture's area that a random crop keeps; None resizes and crops as
-            in evaluation.
-        hflip: mirror half of the pictures left to right.
+        crop_scale: the smallest and the largest share of the picture's area that a random crop keeps. None means to
+            resize and crop as in evaluation.
+        hflip: whether to mirror half of the pictures left to right.
         rotate: largest rotation in degrees, in either direction.
         translate: largest shift as a share of the side, in either direction.
         zoom: largest relative change of size, up or down.
@@ -58,23 +57,24 @@ class Augment:
     def short_side(self, preprocess: Preprocess) -> int | None:
         """Return the short side in pixels to which pictures are reduced before random crops; None without random crops.
 
-        The smallest crop then still has the model's size: a crop with share s of the area and an aspect ratio of at
-        most 4:3 keeps at least sqrt(s * 3/4) of the short side.
+        The value is chosen so that even the smallest crop has the model's size. A crop with share s of the area and an
+        aspect ratio of at most 4:3 keeps at least sqrt(s * 3/4) of the short side.
         """
         if self.crop_scale is None:
             return None
         return math.ceil(max(preprocess.size) / math.sqrt(self.crop_scale[0] * 3 / 4))
 
     def decoded_side(self, preprocess: Preprocess) -> int:
-        """Return the short side in pixels to request from `decode`, for evaluation as well as random crops.
+        """Return the `short_side` to request from `decode`, large enough for random crops and for evaluation.
 
-        For large JPEGs, `decode` returns at least twice as many pixels per side.
+        Half of the side that random crops need is enough, because `decode` returns at least twice the requested side
+        for large JPEGs.
         """
         of_crops = math.ceil((self.short_side(preprocess) or 0) / 2)
         return max(preprocess.short_side, of_crops)
 
     def build_random(self, preprocess: Preprocess) -> v2.Transform:
-        """Return the transform from a picture of `Preprocess.reduce` to an augmented picture of the model's size."""
+        """Return the transform from the result of `Preprocess.reduce` to an augmented picture of the model's size."""
         interpolation = InterpolationMode[preprocess.interpolation.upper()]
         steps: list[torch.nn.Module] = []
         if self.crop_scale is not None:
@@ -100,19 +100,19 @@ class Augment:
         return v2.Compose(steps or [v2.Identity()])
 
     def build_pixels(self) -> v2.Transform:
-        """Return the transform that is applied to the normalised pixels (C, height, width)."""
+        """Return the transform that is applied to normalised pixels (C, height, width)."""
         return v2.RandomErasing(self.random_erasing) if self.random_erasing else v2.Identity()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """The parameters of mixing the images of a batch, and their labels, with one another.
+    """The parameters of mixup and CutMix, which mix the images and labels of a batch.
 
     Attributes:
-        mixup: alpha of the beta distribution from which the first image's share is drawn (arXiv 1710.09412); 0 is off.
-        cutmix: alpha of the beta distribution from which the share of the area is drawn that the first image keeps; the
-            second image is pasted into the remaining rectangle (arXiv 1905.04899); 0 is off. If both are on, each batch
-            uses one of them with equal probability.
+        mixup: alpha of the beta distribution of the first image's share (arXiv 1710.09412); 0 turns mixup off.
+        cutmix: alpha of the beta distribution of the share of the area that the first image keeps. The second image is
+            pasted into the remaining rectangle (arXiv 1905.04899). 0 turns CutMix off. If both are on, each batch uses
+            one of them with equal probability.
     """
 
     mixup: float = 0.0
@@ -124,14 +124,14 @@ class Mixing:
     def apply(
         self, images: Tensor, targets: Tensor, seed: int, before: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mix each image with the one before it, the first with the last.
+        """Mix each image with the previous image of the batch, and the first image with the last.
 
         Args:
             images: (B, C, height, width).
             targets: (B, K) probabilities of the classes.
             seed: the seed of all random numbers.
-            before: a function of a process's share of a batch. It returns, for each row of the share, the row that
-                precedes it in the whole batch. None if `images` is the whole batch.
+            before: a function that receives a process's share of a batch. For each row of the share, it returns the
+                previous row of the whole batch. None if `images` is the whole batch.
         """
         before = before or partial(torch.roll, shifts=1, dims=0)
         random = np.random.default_rng(seed)
@@ -151,9 +151,9 @@ class Mixing:
 
 
 def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slice]:
-    """Return rows and columns of a rectangle centred at (y, x), clipped to the picture of h x w pixels.
+    """Return the rows and columns of a rectangle centred at (y, x), clipped to the picture of h x w pixels.
 
-    Before clipping it has the share `area` of the picture, and the picture's aspect ratio.
+    Before clipping, the rectangle has the aspect ratio of the picture and covers the share `area` of it.
     """
     half = area**0.5 / 2
     dy, dx = int(half * h), int(half * w)
@@ -162,11 +162,12 @@ def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slic
 
 @dataclass(frozen=True, kw_only=True)
 class CustomAugment(Augment):
-    """An augmentation that applies a function of the caller before the random changes.
+    """An augmentation that applies a function of the caller before the other random augmentations.
 
     Attributes:
-        change: takes the decoded picture, reduced to about the size that the model sees, and returns another. The
-            random numbers that it draws from torch, numpy and Python depend only on the seed of the sample.
+        change: a function from a picture to a picture. The picture that it receives has been decoded and reduced to
+            about the model's size. The random numbers that the function draws from torch, numpy and Python depend only
+            on the seed of the sample.
     """
 
     change: Callable[[Image.Image], Image.Image]

@@ -1,6 +1,6 @@
 """Apply a label file to a table of images: change classes, leave images out, and add others.
 
-Images that the file does not name keep their class and, with `split_from`, their split
+Images that the label file does not name keep their class and, with `split_from`, their split
 (docs/decisions/0028-label-files.md).
 """
 
@@ -29,14 +29,15 @@ def read_corrected(
     """Read a source as `read_source` does, and apply a label file if there is one.
 
     Pictures in a folder without class folders, or in a class folder called `unlabelled`, get their class from the label
-    file; those that it does not name are left out.
+    file. Such pictures are left out if the label file does not name them.
 
     Args:
         data: a folder, a file or the name of a data set.
         labels: the label file; None to change nothing.
-        layout: whether the folders in the data's folder are `classes` or `splits`; `auto` decides by their names and
-            contents.
-        may_be_one_class: whether images of a single class are accepted, which a classifier can be tested on.
+        layout: how to read the folders in the data's folder: as `classes` or as `splits`. `auto` decides by their names
+            and contents.
+        may_be_one_class: whether to accept images of a single class. A classifier can be tested on such images, but not
+            trained on them.
 
     Raises:
         VitkitError: the data or the label file cannot be understood, or fewer than two classes remain.
@@ -67,12 +68,13 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             table.
 
     Returns:
-        The remaining rows in their order, then the added ones. Classes are sorted, and classes without a picture are
-        dropped. `corrections` describes the changes and `unmatched` the rows that changed nothing.
+        The corrected table: the remaining rows in their order, then the added rows. Classes are sorted, and classes
+        without a picture are dropped. `corrections` describes the changes, and `unmatched` describes the rows without
+        effect.
 
     Raises:
-        VitkitError: a label names several classes but pictures have one each; nothing remains; or the label file is a
-            list of suspected label errors that nobody has edited.
+        VitkitError: a label names several classes in a single-label table; nothing remains; or the label file is a list
+            of suspected label errors that nobody has edited.
     """
     before = [table.cell_of(i) for i in range(len(table))]
     after, tally, finder = list(before), _EditTally(), PathFinder(table.root, table.paths)
@@ -107,11 +109,11 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
 
 @dataclass
 class _EditTally:
-    """What the rows of a label file did, collected while they are applied.
+    """The effects of the rows of a label file, collected while the rows are applied.
 
     Attributes:
         lost: the paths that match no picture.
-        known: for each image that the file names, its label before the first edit, and all labels it received.
+        known: for each image that the file names, its label before the first edit and all labels that edits gave it.
         proposed: for each image whose label a model proposed, the label before the first proposal, and the proposer.
         proposed_of_added: the proposer of the label of each added picture, by path.
         last: for each image, its last label before it was left out.
@@ -133,14 +135,14 @@ class _EditTally:
             self.last[image] = now
 
     def stale(self, before: Sequence[str]) -> list[int]:
-        """Return the images whose label in the data occurs nowhere in the label file.
+        """Return the images whose label in the data does not occur in their rows of the label file.
 
-        Their label in the data was probably changed after the label file was written.
+        The label in the data was probably changed after the label file was written.
         """
         return [i for i, names in self.known.items() if not names & {"", UNLABELLED, before[i]}]
 
     def left_out(self, table: ImageTable, after: Sequence[str]) -> list[Row]:
-        """Return the rows of the images that are left out, with their last labels."""
+        """Return the rows of the images that the label file leaves out, with their last labels."""
         return [(table.paths[i], label, table.splits[i]) for i, label in self.last.items() if after[i] == EXCLUDED]
 
 
@@ -151,9 +153,9 @@ def _proposals(
     added: dict[str, str],
     tally: _EditTally,
 ) -> tuple[Proposal, ...]:
-    """Return the images whose labels follow a model's proposal, including those of earlier label files.
+    """Return the proposals of models that the labels follow, including those of earlier label files.
 
-    Labels from before a class was renamed are given their new names.
+    If a class was renamed, earlier labels are translated to its new name.
     """
     older = {earlier.path: earlier for earlier in table.proposals}
     before, after = texts
@@ -179,7 +181,7 @@ def _proposals(
 
 
 def _task_with(table: ImageTable, labels: LabelFile) -> Task:
-    """Return the task of the table, or, if the table has no classes yet, the task that the label file implies."""
+    """Return the table's task. If the table has no classes yet, return the task that the label file implies."""
     if table.classes == (UNLABELLED,) and any(SINGLE_LABEL.refuses(edit.label) for edit in labels.edits):
         return MULTI_LABEL
     return table.task
@@ -188,17 +190,17 @@ def _task_with(table: ImageTable, labels: LabelFile) -> Task:
 def _settled_edits(
     table: ImageTable, labels: LabelFile, finder: PathFinder, spelt: dict[str, str], task: Task
 ) -> Iterator[tuple[Edit, str, Sequence[int]]]:
-    """Yield each row of a label file with its label as the table spells it, and the images that it names."""
+    """Yield each row of a label file, its label in the spelling of the table, and the images of its path."""
     for line, edit in zip(labels.lines, labels.edits, strict=True):
         label = _settled(labels.name, line, edit.label, table, spelt, task)
         yield edit, label, finder.find(edit.path)
 
 
 def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[str, str], task: Task) -> str:
-    """Return a label as the table spells it.
+    """Return a label in the spelling of the table.
 
-    Names that look the same are the same class: accents may be encoded differently (macOS does so in folder names), and
-    text copied from a web page may contain zero-width spaces.
+    Class names that look the same denote the same class. They may differ because accents are encoded differently, as in
+    folder names on macOS, or because text copied from a web page contains zero-width spaces.
     """
     if label in table.classes:  # even if the name contains a separator
         return label
@@ -214,7 +216,7 @@ def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[st
 
 
 def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Separate the added pictures into those that lie in a split's folder and the paths of the others.
+    """Return the labels of the added pictures whose split is known, by path, and the paths of the others.
 
     If the table has no splits, all pictures are in the first group.
     """
@@ -239,7 +241,7 @@ def _split_of_folder(table: ImageTable) -> dict[str, str]:
 
 
 def _built(table: ImageTable, after: Sequence[str], added: dict[str, str], task: Task) -> ImageTable:
-    """Build the table from the remaining and the added rows."""
+    """Build the corrected table from the remaining and the added rows."""
     kept = [i for i, label in enumerate(after) if label not in (EXCLUDED, UNLABELLED)]
     labels = [*(after[i] for i in kept), *added.values()]
     if not labels:
@@ -273,7 +275,7 @@ def _in_words(
     tally: _EditTally,
     homeless: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-    """Describe the changes, and the rows that changed nothing, as two lists of lines."""
+    """Describe the changes, and the rows that had no effect, as two lists of lines."""
     name, (before, after) = without_place(labels.name), texts
     proposed = len({proposal.path for proposal in changed.proposals} - {proposal.path for proposal in table.proposals})
     by = f" ({proposed} proposed by a model)" if proposed else ""
@@ -333,7 +335,7 @@ def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
 
 
 class Followed:
-    """The labels of a table's images, kept up to date while rows are added to a label file.
+    """The current labels of a table's images, updated while rows are added to a label file.
 
     Attributes:
         labels: the current label of each image, written as in a label file; `EXCLUDED` if the image is left out.
@@ -355,7 +357,7 @@ class Followed:
         """Apply the rows of a label file that were added since the last call.
 
         Raises:
-            VitkitError: a label names several classes but pictures have one each.
+            VitkitError: a label names several classes in a single-label table.
         """
         known = len(self._edits)
         task = _task_with(self._table, replace(file, edits=file.edits[known:]))

@@ -20,9 +20,9 @@ class CsvRows:
 
     Attributes:
         titles: the titles of the columns, as in the file.
-        columns: the name by which vitkit knows each column; the title itself if it is not known.
-        delimiter: a comma, a semicolon or a tab, or the character that the file states by `sep=`.
-        rows: for each row that is not empty, the number of its first line, and its cells by column.
+        columns: the standard name of each column (`known` of `read_rows`); an unknown title is kept as the name.
+        delimiter: a comma, a semicolon, a tab, or the character that the file declares by `sep=`.
+        rows: for each non-empty row, the number of its first line, and a dictionary of its cells by column.
     """
 
     titles: tuple[str, ...]
@@ -36,17 +36,17 @@ def read_rows(
 ) -> CsvRows:
     """Read the rows of a CSV file.
 
-    The delimiter is the most frequent one in the header, unless the first line states it (`sep=;`). Spreadsheets may
-    leave columns without a title at the end; these are ignored if all of their cells are empty.
+    The delimiter is the most frequent candidate in the header, unless the first line declares it (`sep=;`).
+    Spreadsheets may leave columns without a title at the end; these are ignored if all of their cells are empty.
 
     Args:
-        name: what the user called the file, for messages.
+        name: the name of the file, for messages.
         text: the text of the file.
-        known: the column that each title, in lower case, stands for; columns with other titles keep them.
+        known: a mapping from titles in lower case to standard column names. Other columns keep their titles as names.
         needed: columns that the file must have; the first of them contains paths.
-        may: which other columns the file may have, as part of an error message.
-        joins: titles, in lower case, of columns whose cells may contain several names. Excess cells are then an error,
-            since they may be names that are not in quotes.
+        may: the part of an error message that names the optional columns.
+        joins: the titles, in lower case, of columns whose cells may contain several names. If the file has such a
+            column, excess cells are an error, since they may be names without quotes.
 
     Raises:
         VitkitError: a column is missing or occurs twice, or a quote is not closed; the message names the line.
@@ -78,7 +78,7 @@ def refuse_encoding(name: str, data: bytes) -> None:
     """Refuse a file in UTF-16 or UTF-32, which spreadsheets save as "Unicode text".
 
     Args:
-        name: what the user called the file, for messages.
+        name: the name of the file, for messages.
         data: the first bytes of the file.
 
     Raises:
@@ -98,7 +98,7 @@ def _without_last_empty(titles: Sequence[str]) -> list[str]:
 
 
 def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows below the header with the number of their first line; the first row is in line `first`."""
+    """Yield the rows below the header, each with the number of its first line; the first row is in line `first`."""
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     line = first
     try:
@@ -112,7 +112,7 @@ def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Ite
 
 
 def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iterable[tuple[int, list[str]]]) -> None:
-    """Refuse a cell of several lines that look like rows, which a quote that is not closed has made."""
+    """Refuse a cell that contains further rows of the file, because a quote is not closed."""
     place = columns.index("path")
     for line, cells in lines:
         if "\n" not in (joined := "".join(cells)) and "\r" not in joined:

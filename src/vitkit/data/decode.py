@@ -1,8 +1,10 @@
-"""The only image decoder: every command reads pixels here, so that all commands agree about them.
+"""The only image decoder: all commands decode files here, so that they use the same pixels.
 
-Start with `decode` and `read_picture`. The sections below them are, in this order: opening a file (which formats are
-accepted), samples of more than 8 bits (which number is black and which is white), and the memory budget that threads
-share.
+Start with `decode` and `read_picture`. The sections below them are, in this order:
+
+- opening a file, and the accepted formats
+- samples of more than 8 bits, and which numbers are black and white
+- the memory budget that the decoding threads share
 """
 
 from __future__ import annotations
@@ -75,11 +77,11 @@ class Picture:
     """A decoded picture with the properties of its file.
 
     Attributes:
-        image: upright, in RGB.
+        image: the upright picture in RGB.
         format, mode: Pillow's names for the format and mode of the file.
-        width, height: pixels of the upright picture in the file, even if it was decoded at a smaller scale.
-        is_animated: the file has several frames, of which the first was used.
-        doubt: why the brightness may be wrong, if the file does not determine it; otherwise None.
+        width, height: the size in pixels of the upright picture in the file, even if it was decoded at a smaller scale.
+        is_animated: whether the file has several frames. The first frame was decoded.
+        doubt: the reason why the brightness may be wrong, because the file does not determine it; otherwise None.
     """
 
     image: Image.Image
@@ -94,13 +96,16 @@ class Picture:
 def decode(path: str | Place, short_side: int | None = None) -> Image.Image:
     """Decode a file to an upright RGB picture.
 
-    EXIF orientation is applied, transparency is composited on white, samples of more than 8 bits are scaled by the
-    range that the file states (see `Samples`), and the first of several frames is used.
+    - The EXIF orientation is applied.
+    - Transparency is composited on white.
+    - Samples of more than 8 bits are scaled by the range that the file states (see `Samples`).
+    - The first of several frames is used.
 
     Args:
         path: the file, or an image in a storage.
-        short_side: pixels to which the caller will resize the short side. A large JPEG is then decoded at the smallest
-            scale that leaves at least twice as many, which costs a quarter of the time at 12 megapixels.
+        short_side: the short side in pixels to which the caller will resize the picture. A large JPEG is then decoded
+            at the smallest scale whose short side is at least twice as long. This takes a quarter of the time at 12
+            megapixels.
 
     Raises:
         UnreadableImageError: the file is missing, is not an image, is damaged, or has more pixels than MAX_PIXELS.
@@ -117,10 +122,10 @@ def read_picture(path: str | Place, short_side: int | None = None) -> Picture:
 
 @contextmanager
 def picture_of(path: str | Place, short_side: int | None = None, content: bytes | None = None) -> Iterator[Picture]:
-    """Decode a file as `read_picture` does, for the length of a `with` block.
+    """Decode a file as `read_picture` does, for use in a `with` block.
 
-    The picture counts towards the memory budget until the block ends: other threads wait with their large pictures. The
-    block should reduce it to something smaller.
+    The picture counts towards the memory budget until the block ends. Meanwhile, other threads may have to wait before
+    they decode large pictures. The block should therefore reduce the picture to something smaller.
 
     Args:
         path: the file.
@@ -158,7 +163,7 @@ def _read(path: str | Place, short_side: int | None, content: bytes | None, take
 
 
 def _stored_bytes(path: str | Place) -> bytes | None:
-    """Return the bytes of an image in a storage; None for a file, which Pillow reads as far as it needs to."""
+    """Return the bytes of an image in a storage; None for a file, of which Pillow reads only the needed parts."""
     if not isinstance(path, Stored) and os.path.isfile(path):  # noqa: PTH113  # a Path takes three times as long
         return None
     stored = stored_at(path)
@@ -166,7 +171,7 @@ def _stored_bytes(path: str | Place) -> bytes | None:
 
 
 def sizes_of(files: Iterable[str | Place]) -> list[tuple[int, int]]:
-    """Return the (width, height) that each file states, without decoding it; unreadable files are left out."""
+    """Return the (width, height) in the header of each file, without decoding it; unreadable files are left out."""
     sizes = []
     for path in files:
         with contextlib.suppress(Exception):  # a reader may raise anything
@@ -192,8 +197,8 @@ def warn_of_doubt(path: str | Place, picture: Picture) -> None:
 def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
     """Raise ShortageError if reading a file failed because the machine lacks memory or has too many open files.
 
-    A damaged file may request more memory than any machine has. The machine is short of memory only if it lacks twice
-    the memory that an intact file of this size would need.
+    A damaged file may request more memory than any machine has. The machine therefore counts as short of memory only if
+    it cannot allocate twice the memory that an intact file of this size would need.
 
     Args:
         path: the file.
@@ -216,7 +221,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _is_free(size: int) -> bool:
-    """Return whether this many bytes can be allocated; they are released again at once."""
+    """Return whether this many bytes can be allocated. They are released immediately."""
     try:
         bytearray(size)
     except MemoryError:
@@ -235,13 +240,16 @@ def _draft(image: Image.Image, short_side: int) -> None:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return the picture, rotated according to its EXIF data."""
+    """Apply the EXIF orientation to a picture."""
     orientation = _orientation(image)
     return image.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else image
 
 
 def _orientation(image: Image.Image) -> int | None:
-    """Return the EXIF orientation. (`ImageOps.exif_transpose` also rewrites EXIF data, and fails on unusual data.)"""
+    """Return the EXIF orientation.
+
+    `ImageOps.exif_transpose` is not used, because it also rewrites EXIF data and fails on unusual data.
+    """
     try:
         orientation: int | None = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # unreadable metadata does not make the picture unreadable
@@ -272,7 +280,7 @@ def flattened(image: Image.Image) -> Image.Image:
 
 
 def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Apply `change` to a few rows at a time, so that its working memory does not grow with the picture."""
+    """Apply `change` to a few rows at a time, so that the working memory does not grow with the picture."""
     if image.width * image.height <= STRIP:
         return change(image)
     changed = Image.new("RGB", image.size)
@@ -316,7 +324,7 @@ def reason(path: str | Place, error: Exception, content: bytes | None = None) ->
 
 # --- Opening files ----------------------------------------------------------------------------------------
 
-# Recognised by content, whatever the file is called. MPO is the JPEG of some phones.
+# Formats are recognised by content, regardless of the file's name. MPO is a JPEG variant that some phones write.
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
 _REGISTERING = threading.Lock()
@@ -325,7 +333,7 @@ _REGISTERING = threading.Lock()
 class _Quiet:
     """A context that ignores warnings while any thread decodes.
 
-    It counts the threads inside, because overlapping threads break a plain `warnings.catch_warnings`.
+    It counts the threads in the context, because `warnings.catch_warnings` is not safe for overlapping threads.
     """
 
     def __init__(self) -> None:
@@ -352,8 +360,8 @@ QUIET = _Quiet()
 def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     """Open a picture without reading its pixels.
 
-    Pillow reads every accepted format except HEIF, which many phones write: `pillow_heif` is imported for the first
-    such file.
+    Pillow reads every accepted format except HEIF, which many phones write. `pillow_heif` is imported when the first
+    HEIF file is opened.
 
     Args:
         source: a path, or a stream of the file's bytes.
@@ -375,7 +383,10 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
 
 
 def decoders() -> str:
-    """Return a name for the installed decoders. Cached results depend on it, since other decoders may differ."""
+    """Return a name for the installed decoders.
+
+    Cached results are stored under this name, because other decoders may give other pixels.
+    """
     from importlib.metadata import version
 
     Image.init()
@@ -399,7 +410,10 @@ def _is_heif(source: str | Path | BinaryIO) -> bool:
 
 
 def _register_heif() -> None:
-    """Register HEIF with Pillow, with one thread per picture (several are decoded at a time) and no thumbnails."""
+    """Register HEIF with Pillow, without thumbnails and with one thread per picture.
+
+    One thread is enough, because several pictures are decoded at a time.
+    """
     with _REGISTERING:
         if "HEIF" in Image.OPEN:
             return
@@ -417,18 +431,18 @@ _KINDS: dict[int, Literal["unsigned", "signed", "float"]] = {2: "signed", 3: "fl
 
 @dataclass(frozen=True)
 class Samples:
-    """How the numbers in an image file are stored, and which of them are black and white.
+    """The storage format of the numbers in an image file, and the numbers that mean black and white.
 
-    A file states the bits of its numbers, and may state the largest number in use and whether 0 is black or white. If
-    it does not, the likeliest rule is applied and the doubt is reported
+    A file states the number of bits of its samples. It may also state the largest number in use, and whether 0 is black
+    or white. If it does not, the most likely rule is applied and the doubt is reported
     (docs/decisions/0015-what-numbers-stand-for.md).
 
     Attributes:
-        bits: bits of each number.
+        bits: the bits of each number.
         kind: unsigned or signed integers, or floating point.
         low, high: the smallest and the largest number in use, if the file states them.
-        is_negative: 0 is white.
-        is_shortened: Pillow returns only the upper 8 bits of each number.
+        is_negative: whether 0 is white.
+        is_shortened: whether Pillow returns only the upper 8 bits of each number.
     """
 
     bits: int = 8
@@ -445,7 +459,7 @@ class Samples:
 
 
 def _read_samples(image: ImageFile.ImageFile) -> Samples:
-    """Return the samples of an image file whose pixels have not been loaded yet."""
+    """Return the sample format of an image file whose pixels have not been loaded yet."""
     wide = image.mode.startswith(("I", "F"))
     if image.format == "TIFF":
         return _of_tiff(image.tag_v2, _is_shortened(image), is_grey=wide or image.mode == "L")  # type: ignore[attr-defined]
@@ -470,7 +484,7 @@ def _of_tiff(tags: Any, is_shortened: bool, *, is_grey: bool) -> Samples:
 
 
 def _number(value: Any) -> float | None:
-    """Return the value of a TIFF tag, or the first of its values, as a number; None if it is not a finite number."""
+    """Return the (first) value of a TIFF tag as a number; None if it is not a finite number."""
     while isinstance(value, (tuple, list)):
         value = value[0] if value else None
     try:
@@ -481,7 +495,7 @@ def _number(value: Any) -> float | None:
 
 
 def _of_png(file: IO[bytes]) -> float | None:
-    """Return the largest value of the significant bits of a PNG (its sBIT chunk); None without that chunk."""
+    """Return the largest value of a PNG's significant bits (its sBIT chunk); None if there is no such chunk."""
     position = file.tell()
     try:
         file.seek(8)
@@ -518,7 +532,8 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
     """Convert wide, signed or floating-point samples to 8-bit grey.
 
-    Also return why the brightness may be wrong, or None.
+    Returns:
+        The picture, and the reason why its brightness may be wrong, or None.
     """
     low, high, is_finite = _extent(image, samples)
     if is_png and not _is_unscaled(image, samples):
@@ -535,9 +550,12 @@ def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Ima
 
 
 def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:
-    """Stretch a picture of which Pillow kept the upper 8 of 16 bits to the range that its file states.
+    """Stretch a picture to the range that its file states, if Pillow has kept only the upper 8 of 16 bits.
 
-    Return the picture unchanged if the file states no range. Also return why the brightness may be wrong, or None.
+    If the file states no range, the picture is returned unchanged.
+
+    Returns:
+        The picture, and the reason why its brightness may be wrong, or None.
     """
     top = max(int(high) for _, high in _pairs(image.getextrema()[:3]))
     bits = _stated_bits(samples, 256 * top)
@@ -556,7 +574,10 @@ def _pairs(extrema: Any) -> list[tuple[float, float]]:
 
 
 def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
-    """Return the numbers as in the file: Pillow's arrays have neither signed bytes nor unsigned 32-bit numbers."""
+    """Return the numbers of the file.
+
+    Pillow's arrays have neither signed bytes nor unsigned 32-bit numbers, so these are reinterpreted.
+    """
     stored = np.asarray(image)
     if samples.kind == "signed" and stored.dtype == np.uint8:
         return stored.view(np.int8)
@@ -566,7 +587,7 @@ def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
 
 
 def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
-    """Return the least and the largest finite number, and whether all numbers are finite."""
+    """Return the smallest and the largest finite number, and whether all numbers are finite."""
     low, high, is_finite = math.inf, -math.inf, True
     for _, strip in _strips(image):
         values = _values(strip, samples)
@@ -580,7 +601,7 @@ def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
 
 
 def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str | None]:
-    """Return the numbers that are black and white, and why they may be wrong, or None."""
+    """Return the numbers that are black and white, and the reason why they may be wrong, or None."""
     if samples.kind == "float" and low >= 0 and high <= 1:
         return 0.0, 1.0, None
     if samples.kind != "unsigned" and _states_range(samples, low, high):
@@ -619,7 +640,7 @@ def _states_range(samples: Samples, low: float, high: float) -> bool:
 def _stated_bits(samples: Samples, high: float) -> int | None:
     """Return the number of significant bits that the file states; None if it states none.
 
-    By the TIFF standard, the largest number in use need not be white.
+    By the TIFF standard, the largest number in use need not be white, so only the number of its bits counts.
     """
     if samples.high is None or samples.high < max(high, 1):
         return None
@@ -627,7 +648,10 @@ def _stated_bits(samples: Samples, high: float) -> int | None:
 
 
 def _is_unscaled(image: Image.Image, samples: Samples) -> bool:
-    """Return whether a PNG has its significant bits at the bottom; the standard wants them at the top."""
+    """Return whether the significant bits of a PNG's numbers are the lowest bits.
+
+    The PNG standard requires them to be the highest bits.
+    """
     if samples.high is None:
         return False
     used = 0
@@ -648,13 +672,14 @@ class OverBudgetError(Exception):
 
 
 class MemoryBudget:
-    """A limit on the bytes of decoded pictures that all threads of a process hold at a time.
+    """A limit on the memory of decoded pictures that all threads of a process hold at the same time.
 
     A picture larger than the whole budget is decoded when no other thread holds any. A thread that already has a share
     never waits for more, so that threads cannot deadlock.
 
     Args:
-        size: bytes; None: a quarter of the memory that is free at the first large picture, at least `LEAST_BUDGET`.
+        size: the limit in bytes. None means a quarter of the memory that is free at the first large picture, but at
+            least `LEAST_BUDGET`.
     """
 
     def __init__(self, size: int | None = None) -> None:
@@ -662,18 +687,19 @@ class MemoryBudget:
         self.clear()
 
     def limit(self, most: int) -> None:
-        """Raise OverBudgetError for pictures larger than `most` bytes from now on, instead of decoding them alone."""
+        """Set the budget to `most` bytes, and raise OverBudgetError for larger pictures from now on."""
         self._size = self._most = most
 
     def clear(self) -> None:
-        """Forget all shares. A forked process calls this, since it has none of the threads that held them."""
+        """Discard all reservations. A forked process calls this, because it has none of its parent's threads."""
         self._changed, self._held, self._of_thread = threading.Condition(), 0, threading.local()
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
         """Yield a function that reserves bytes of the budget and waits until enough are free.
 
-        The end of the block releases the bytes. The function raises OverBudgetError for more bytes than `limit` allows.
+        The bytes are released at the end of the block. The function raises OverBudgetError for more bytes than `limit`
+        allows.
         """
         taken = 0
 
@@ -699,7 +725,7 @@ class MemoryBudget:
 
     @property
     def _held_here(self) -> int:
-        """Return the bytes that this thread holds."""
+        """Return the bytes that the current thread has reserved."""
         held: int = getattr(self._of_thread, "held", 0)
         return held
 
@@ -717,7 +743,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def available_memory() -> int:
-    """Return the bytes of main memory that are available now; 0 if the system does not state them."""
+    """Return the bytes of main memory that are currently available; 0 if the system does not report them."""
     if windows.IS_WINDOWS:
         return windows.available_memory()
     free = 0

@@ -1,11 +1,12 @@
-"""Facts about image files: each file is read and decoded once, and what was learned is remembered.
+"""Facts about image files: each file is read and decoded once, and the results are stored in a database.
 
-`scan` returns the facts of files: a digest, the size, a thumbnail and keypoints. `Memory` keeps them in an SQLite
+`scan` returns the facts of files: a digest, the size, a thumbnail and keypoints. `Memory` stores them in an SQLite
 database outside the data's folder. A file is not read again if its device, inode, size and times are unchanged (as in
-git); otherwise it is recognised by the hash of its content. If the database cannot be written, every file is examined.
+git). Otherwise it is recognised by the hash of its content, and not decoded again. If the database cannot be written,
+every file is examined.
 
-Python decodes small pictures in one thread at a time, so many files are divided among processes (`system.workers`). If
-a process cannot start, or dies, its files are examined in this process.
+Python decodes small pictures in only one thread at a time, so many files are distributed to processes
+(`system.workers`). If such a process cannot start or dies, its files are examined in the main process.
 """
 
 from __future__ import annotations
@@ -82,13 +83,14 @@ class Facts:
     """The facts about one image file.
 
     Attributes:
-        digest: SHA-256 of the file's bytes; empty if it could not be opened.
-        error: why the file is unreadable; None if it is readable. Only then the other fields have values.
+        digest: the SHA-256 of the file's bytes; empty if the file could not be opened.
+        error: the reason why the file is unreadable; None if it is readable. The following fields have values only if
+            the file is readable.
         format, mode: Pillow's names for the format and mode of the file.
-        width, height: pixels of the upright picture.
-        is_animated: the file has several frames, of which only the first is used.
-        thumbnail: 16 x 16 x 3 bytes in RGB.
-        doubt: why the brightness may be wrong, if the file does not determine it; otherwise None.
+        width, height: the size of the upright picture in pixels.
+        is_animated: whether the file has several frames. Only the first frame is used.
+        thumbnail: the 16 x 16 thumbnail in RGB, as 768 bytes.
+        doubt: the reason why the brightness may be wrong, because the file does not determine it; otherwise None.
         keypoints: the keypoints of the picture (`doctor.keypoints`); empty if they were not computed.
     """
 
@@ -112,7 +114,7 @@ _MANY = 2_000  # new files for which it is worth starting processes
 
 
 def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], None] | None = None) -> list[Facts]:
-    """Return the facts of each file, in order. Known files and contents are not decoded again.
+    """Return the facts of each file, in order. Files and contents from earlier scans are not decoded again.
 
     Args:
         files: the image files.
@@ -143,7 +145,7 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
 
 
 def _examine_all(files: Sequence[Stamped], readers: Readers, memory: Memory) -> list[Facts]:
-    """Examine files in another process, or in this one if the other process cannot."""
+    """Examine files in another process; files that it cannot examine are examined in this process."""
     facts = readers.examine(files)
     left = [i for i, fact in enumerate(facts) if fact is None]
     if left:
@@ -156,7 +158,7 @@ def _examine_all(files: Sequence[Stamped], readers: Readers, memory: Memory) -> 
 
 
 def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
-    """Examine files whose stamp is not known yet, and store the facts.
+    """Examine files whose stamp is not in the database, and store the facts.
 
     The facts of a picture are None if it needs more memory than this process may use.
     """
@@ -185,7 +187,7 @@ class _Look:
 
     Attributes:
         facts: the facts; None for a picture that needs more memory than this process may use.
-        grey: the greys in which keypoints are still to be searched, if any.
+        grey: the grey values for the search for keypoints; None if no search is needed.
         is_lasting: whether reading the file again would give the same facts.
     """
 
@@ -196,14 +198,14 @@ class _Look:
 
 @dataclass(frozen=True)
 class _Content:
-    """The digest of a file, and its bytes if they would be read again."""
+    """The digest of a file, and the bytes of a small file, which is then not read again for decoding."""
 
     digest: bytes
     itself: bytes | None
 
 
 def _read(file: Place) -> _Content | Facts:
-    """Read a file, or return why it cannot be opened."""
+    """Read a file and compute its digest. If the file cannot be opened, return facts with the reason."""
     digest = hashlib.sha256()
     parts, first = 0, b""
     try:
@@ -229,7 +231,7 @@ def _look(file: Place, content: _Content, known: Facts | None) -> _Look:
 
 
 def _may_pass(cause: BaseException | None) -> bool:
-    """Return whether a failure is due to the machine rather than to the file."""
+    """Return whether a failure may be temporary, because it is due to the machine and not to the file."""
     return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
 
 
@@ -256,7 +258,7 @@ _MOST = 32  # processes
 
 
 class Readers:
-    """Processes that examine files. Several threads may use them.
+    """A pool of processes that examine files. Several threads may use the pool.
 
     Args:
         processes: the number of processes; 1 means only this process.
@@ -296,7 +298,7 @@ class Readers:
 
 
 class _Reader:
-    """A process that examines files; it may fail at any time."""
+    """A process that examines files. If it fails, the calling process examines the files."""
 
     def __init__(self, room: int) -> None:
         self._worker = Worker(__name__, is_quiet=True)
@@ -323,7 +325,7 @@ class _Reader:
         return [None] * len(files)
 
     def close(self) -> None:
-        """Let the process store its results and end."""
+        """Ask the process to store its results and end."""
         self._worker.close()
 
     def wait(self) -> None:
@@ -334,7 +336,7 @@ class _Reader:
 def serve() -> None:
     """Examine the files that the parent process sends.
 
-    The first message is the largest number of bytes that a picture may need; the others are lists of files.
+    The first message is the largest number of bytes that a picture may need. All other messages are lists of files.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal also sends it to the parent process, which decides
     gc.set_threshold(100_000)  # decoding creates few reference cycles
@@ -354,7 +356,7 @@ def serve() -> None:
 
 
 class Memory:
-    """A database of facts, by file and by content, and of the results of comparisons. Threads may share it."""
+    """A database of facts by file and by content, and of results of comparisons. Threads may share it."""
 
     def __init__(self) -> None:
         self._path = cache_folder() / f"doctor-{_VERSION}-{decoders()}.sqlite3"
@@ -381,16 +383,16 @@ class Memory:
         self._give_up()
 
     def of_files(self, stamps: Sequence[bytes | None]) -> dict[bytes, Facts]:
-        """Return the facts of files by their stamps (`stamp_of`). Unknown files are left out."""
+        """Look up the facts of files by their stamps (`stamp_of`). Unknown files are left out."""
         known = [stamp for stamp in stamps if stamp is not None]
         return {row[0]: Facts(*row[1:]) for part in _parts(known) for row in self._ask(_BY_STAMP, part)}
 
     def of_contents(self, digests: Sequence[bytes]) -> dict[bytes, Facts]:
-        """Return the facts of contents by their SHA-256 digests. Unknown contents are left out."""
+        """Look up the facts of file contents by their SHA-256 digests. Unknown contents are left out."""
         return {row[0]: Facts(*row) for part in _parts(digests) for row in self._ask(_BY_DIGEST, part)}
 
     def learn(self, facts: Facts, stamp: bytes | None) -> None:
-        """Store the facts of a file under its content and, if there is a stamp, also under its stamp."""
+        """Store the facts of a file by its content, and also by its stamp if there is one."""
         with self._lock:
             self._facts.append(facts)
             if stamp is not None:
@@ -398,13 +400,13 @@ class Memory:
         self.write(least=_WRITTEN)
 
     def compared(self, digests: Sequence[bytes]) -> tuple[tuple[bytes, ...], Any] | None:
-        """Return the earlier comparison that shares the most contents with `digests`, and its result.
+        """Look up the earlier comparison that covered the most of `digests`.
 
         Args:
             digests: the SHA-256 digests of the contents to compare, sorted and without repetitions.
 
         Returns:
-            The digests of the contents that were compared, and the result; None if no comparison covered more than half
+            The digests of the contents in that comparison, and its result; None if no comparison covered more than half
             of `digests`.
         """
         rows = self._ask("SELECT pairs FROM compared WHERE name IN", [_name_of(digests)])
@@ -421,13 +423,13 @@ class Memory:
         return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][0]))
 
     def learn_compared(self, digests: Sequence[bytes], outcome: Any) -> None:
-        """Store the result of comparing these contents with one another. It must consist of JSON types."""
+        """Store the result of comparing these contents with one another. The result must consist of JSON types."""
         row = (_name_of(digests), b"".join(digests), to_json(outcome))
         self._run("INSERT OR REPLACE INTO compared (name, contents, pairs) VALUES (?, ?, ?)", [row])
         self._run(_FORGET, [(_MOST_COMPARED,)])
 
     def write(self, least: int = 1) -> None:
-        """Write the stored facts to the database if there are at least `least` of them."""
+        """Write the pending facts to the database if there are at least `least` of them."""
         if len(self._facts) >= least:
             with self._lock:
                 facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
@@ -454,7 +456,7 @@ class Memory:
                     self._give_up(error)
 
     def _give_up(self, reason: Exception | None = None) -> None:
-        """Continue without the database. If it is damaged, delete it."""
+        """Close the database and continue without it. If the database is damaged, delete it."""
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
@@ -469,10 +471,10 @@ def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def stamp_of(file: Place) -> bytes | None:
-    """Return bytes that change whenever a file changes.
+    """Return bytes that change whenever a file changes; None if no such bytes can be given.
 
-    They are None if the file cannot be read, or if it changed in the last two seconds: another change might then leave
-    the same times.
+    This is the case if the file cannot be read, or if it changed in the last two seconds. In the latter case, another
+    change might leave the same times.
     """
     if isinstance(file, Stored):
         return file.storage.stamp(file.key)

@@ -1,7 +1,7 @@
-"""Keep decoded pictures between epochs, at the size that training needs.
+"""Caches of decoded pictures between epochs, at the size that training needs.
 
-They are kept in memory that all processes of a run share, or as files in vitkit's cache folder. A photograph that has
-changed on disk is decoded again. The cache returns exactly the decoded pixels, so it never affects a result.
+The pictures are cached in memory that all processes of a run share, or as files in vitkit's cache folder. A photograph
+that has changed on disk is decoded again. The cache returns exactly the decoded pixels, so it never affects a result.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ class PictureCache(Protocol):
     """A cache of decoded and reduced pictures."""
 
     def picture(self, index: int, file: Place, make: Make) -> Image.Image:
-        """Return picture number `index` in RGB from the cache, or else call `make` and store the result if it fits."""
+        """Return picture number `index` in RGB from the cache.
+
+        If it is not in the cache, call `make`, and store the result if there is enough space.
+        """
         ...
 
 
 class _Room:
-    """A budget of bytes that forked processes share. Bytes are handed out once and never returned."""
+    """A budget of bytes that forked processes share. Reserved bytes are never released."""
 
     def __init__(self, size: int) -> None:
         self.size, self.lock = size, multiprocessing.Lock()
@@ -61,11 +64,11 @@ class _Room:
 
 
 class MemoryCache:
-    """A cache in main memory, shared with all processes that are forked after it was made.
+    """A cache in main memory, shared with all processes that are forked after its creation.
 
     Args:
         images: the number of pictures.
-        size: the largest number of bytes to use. The system provides them only as pictures are stored.
+        size: the largest number of bytes to use. The system allocates memory only when pictures are stored.
     """
 
     def __init__(self, images: int, size: int) -> None:
@@ -98,7 +101,7 @@ class MemoryCache:
 
 
 class DiskCache:
-    """A cache of files that later runs use too. A file is found by the photograph's content and by `rule`.
+    """A cache of files, which later runs use too. The name of a file depends on the photograph's content and on `rule`.
 
     Args:
         rule: a description of how a picture is reduced before it is stored.
@@ -142,7 +145,7 @@ class DiskCache:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # No fsync, which takes longer than decoding: the checksum detects what a crash left unfinished.
+            # No fsync, which takes longer than decoding: the checksum detects files that a crash left incomplete.
             temporary.write_bytes(_HEAD.pack(zlib.crc32(pixels), *image.size) + pixels)
             temporary.replace(path)
         except OSError:
@@ -166,15 +169,15 @@ def _read(path: Path) -> Image.Image | None:
 
 
 def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> str:
-    """Return where to cache pictures: ram, disk or none.
+    """Choose the kind of cache for pictures: ram, disk or none.
 
-    `auto` chooses by the free space. `ram` becomes `disk` if the processes cannot share memory.
+    `auto` chooses according to the free space. `ram` becomes `disk` if the processes cannot share memory.
 
     Args:
         cache: the user's choice: auto, ram, disk or none.
         need: the estimated bytes of all pictures (`bytes_of`).
         workers: the number of worker processes that prepare images.
-        processes: the number of training processes on this machine, each with a cache of its own.
+        processes: the number of training processes on this machine. Each has a separate cache.
     """
     if cache == "none":
         return cache
@@ -185,14 +188,14 @@ def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> 
 
 
 def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | None:
-    """Open the cache that `choose_cache` selected, with a tenth more space than estimated.
+    """Open the kind of cache that `choose_cache` selected, with a tenth more space than estimated.
 
     Return None if `cache` is none, or if the system refuses the memory.
 
     Args:
         cache: ram, disk or none (`choose_cache`).
         images: the number of pictures.
-        need: the estimated bytes of all pictures; never more than half of the free memory or disk is used.
+        need: the estimated bytes of all pictures. At most half of the free memory or disk is used.
         rule: a description of how a picture is reduced before it is stored.
     """
     size = need + need // 10 + 2**20
@@ -208,12 +211,12 @@ def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | 
 
 
 def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, int] | None = None) -> int:
-    """Estimate the bytes of the decoded pictures of these files from a sample of them.
+    """Estimate the memory that the decoded pictures of these files need, from a sample of the files.
 
     Args:
         files: the files of photographs.
-        short_side: the pixels to which the short side of larger pictures is reduced; None if pictures are not reduced.
-        fixed: (height, width) of every reduced picture if they are all equal.
+        short_side: the short side in pixels to which larger pictures are reduced; None if pictures are not reduced.
+        fixed: the (height, width) of every reduced picture, if they are all equal.
     """
     if fixed is not None:
         return len(files) * 3 * fixed[0] * fixed[1]
@@ -224,7 +227,7 @@ def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, i
 
 
 def _free_disk() -> int:
-    """Return the bytes that the cache may use: the free ones and those that it uses already."""
+    """Return the bytes of disk space that are free or already used by the cache."""
     folder = cache_folder()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -247,7 +250,7 @@ def _kept() -> list[tuple[float, int, Path]]:
 
 
 def _make_room(size: int) -> None:
-    """Delete the least recently used files, so that `size` more bytes stay within the cache's limit."""
+    """Delete the least recently used files until `size` more bytes fit within the limit of the cache."""
     kept = sorted(_kept())
     held, bound = sum(bytes_used for _, bytes_used, _ in kept), min(_free_disk() // 2, _LARGEST)
     for _, bytes_used, path in kept:

@@ -1,12 +1,12 @@
-"""Pictures in memory: PIL images, numpy arrays and torch tensors, prepared exactly as files are.
+"""Pictures in memory: PIL images, numpy arrays and torch tensors, preprocessed exactly like files.
 
 | what | shape | numbers |
 |---|---|---|
-| PIL image | any | any mode; EXIF orientation and transparency count as in a file |
+| PIL image | any | any mode; EXIF orientation and transparency are handled as in a file |
 | numpy array | (height, width), or (height, width, C) | uint8 from 0 to 255, or floats from 0 to 1 |
 | torch tensor | (height, width), or (C, height, width) | the same |
 
-C is 1 (grey), 3 (RGB) or 4 (RGB and opacity). Floats are rounded to the nearest of 256 levels, as files have them.
+C is 1 (grey), 3 (RGB) or 4 (RGB and opacity). Floats are rounded to the nearest of 256 levels, as in files.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _EXPECTED = "expected a path, a PIL image, a numpy array or a torch tensor"
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A picture in memory with a name.
+    """A picture in memory, with a name for results.
 
     Attributes:
-        name: the name of its row in results, such as `picture 0`.
+        name: the name of the picture's row in results, such as `picture 0`.
         image: the picture, as the caller passed it.
     """
 
@@ -54,14 +54,14 @@ Source: TypeAlias = str | Held | Stored
 
 
 def is_in_memory(source: object) -> bool:
-    """Return whether an object is a picture in memory, or an array or tensor that may hold one or several."""
+    """Return whether an object is a PIL image, or an array or tensor of one or several pictures."""
     if isinstance(source, np.ndarray):
         return source.dtype.kind not in "OUS"  # an array of texts or other objects is a list of sources
     return isinstance(source, Image.Image) or _is_tensor(source)
 
 
 def sources_of(sources: object) -> Iterator[Source]:
-    """Yield paths as text and pictures in memory with their names, in order.
+    """Yield each source in order: a path as text, or a picture in memory with a name.
 
     The argument is one source or an iterable of sources. An array or tensor with four axes is several pictures.
 
@@ -84,11 +84,11 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
     """Convert an array or tensor to a PIL image in L, RGB or RGBA; return a PIL image unchanged.
 
     Args:
-        picture: a picture in memory; the table at the top of this module lists shapes and numbers.
+        picture: a picture in memory. The docstring of this module lists the accepted shapes and numbers.
         name: the name of the picture, for messages.
 
     Raises:
-        VitkitError: the shape or the numbers are not those of a picture.
+        VitkitError: the shape or the values are not those of a picture.
     """
     if isinstance(picture, Image.Image):
         return picture
@@ -135,10 +135,10 @@ def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]
 
 
 def as_file(image: Image.Image) -> bytes:
-    """Return a PIL image as the bytes of a lossless file, for the common decoder to read.
+    """Encode a PIL image as the bytes of a lossless file, so that the common decoder can read it.
 
     Raises:
-        VitkitError: no file format stores images of this mode.
+        VitkitError: images of this mode cannot be encoded.
     """
     data = io.BytesIO()
     try:
@@ -173,7 +173,7 @@ def _array_of(tensor: Any, name: str) -> npt.NDArray[Any]:
 
 
 def _levels(array: npt.NDArray[Any], name: str, kind: str) -> npt.NDArray[np.uint8]:
-    """Convert uint8, or floats from 0 to 1, to levels from 0 to 255."""
+    """Convert uint8 values, or floats from 0 to 1, to uint8 levels from 0 to 255."""
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":

@@ -1,11 +1,18 @@
 """Label files: corrections of labels that people make, stored apart from the images.
 
-A label file is a CSV file with the columns path (relative to the data's folder, or absolute), label (empty to leave the
-image out; `;` alone for a multi-label image without any class) and, optionally, previous (the label before), when, and
-proposed_by (the model that proposed the label; empty if a person chose it without a proposal). Later rows replace
-earlier ones, so the rows in order are also the history (docs/decisions/0028-label-files.md).
+A label file is a CSV file with these columns; the last three are optional:
 
-The module also reads label_errors.csv of a run, and finds the image that a path in such a file names.
+- path: the path of the image, relative to the data's folder or absolute.
+- label: the new label. An empty label leaves the image out. The label `;` means a multi-label image without any class.
+- previous: the label before.
+- when: the time of the change.
+- proposed_by: the model that proposed the label; empty if a person chose it without a proposal.
+
+Later rows replace earlier ones, so the rows in order are also the history of changes
+(docs/decisions/0028-label-files.md).
+
+The module also reads a run's list of suspected label errors (label_errors.csv), and finds the image that a path in such
+a file denotes.
 """
 
 from __future__ import annotations
@@ -58,8 +65,8 @@ class Edit(NamedTuple):
 
     Attributes:
         path: the path relative to the data's folder, with `/`, or absolute.
-        label: the new label; the classes of a multi-label image are joined by `;`. `EXCLUDED` leaves the image out.
-        previous: the label before; empty if there was none or it is unknown.
+        label: the new label, with the classes of a multi-label image joined by `;`. `EXCLUDED` leaves the image out.
+        previous: the label before the edit; empty if it is unknown or there was none.
         when: the time in UTC, such as 2026-11-22T23:15:01.250000Z. Edits that were made together have the same time.
         proposed_by: the run whose model proposed the label; empty if a person chose it without a proposal.
     """
@@ -72,15 +79,15 @@ class Edit(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """An image that was relabelled, or left out, because a model proposed it.
+    """A change of label that a model proposed: the image was relabelled or left out.
 
     Attributes:
         path: the path of the image.
         before: the label before the first proposal, as in a label file; `UNLABELLED` if there was none.
         by: the run whose model proposed the change, or the name of the list of suspected label errors.
-        split: for an image that is left out, the split that it would be in; otherwise None.
-        digest: the first bytes of the file's SHA-256 as hexadecimal text, by which a moved file is recognised; empty if
-            unknown.
+        split: the split that a left-out image would be in; None for other images.
+        digest: the first bytes of the file's SHA-256 as hexadecimal text; empty if unknown. A moved file is recognised
+            by its digest.
     """
 
     path: str
@@ -98,11 +105,11 @@ class LabelFile:
     """The rows of a label file.
 
     Attributes:
-        name: what the user calls the file.
+        name: the name of the file for messages.
         edits: the rows in order; for each path, the last row counts.
         lines: the number of the line in which each row begins.
-        has_suspects: the file is a run's list of suspected label errors, whose labels are the current ones until
-            somebody edits them.
+        has_suspects: whether the file is a run's list of suspected label errors. The labels in such a list are the
+            current labels until somebody edits the file.
         content: the bytes that the rows were read from.
     """
 
@@ -118,7 +125,8 @@ def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
 
     Args:
         file: the file.
-        known: an earlier state of the file; if rows were only added since then, only these are parsed.
+        known: the result of reading an earlier state of the file. If rows were only added since then, only the new rows
+            are parsed.
 
     Raises:
         VitkitError: the file does not exist or is not a label file; the message names the line.
@@ -145,17 +153,17 @@ def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
 
 
 def _is_added_to(known: LabelFile, content: bytes) -> bool:
-    """Return whether the file is its earlier state, which ended at the end of a row, followed by more bytes."""
+    """Return whether `content` starts with the known content, which must end with a complete row."""
     return known.content.startswith(_HEADER) and known.content.endswith(b"\n") and content.startswith(known.content)
 
 
 def _is_cut_from(known: LabelFile, content: bytes) -> bool:
-    """Return whether the file is its earlier state without some of the last rows, as undo leaves it."""
+    """Return whether `content` is the known content without some of its last rows, as after an undo."""
     return _takes_rows(content) and len(content) < len(known.content) and known.content.startswith(content)
 
 
 def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile:
-    """Read a label file as `read_labels` does. A file that does not exist yet has no rows.
+    """Read a label file as `read_labels` does; return no rows if the file does not exist yet.
 
     Raises:
         VitkitError: the file is not a label file.
@@ -164,17 +172,17 @@ def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile
 
 
 def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
-    """Append rows with the current time to a label file, which is created if it does not exist.
+    """Append rows with the current time to a label file; create the file if it does not exist.
 
     Either all rows are written or none. Processes and threads that add rows at the same time wait for one another. The
-    whole file is written again only if it has other columns or was last written by another program.
+    whole file is rewritten only if it has other columns or was last written by another program.
 
     Returns:
         The rows as they were written, with their time.
 
     Raises:
-        VitkitError: the file is not a label file, another process locks it for more than ten seconds, or a name cannot
-            be stored in a CSV file.
+        VitkitError: the file is not a label file, another process locks the file for more than ten seconds, or a name
+            cannot be stored in a CSV file.
         OSError: the file cannot be written.
     """
     path = Path(file)
@@ -193,12 +201,13 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
 def undo_edits(
     file: str | Path, may: Callable[[Edit], bool] | None = None, known: LabelFile | None = None
 ) -> tuple[Edit, ...]:
-    """Remove the last rows of a label file that were added together, that is, with the same time.
+    """Remove the rows that were added last to a label file. Rows that were added together have the same time.
 
     Args:
         file: the label file.
-        may: returns whether a row may be removed; other rows, which another program may have added, stay.
-        known: an earlier state of the file; only rows that were added since then are parsed.
+        may: a function that returns whether a row may be removed. Other rows stay, because another program may have
+            added them.
+        known: the result of reading an earlier state of the file. Only rows that were added since then are parsed.
 
     Returns:
         The removed rows, which `add_edits` can add again; empty if there was nothing to remove.
@@ -229,7 +238,10 @@ def undo_edits(
 
 
 def _content_for_writing(path: Path) -> bytes | None:
-    """Return the content of a locked file, without a row that a crash cut short; None if the file does not exist."""
+    """Return the content of a locked file; None if the file does not exist.
+
+    An incomplete last row, which a crash may have left, is removed first.
+    """
     try:
         mend_append(path)
         return read_bytes(path)
@@ -249,12 +261,18 @@ def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = No
 
 
 def _takes_rows(content: bytes) -> bool:
-    """Return whether rows can be appended: the file has our columns and ends after a complete row, outside quotes."""
+    """Return whether rows can be appended.
+
+    The file must have the standard columns, and end after a complete row and outside quotes.
+    """
     return content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0
 
 
 def _now(recent: bytes) -> str:
-    """Return a timestamp of now that no recent row has: rows with the same timestamp are undone together."""
+    """Return the current time as text, moved forward until no recent row has the same time.
+
+    Rows with the same time are undone together.
+    """
     now = datetime.now(UTC)
     while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in recent:
         now += timedelta(microseconds=1)
@@ -308,9 +326,9 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
 
 
 def _check_columns(name: str, table: CsvRows, *, has_suspects: bool) -> None:
-    """Refuse a file with columns that a label file does not have, such as split or prediction.
+    """Refuse a file with columns that label files do not have, such as split or prediction.
 
-    It is another kind of list; ignoring the columns would be silently wrong.
+    Such a file is another kind of list, and ignoring its columns would silently give wrong labels.
     """
     allowed = {*Edit._fields, *(_MAY_SUSPECTS if has_suspects else ())}
     if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
@@ -323,7 +341,7 @@ def _check_columns(name: str, table: CsvRows, *, has_suspects: bool) -> None:
 def _check_end(name: str, content: bytes, table: CsvRows) -> None:
     """Refuse a last row that may have been cut off, since half of a label may be another class.
 
-    Rows that vitkit has written have all cells and a line end; the last row of a partial copy may not.
+    Rows that vitkit writes have all cells and a line end. The last row of an incomplete copy may lack them.
     """
     if content.startswith(_HEADER) and not content.endswith((b"\n", b"\r")) and table.rows:
         line, cells = table.rows[-1]
@@ -353,21 +371,21 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
 
 
 def _list_that_proposed(name: str, label: str, cells: dict[str, str]) -> str:
-    """Return the name of the list of suspects if a row of it follows the list; otherwise "".
+    """Return the name of the list of suspected label errors if a row's label comes from the list; otherwise "".
 
-    A row follows the list if its label is the suggested one, or if it leaves the image out.
+    A label comes from the list if it is the suggested label, or if it leaves the image out.
     """
     suggested = restored(cells.get("suggested", "")).strip()
     return Path(name).name if suggested and label.strip() in (suggested, EXCLUDED) else ""
 
 
 def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]:
-    """Return the rows that rename a class, or merge it into another: one row for each of its images.
+    """Return the rows that rename a class or merge it into another class, one row for each image of the class.
 
     Args:
         edits: the path and the current label of every image (`corrections.labels_of`).
         old: the current name of the class.
-        new: the new name; if a class with this name exists, the two are merged.
+        new: the new name. If a class with this name exists, the two classes are merged.
 
     Raises:
         VitkitError: no image has the class, or the new name is empty.
@@ -395,10 +413,10 @@ class Suspect(NamedTuple):
 
     Attributes:
         path: the path relative to the data's folder of the run.
-        label: the suspected label, or a correction that somebody has written in its place.
+        label: the suspected label, or the correction that somebody has written instead.
         suggested: the class that the model suggests instead.
-        score: how much more probable the suggested class is, as text from the file.
-        chance: the probability that the label is right nevertheless; None in older lists.
+        score: the probability of the suggested class minus that of the label, as text from the file.
+        chance: the probability that the label is correct; None in older lists.
     """
 
     path: str
@@ -451,23 +469,26 @@ def _number(file: str | Path, line: int, cell: str | None) -> float | None:
 
 
 def expected_by_chance(suspects: Sequence[Suspect]) -> float | None:
-    """Return how many of these labels are expected to be right; None if a row has no `chance`."""
+    """Return the expected number of correct labels among the suspects; None if a row has no `chance`."""
     known = [suspect.chance for suspect in suspects if suspect.chance is not None]
     return sum(known) if len(known) == len(suspects) else None
 
 
 def chance_in_words(suspects: Sequence[Suspect]) -> str:
-    """Describe `expected_by_chance`, starting with a semicolon; return "" if it is unknown or there are no suspects."""
+    """Return a phrase about `expected_by_chance`, starting with a semicolon.
+
+    Return "" if the number is unknown, or if there are no suspects.
+    """
     expected = expected_by_chance(suspects)
     return f"; {by_chance(len(suspects), expected)}" if suspects and expected is not None else ""
 
 
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
-    """Return the rows of a label file that decide about the suspected label errors of a run, by path.
+    """Return the rows of a label file that decide about a run's suspected label errors, by path.
 
-    The last row of an image decides if the run has not read it, that is, if it is not in the run's copy of the label
-    file. Of the rows that the run has read, only those decide that confirm a label (`is_confirmation`): the others are
-    the labels that the run suspects.
+    The last row of each image counts. It is a decision if it was added after the run read the label file, that is, if
+    the run's copy of the file does not contain it. A row that the run has read is a decision only if it confirms a
+    label (`is_confirmation`), because other such rows contain the labels that the run suspects.
     """
     read = Counter(labels_so_far(run / LABELS).edits)
     last: dict[str, tuple[Edit, bool]] = {}
@@ -480,12 +501,12 @@ def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
 
 
 def is_confirmation(edit: Edit) -> bool:
-    """Return whether a row confirms the label that its image has, as the studio writes for "Keep"."""
+    """Return whether a row confirms the current label of an image, as "Keep" in the studio does."""
     return edit.label == edit.previous != EXCLUDED
 
 
 class PathFinder:
-    """Find images by their paths, which may be relative to a folder or absolute.
+    """A lookup of images by path, relative to a folder or absolute.
 
     Args:
         root: the folder of the data.
@@ -503,8 +524,8 @@ class PathFinder:
     def find(self, path: str) -> list[int]:
         """Return the indices of the images with this path.
 
-        If there are none, try the path without surrounding spaces, then with symbolic links in its folders resolved
-        and accents in composed form (NFC), since operating systems differ in these.
+        If there are none, try the path without surrounding spaces. Then try it with the symbolic links in its folders
+        resolved and accents in composed form (NFC), because operating systems differ in these.
         """
         for spelling in dict.fromkeys((path, path.strip())):
             if matches := self._exact.get(self._place(spelling)):
@@ -516,9 +537,9 @@ class PathFinder:
         return self._real.get(self._followed(self._place(path.strip())), [])
 
     def beside(self, path: str) -> str | None:
-        """Return the path, relative to the folder, of an image file that exists below it but is not one of the images.
+        """Return the path of an existing image file in the folder that is not among the known images, or None.
 
-        Return None if there is no such file. The caller has tried `find` before.
+        The returned path is relative to the folder. Call `find` first.
         """
         for spelling in dict.fromkeys((path, path.strip())):
             place = Path(self._followed(self._place(spelling), normal=False))

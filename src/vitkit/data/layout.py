@@ -1,9 +1,9 @@
-"""Understand a folder of photographs: which of its folders are classes, and which are splits.
+"""Determine which subfolders of a folder of photographs are classes, and which are splits.
 
 `class/image` and `split/class/image` are the usual layouts; `class/split/image` occurs too. Folders may be nested in
-other folders, or in a folder of the same name, as archives leave them (`seg_train/seg_train/class`). A folder that
-could be read in several ways is refused with advice: a split that is mistaken for a class would be learned as one, and
-score well.
+other folders, or in a folder of the same name, as archives leave them (`seg_train/seg_train/class`). An ambiguous
+folder raises an error with advice. Otherwise, a split mistaken for a class would be learned as a class, and the
+accuracy would hide the mistake.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ _FILLERS = {  # words without meaning, as in train_set or "Test Images"
 
 
 def split_of_word(word: str) -> str | None:
-    """Return the split (train, val or test) that a word names, in upper or lower case; None if it names none."""
+    """Return the split (train, val or test) that a word names in any case; None if it names no split."""
     split = _WORDS.get(word.strip().lower())
     return "test" if split == "eval" else split
 
 
 def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the split in a folder's name (train, val, test or eval) and the other words of the name.
+    """Return the split in a folder's name (train, val, test or eval) and the remaining words of the name.
 
-    Examples are `seg_train`, `Training`, `train_set` and `FlowersTest2017`. Return None if the name contains no split,
-    or several. The splits of one data set have the same other words.
+    For example, `seg_train` gives train and the word `seg`, and `FlowersTest2017` gives test and the words `flowers`
+    and `2017`. Words such as `set` or `images` are dropped, so `train_set` has no remaining words. The split folders of
+    one data set have the same remaining words. Return None if the name contains no split, or several.
     """
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[^\W\d_])(?=\d)", " ", name)
     words = [_without_filler(word) for word in re.split(r"[\W_]+", spaced.lower()) if word]
@@ -64,7 +65,7 @@ def _without_filler(word: str) -> str:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder, whether it contains images directly, and the folders in it."""
+    """A folder with its subfolders. `has_images` tells whether it contains images directly."""
 
     path: Path
     has_images: bool
@@ -92,7 +93,7 @@ class Folder:
 
 
 def survey(path: Path, overlooked: Overlooked) -> Folder:
-    """Return the tree of folders below `path`; what is ignored is noted in `overlooked`."""
+    """Return the tree of folders below `path`. Hidden and unreadable folders are recorded in `overlooked`."""
     return _as_folder(look_through(path, overlooked))
 
 
@@ -123,7 +124,8 @@ def below(top: Folder, folder: Folder) -> str:
 class SplitFolder:
     """A folder that is named like a split, and the folder within it that contains the classes.
 
-    `inner` is `outer` itself unless folders are nested; `words` are the other words of the name.
+    `inner` is `outer` itself unless folders are nested. `words` are the remaining words of the name
+    (`split_of_folder`).
     """
 
     outer: Folder
@@ -137,7 +139,7 @@ class SplitFolder:
 
 
 def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
-    """Group the subfolders that are named like splits by the other words of their names."""
+    """Group the subfolders that are named like splits by the remaining words of their names."""
     groups: dict[tuple[str, ...], list[SplitFolder]] = defaultdict(list)
     for child in folder.full:
         split_name = split_of_folder(child.name)
@@ -147,14 +149,14 @@ def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
 
 
 def is_pair(splits: Sequence[SplitFolder]) -> bool:
-    """Return whether there are several split folders, one of them train."""
+    """Return whether there are at least two split folders, one of them for training."""
     return len(splits) > 1 and any(part.split == "train" for part in splits)
 
 
 def undouble(folder: Folder) -> Folder:
-    """Descend into subfolders that repeat the split in the folder's name, as archives leave them (seg_train/seg_train).
+    """Descend through nested folders that repeat the name of a split, as in `seg_train/seg_train`.
 
-    Each of these folders contains nothing but the next one. Without such nesting, return `folder`.
+    Some archives contain such folders, each with nothing but the next one in it. Without such nesting, return `folder`.
     """
     inner = folder
     while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
@@ -163,7 +165,7 @@ def undouble(folder: Folder) -> Folder:
 
 
 def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """Descend into the only subfolder of each split if they all have the same name (train/images, test/images)."""
+    """Descend into the only subfolder of each split if all have the same name (train/images and test/images)."""
     splits = list(splits)
     while all(part.inner.is_made_of_folders and len(part.inner.folders) == 1 for part in splits):
         within = [part.inner.folders[0] for part in splits]
@@ -174,7 +176,7 @@ def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
 
 
 def settle_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """Replace `eval` by the test split, or by val if there is another test split."""
+    """Replace the split `eval` by val if there is a test split, and otherwise by test."""
     instead = "val" if any(part.split == "test" for part in splits) else "test"
     return [replace(part, split=instead) if part.split == "eval" else part for part in splits]
 
@@ -195,12 +197,12 @@ class ClassFolder:
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """The meaning of a folder's structure.
+    """The interpretation of a folder's subfolders as classes and splits.
 
     Attributes:
-        classes: the folders that hold the images of a class.
-        between: the folders above these, whose own files belong to no class.
-        left_out: folders that are ignored.
+        classes: the folders that contain the images of a class.
+        between: the folders above the class folders. Files directly in them belong to no class.
+        left_out: the folders that are ignored.
         text: a one-line description of the layout.
     """
 
@@ -214,10 +216,10 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
     """Distinguish classes from splits among the folders below `top`, by their names and contents.
 
     Args:
-        name: what the user called the folder, for messages.
+        name: the name of the folder, for messages.
         top: the tree of the folder (`survey`).
-        layout: `classes` reads every subfolder of `top` as a class, `splits` reads the folders named like splits as
-            splits, and `auto` decides by names and contents, or raises an error if it cannot.
+        layout: `classes` reads every subfolder of `top` as a class. `splits` reads the folders that are named like
+            splits as splits. `auto` decides by names and contents, and raises an error if it cannot.
 
     Raises:
         VitkitError: the layout is ambiguous, or there are no splits although `layout` is `splits`.
@@ -286,7 +288,7 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
 
 
 def _agreeing(folder: Folder) -> tuple[list[Folder], list[str]] | None:
-    """Find folders whose subfolders have mostly the same names, and these names; None if there are none.
+    """Find folders whose subfolders mostly have the same names. Return these folders and names, or None.
 
     Such folders are probably splits, folds or sites rather than classes.
     """
@@ -346,7 +348,11 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
 
 
 def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others: Sequence[Folder]) -> bool:
-    """Return whether the only folder that is named like a split is a class, as its siblings are."""
+    """Return whether the only folder that is named like a split is a class, like the other folders next to it.
+
+    Raises:
+        VitkitError: the folder may be a split or a class.
+    """
     if lone.outer.has_images:
         return True
     unlabelled = [split_of_folder(child.name) is not None and not undouble(child).full for child in others]
@@ -399,7 +405,7 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -
 
 
 def _alike(name: str) -> str:
-    """Normalise a name so that names that look the same are equal, since macOS encodes accents differently."""
+    """Return a form that is equal for names that look the same, such as names with differently encoded accents."""
     return unicodedata.normalize("NFKC", look(name)).casefold().strip()
 
 
@@ -437,12 +443,12 @@ def table_of_layout(
     """Build the table of the images in a folder or archive whose layout is known.
 
     Args:
-        name: what the user called the folder or archive.
+        name: the name of the folder or archive, for messages.
         root: the path of the folder or archive.
         layout: the layout that `understand` returned.
-        overlooked: receives what is ignored.
-        images_below: returns the paths of the images below a folder, relative to it.
-        entries: returns the names in a folder, each with whether it is a file.
+        overlooked: receives the ignored files and folders.
+        images_below: a function that returns the paths of the images below a folder, relative to that folder.
+        entries: a function that returns the entries of a folder as pairs of a name and whether it is a file.
 
     Raises:
         VitkitError: there are no images.

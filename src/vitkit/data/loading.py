@@ -1,7 +1,7 @@
 """Batches of images for training and evaluation.
 
-Every training sample is a function of (seed, epoch, index), whichever process prepares it. The order of an epoch is a
-function of (seed, epoch). `ImageData` makes the batches of a table, or one process's share of each.
+`ImageData` builds the batches of a table, or one process's share of each batch. Every training sample is a function of
+(seed, epoch, index), regardless of the process that prepares it. The order of an epoch is a function of (seed, epoch).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vitkit.errors import ShortageError, VitkitError
 S = TypeVar("S")
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]  # images (B, C, height, width), labels (B,)
-WINDOW = 8  # shards from which images from afar are drawn at a time
+WINDOW = 8  # remote shards from which images are drawn at a time
 
 
 def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
@@ -53,7 +53,7 @@ def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
 
 
 def mix_seeds(*seeds: int) -> int:
-    """Combine several integers into one 63-bit seed that depends on each of them (SplitMix64's finaliser)."""
+    """Combine several integers into one 63-bit seed that depends on all of them (SplitMix64's finaliser)."""
     mixed = 0
     for seed in seeds:
         mixed = (mixed ^ seed) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
@@ -66,11 +66,12 @@ def mix_seeds(*seeds: int) -> int:
 class EpochSampler(Sampler[tuple[int, ...]]):
     """Yield (epoch, index) for every index, in an order that depends on (seed, epoch).
 
-    With `labels`, an epoch of the same length has the same number of images of every class: only some images of large
-    classes, and repeated images of small ones. The n-th repetition is (epoch, index, n).
+    With `labels`, an epoch has the same number of images of every class, and its length does not change. Only some
+    images of large classes are yielded, and images of small classes are repeated. The n-th repetition is (epoch, index,
+    n).
 
-    With `shards`, the number of the shard of each image, only `WINDOW` shards are open at a time: the shards are
-    shuffled, one after the other joins the window, and its images are spread over the time that it stays.
+    With `shards`, the shard number of each image, images are drawn from only `WINDOW` shards at a time. The shards are
+    shuffled and enter this window one after another. The images of a shard are spread over its time in the window.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         return torch.argsort(places + WINDOW * torch.rand(len(images), generator=generator, dtype=torch.float64))
 
     def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
-        """Take one image of each class in turn; a class starts again when all of its images were taken."""
+        """Draw one image of each class in turn; a class starts again after all of its images have been drawn."""
         by_label: dict[
             int, list[int]
         ] = {}  # the first class is the most often drawn, by one: which that is, chance decides
@@ -121,9 +122,9 @@ class EpochSampler(Sampler[tuple[int, ...]]):
 class BatchSampler(Sampler[list[tuple[int, ...]]]):
     """Yield the keys of one process's share of each batch.
 
-    The last batch may be smaller. If it has fewer images than there are processes, a process without a share computes
-    the first image of the batch, since processes must not skip a collective operation; `ImageData.images_in` does not
-    count this image.
+    The last batch may be smaller. If it has fewer images than there are processes, a process without a share gets the
+    first image of the batch, because no process may skip a collective operation. `ImageData.images_in` does not count
+    this extra image.
 
     Args:
         sampler: yields the keys of all images.
@@ -131,7 +132,7 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
         process: the rank of this process, and the number of processes.
 
     Attributes:
-        first: the batch to begin with, from 0; the batches before it are left out.
+        first: the number of the first batch to yield, from 0. Earlier batches are skipped.
     """
 
     def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
@@ -149,7 +150,7 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """A dataset of images whose keys and labels are known without decoding them."""
+    """A dataset of images whose labels and keys are available without decoding."""
 
     @property
     @abstractmethod
@@ -163,7 +164,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def shards(self) -> Sequence[int] | None:
-        """Return the number of each image's shard if shards are read from afar; None if any order is as fast."""
+        """Return the shard number of each image if shards are read remotely; None if any order is equally fast."""
         return None
 
     @abstractmethod
@@ -182,10 +183,10 @@ class BatchedImages:
         workers: the number of worker processes that prepare images.
         seed: the seed of the order and of the augmentation.
         balanced: whether every class has the same number of images in an epoch.
-        process: the rank of this process and the number of processes; each gets its share of every batch.
+        process: the rank of this process and the number of processes. Each process gets its share of every batch.
 
     Attributes:
-        cache: where decoded pictures are kept: ram, disk or none.
+        cache: the kind of cache for decoded pictures: ram, disk or none.
         kept_bytes: the estimated bytes of the cached pictures.
     """
 
@@ -215,7 +216,7 @@ class BatchedImages:
         return math.ceil(len(self.train) / self.batch_size)
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield this process's share of each training batch of an epoch, in order, from batch `first` on."""
+        """Yield this process's share of each training batch of an epoch, in order, starting with batch `first`."""
         batches, loader = self._train_loader
         batches.sampler.set_epoch(epoch)
         batches.first = first
@@ -242,7 +243,7 @@ class BatchedImages:
         return next(islice(batches, batch, None))
 
     def images_in(self, first: int, last: int) -> tuple[int, int]:
-        """Return the number of training images in batches `first` to `last`: those of this process, and of all.
+        """Count the training images in batches `first` to `last`, once for this process and once for all processes.
 
         Batches beyond the end of the epoch have no images.
         """
@@ -252,7 +253,7 @@ class BatchedImages:
         return sum(len(range(rank, images, size)) for images in sizes), end - start
 
     def places(self, images: int) -> range:
-        """Return the positions that the `images` images of this process have in the whole training batch."""
+        """Return the positions in the whole training batch of the first `images` images of this process."""
         rank, size = self.process
         return range(rank, rank + images * size, size)
 
@@ -287,7 +288,8 @@ class BatchedImages:
     def put_together(self, shares: Sequence[Tensor]) -> Tensor:
         """Join the results of all processes for the validation images into one tensor, in the order of the images.
 
-        `shares` has the results by rank. The extra result of a process without images is dropped.
+        `shares` holds the results of each process, by rank. The result for the extra image of a process without a share
+        is dropped.
         """
         whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
         for rank, share in enumerate(shares):
@@ -320,10 +322,10 @@ class BatchedImages:
 
 
 class TellOnce:
-    """A SIGCHLD handler that raises only once if several workers die together.
+    """A SIGCHLD handler that raises only one error if several workers die together.
 
-    PyTorch's handler raises for each of them, wherever the program happens to be: for the second one, while the error
-    of the first is being reported. Workers that die later are noticed when their images are awaited.
+    PyTorch's handler raises an error for each dead worker, at any point of the program. The second error would
+    interrupt the handling of the first. If a worker dies later, the error is raised when its images are awaited.
     """
 
     def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
@@ -339,7 +341,7 @@ class TellOnce:
 def tell_lost_workers_once() -> None:
     """Replace PyTorch's handler of dead workers by one that raises only once (`TellOnce`).
 
-    Call it after workers were started, since PyTorch installs its handler then.
+    Call this after workers have been started, because PyTorch installs its handler at that time.
     """
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return  # Windows has no such signal, and only the main thread may set handlers
@@ -351,9 +353,9 @@ def tell_lost_workers_once() -> None:
 
 
 def is_worker_lost(error: BaseException) -> bool:
-    """Return whether an error means that a worker process was killed or lacked shared memory.
+    """Return whether an error means that a worker process was killed, or had too little shared memory.
 
-    PyTorch's message states it, unless the connection broke while PyTorch was reading from the worker.
+    PyTorch's message says so, unless the connection broke while PyTorch was reading from the worker.
     """
     said = str(error)
     return isinstance(error, (ConnectionError, EOFError)) or (
@@ -363,30 +365,30 @@ def is_worker_lost(error: BaseException) -> bool:
 
 
 def worker_lost(workers: int) -> str:
-    """Return a sentence for the user about a lost worker process."""
+    """Return the error message about a lost worker process."""
     return f"a process that prepares images ended: memory, or /dev/shm, is too small for --workers {workers}"
 
 
 @contextmanager
 def quiet_workers() -> Iterator[None]:
-    """Silence PyTorch's advice on the number of worker processes, which the caller has chosen."""
+    """Silence PyTorch's advice on the number of worker processes, because the caller has chosen the number."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield
 
 
 class _TableImages(Images):
-    """The images of a table. With a cache, their reduced pictures are kept between epochs.
+    """A dataset of the images of a table, optionally with a cache of the decoded and reduced pictures.
 
     Args:
         table: the images.
         preprocess: the model's preprocessing.
         decoded_side: the argument `short_side` of `decode`.
-        reduce: the part of the preparation that is the same in every epoch; the cache keeps its result.
+        reduce: the deterministic part of the preprocessing, whose result is cached.
         cache: the cache of reduced pictures, or None.
 
     Attributes:
-        as_levels: whether images are uint8 pixels that are not normalised yet, a quarter of the bytes.
+        as_levels: whether to return uint8 pixels that are not yet normalised, which take a quarter of the bytes.
     """
 
     def __init__(
@@ -413,7 +415,7 @@ class _TableImages(Images):
 
     @property
     def shards(self) -> Sequence[int] | None:
-        """Return the number of each image's shard if shards are read from afar, else None."""
+        """Return the shard number of each image if shards are read remotely; otherwise None."""
         storage = self.table.storage
         return storage.shards_of(self.table.paths) if isinstance(storage, ShardFolder) and storage.is_afar else None
 
@@ -421,7 +423,7 @@ class _TableImages(Images):
         return len(self.table.paths)
 
     def _picture(self, index: int) -> Image.Image:
-        """Return the reduced picture of a row."""
+        """Return the decoded and reduced picture of a row."""
         file = self._place / self.table.paths[index]
 
         def make() -> Image.Image:
@@ -430,14 +432,14 @@ class _TableImages(Images):
         return make() if self.cache is None else self.cache.picture(index, file, make)
 
     def _pixels(self, picture: Image.Image) -> Tensor:
-        """Return the pixels (C, height, width) of a picture of the model's size, as float32 or as levels."""
+        """Return the pixels (C, height, width) of a picture of the model's size: normalised, or as uint8 levels."""
         return torch.from_numpy(
             self.preprocess.levels(picture) if self.as_levels else self.preprocess.normalise(picture)
         )
 
 
 class EvaluationImages(_TableImages):
-    """Images as every command except training prepares them: (C, height, width) float32, and the label."""
+    """The images of a table and their labels, prepared as in all commands except training."""
 
     def __init__(self, table: ImageTable, preprocess: Preprocess, cache: PictureCache | None = None) -> None:
         super().__init__(table, preprocess, preprocess.short_side, preprocess.resize, cache)
@@ -447,7 +449,10 @@ class EvaluationImages(_TableImages):
 
 
 class TrainingImages(_TableImages):
-    """Augmented images by (epoch, index), or by (epoch, index, n) for the n-th repetition in an epoch."""
+    """The augmented training images of a table.
+
+    The index is (epoch, index), or (epoch, index, n) for the n-th repetition in an epoch.
+    """
 
     def __init__(
         self,
@@ -467,7 +472,7 @@ class TrainingImages(_TableImages):
         return apply_seeded(self._prepared, key[1], self.seed, *key), self.table.labels[key[1]]
 
     def _prepared(self, index: int) -> Tensor:
-        """Return the augmented image of a row, (C, height, width) float32: from the file in one go."""
+        """Return the augmented image of a row, (C, height, width) float32."""
         return self.transform_pixels(self._pixels(self.transform(self._picture(index))))
 
 
@@ -481,7 +486,7 @@ def _decode(path: Place, short_side: int) -> Image.Image:
 
 
 def _spread(labels: Sequence[int], images: int, seed: int) -> list[int]:
-    """Draw at most `images` indices at random, with about the label proportions of all."""
+    """Draw at most `images` indices at random, with about the same label proportions as `labels`."""
     drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix_seeds(seed))).tolist()
     return sorted(in_proportion(drawn, labels)[:images])
 
@@ -493,11 +498,11 @@ class ImageData(BatchedImages):
         table: the images, already split.
         preprocess: the model's preprocessing.
         augment: the random augmentations of training images.
-        cache: where decoded pictures are kept for the next epoch (`choose_cache`); results do not depend on it.
+        cache: where decoded pictures are cached for the next epoch (`choose_cache`). Results do not depend on it.
         seed: the seed of the order and of the augmentation.
-        normalise_on: the GPU that normalises the batches, with the same values as the processes that prepare images. A
-            quarter of the bytes is then copied between them. None if it is not worth while, or if pixels are changed
-            after they are normalised (`Augment.random_erasing`).
+        normalise_on: the GPU that normalises the batches; None to normalise in the worker processes. The results are
+            the same, but with a GPU only a quarter of the bytes is copied. It must be None if pixels are changed after
+            normalisation (`Augment.random_erasing`).
         options: other arguments of `BatchedImages`.
     """
 
@@ -524,7 +529,7 @@ class ImageData(BatchedImages):
             self.cache, self.kept_bytes = self._keep(cache, self.workers, self.process[1])
 
     def _keep(self, cache: str, workers: int, processes: int) -> tuple[str, int]:
-        """Open a cache for decoded pictures if they fit; return its kind and the estimated bytes."""
+        """Choose and open a cache for decoded pictures; return its kind and the estimated bytes of all pictures."""
         train, val, preprocess = self.train, self.val, self.train.preprocess
         short_side = train.augment.short_side(preprocess)
         files = train.table.files(), val.table.files()
@@ -554,7 +559,7 @@ class ImageData(BatchedImages):
         return self._normalised(super().batch_again(epoch, batch))
 
     def _normalised(self, batch: Batch) -> Batch:
-        """Move levels to the GPU and normalise them there; other batches stay as they are."""
+        """Move a batch of uint8 levels to the GPU and normalise it there; return other batches unchanged."""
         if self.normalise_on is None:
             return batch
         levels, labels = batch[0].to(self.normalise_on, non_blocking=True), batch[1]
@@ -564,20 +569,23 @@ class ImageData(BatchedImages):
 
     @cached_property
     def _values(self) -> Tensor:
-        """The normalised value of each level of each channel, (C, 256), on the GPU."""
+        """The normalised values of the 256 levels of each channel, (C, 256), on the GPU."""
         values = values_of_levels(self.preprocess.mean, self.preprocess.std)
         return torch.from_numpy(values).to(self.normalise_on)
 
     def _ahead(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
-        """Yield batches while the shards of the next ones are fetched. `order` has the shard of each image to come."""
+        """Yield batches while the shards of the next batches are fetched.
+
+        `order` holds the shard number of each remaining image of the epoch.
+        """
         storage = self.table.storage
         assert isinstance(storage, ShardFolder)
         return fetched_ahead(batches, storage.files(), order, self.batch_size)
 
     def sample(self, images: int) -> ImageData:
-        """Return the same training images for a single process, with at most `images` validation images.
+        """Return a copy for a single process, with the same training images and at most `images` validation images.
 
-        If there are no validation images, training images replace them, prepared as in evaluation.
+        If there are no validation images, training images are used instead, prepared as in evaluation.
         """
         judged = self.val.table if self.has_val else self.train.table
         sampled = copy.copy(self)

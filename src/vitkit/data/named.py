@@ -1,8 +1,8 @@
-"""The named data sets, one row each, and how they are written into the cache as class folders.
+"""The named data sets, and how they are downloaded into the cache as class folders.
 
-torchvision downloads and checks them. Official splits become folders, so that published test images are never trained
-on. Photographs stay the published files; arrays become PNG files. Importing this module neither imports torchvision nor
-downloads anything.
+torchvision downloads and verifies the files. Official splits become split folders, so that published test images are
+never used for training. Photographs are kept as the published files, and arrays become PNG files. Importing this module
+neither imports torchvision nor downloads anything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TarDownload:
-    """Download a tar file, and write its `class/name.jpg` files and its licence."""
+    """A function that downloads a tar file, and writes its images (`class/name.jpg`) and its licence."""
 
     url: str
     sha256: str
@@ -60,14 +60,15 @@ class TarDownload:
 
 @dataclass(frozen=True)
 class Torchvision:
-    """Download a data set with a class of torchvision.datasets, and write its images.
+    """A function that downloads a data set with a class of torchvision.datasets, and writes its images.
 
     Attributes:
-        kind: the name of the class.
-        splits: for each of our splits, the arguments with which the class loads it; the key "" loads all images.
-        options: further arguments of the class, for every split.
-        samples: returns pairs of an image, or of the path of its file, and a label.
-        names: returns the class names, in the order of the labels.
+        kind: the name of the torchvision class.
+        splits: for each split of vitkit, the arguments with which the torchvision class loads it. A data set without
+            splits has the single key "".
+        options: further arguments of the torchvision class, for every split.
+        samples: a function that returns pairs of an image, or the path of its file, and a label.
+        names: a function that returns the class names, in the order of the labels.
     """
 
     kind: str
@@ -100,7 +101,7 @@ def folder_names(classes: Iterable[str]) -> list[str]:
 
 
 def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> None:
-    """Move a published file into a folder, or write pixels there as a file called `name`."""
+    """Move a published file into a folder, or write an image there as a file called `name`."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(image, (str, Path)):
         Path(image).rename(folder / Path(image).name)
@@ -109,7 +110,7 @@ def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> Non
 
 
 def opened(data: Any) -> Iterator[tuple[str, int]]:
-    """Yield the path and label of each sample, for a torchvision class that opens the files itself."""
+    """Yield the path and label of each sample of a torchvision data set that opens the files itself."""
     for image, label in (data[i] for i in range(len(data))):
         image.close()
         yield image.filename, label
@@ -128,7 +129,7 @@ def write_digits(_: Path, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named data set: the facts that are known before it is downloaded, and the function that writes it.
+    """A named data set: its description before the download, and the function that writes its files.
 
     Attributes:
         name: the name that users type; also the name of the folder in the cache.
@@ -138,9 +139,9 @@ class DataSet:
         host: the server that the data set is downloaded from.
         licence: the licence in a few words; `page` has its text.
         page: the URL of the page that describes the data set.
-        per_class: the number of images of each class, needed where a split is computed before the download.
-        write: a function of two empty folders. It downloads into the first, which is deleted afterwards, and writes
-            `class/image` or `split/class/image` into the second.
+        per_class: the number of images of each class, for computing a split before the download.
+        write: a function of two empty folders. It downloads files into the first folder, which is deleted afterwards,
+            and writes `class/image` or `split/class/image` into the second.
     """
 
     name: str
@@ -272,17 +273,18 @@ def _on_stderr(line: str) -> None:
 
 
 def materialise(name: str, say: Say = _on_stderr) -> Path:
-    """Return the folder of a named data set, which is downloaded and written on first use.
+    """Return the folder of a named data set. On first use, download the data set and write its files.
 
-    Other processes that need it wait meanwhile. A download that fails or is interrupted leaves nothing behind.
+    Other processes that need the same data set wait until it is complete. A download that fails or is interrupted
+    leaves nothing behind.
 
     Args:
         name: a key of `DATASETS`; capitals, hyphens and underscores do not matter.
         say: receives a line about the download before it starts.
 
     Raises:
-        VitkitError: downloads are forbidden, the server cannot be reached or sends other data than were published, or
-            the cache cannot be written.
+        VitkitError: downloads are forbidden, the server cannot be reached or sends data that differ from the published
+            ones, or the cache cannot be written.
     """
     entry = DATASETS[name]
     folder = cache_folder() / "data" / entry.name

@@ -1,7 +1,7 @@
-"""Turn a picture into the numbers that a model reads. A `Preprocess` belongs to the weights and is stored with them.
+"""Convert pictures to the normalised arrays that a model reads.
 
-The module uses Pillow and numpy only, so that prediction need not import torchvision. Sizes are rounded as in
-torchvision.
+A `Preprocess` belongs to the weights and is stored with them. The module uses only Pillow and numpy, so that prediction
+need not import torchvision. Sizes are rounded as in torchvision.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SCALES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """How pictures are resized, cropped and normalised, in evaluation, prediction and export alike.
+    """The resizing, cropping and normalisation of pictures in evaluation, prediction and export.
 
         >>> from PIL import Image
         >>> from vitkit import Preprocess
@@ -51,11 +51,11 @@ class Preprocess:
             and crops the centre, as Hugging Face does for DeiT.
         crop_pct: the share of the resized sides that the crop keeps, for `crop` and `squash_crop`.
         interpolation: the resampling filter, with antialiasing.
-        floor_crop: round down half of an odd margin, as transformers does; torchvision rounds it to the nearest even
-            number.
+        floor_crop: whether half of an odd crop margin is rounded down, as in transformers. Otherwise it is rounded to
+            the nearest even number, as in torchvision.
         mean, std: one number for each channel, for pixels scaled to [0, 1].
-        unknown: why the preparation of pictures is unknown for these weights, which were trained on tensors that the
-            caller had made; such weights read no files. Empty if the other fields describe the preparation.
+        unknown: the reason why the preprocessing is unknown, for weights that were trained on tensors from the caller.
+            A model with such weights cannot read files. Empty if the other fields describe the preprocessing.
     """
 
     size: tuple[int, int]
@@ -101,7 +101,7 @@ class Preprocess:
     def crops(self, image: Image.Image) -> list[Image.Image]:
         """Return the centre and the four corners of the resized picture, each at the model's size.
 
-        The first is that of `resize`. `fit` must be one that crops.
+        The centre comes first, and equals the result of `resize`. `fit` must be `crop` or `squash_crop`.
         """
         (h, w), (full_h, full_w, top, left) = self.size, self._placement(image.width, image.height)
         corners = [(y, x) for y in (0, full_h - h) for x in (0, full_w - w)]
@@ -113,12 +113,12 @@ class Preprocess:
         return [resized.crop((x, y, x + w, y + h)) for y, x in [(top, left), *corners]]
 
     def reduce(self, image: Image.Image, short_side: int | None) -> Image.Image:
-        """Reduce a decoded picture to the size that random crops need, or to the model's size if there are none.
+        """Reduce a decoded picture to the size that random crops need, or without random crops to the model's size.
 
         The result does not depend on random numbers, so it can be cached.
 
         Args:
-            image: the decoded picture; a smaller one is returned unchanged.
+            image: the decoded picture. If its short side is at most `short_side`, it is returned unchanged.
             short_side: pixels of the short side (`Augment.short_side`); None to resize and crop as in evaluation.
         """
         if short_side is None:
@@ -153,21 +153,22 @@ class Preprocess:
         return np.array(pixels.T, order="C").reshape(channels, *self.size)  # a copy, which may be written to
 
     def picture_of(self, pixels: npt.NDArray[np.float32]) -> Image.Image:
-        """Convert normalised pixels (C, height, width) back to a picture, clipped to black and white."""
+        """Convert normalised pixels (C, height, width) to a picture. Values outside 0 to 255 are clipped."""
         values = pixels.transpose(1, 2, 0) * np.array(self.std) + np.array(self.mean)
         levels = np.round(values * 255).clip(0, 255).astype(np.uint8)
         return Image.fromarray(levels[:, :, 0] if len(self.mean) == 1 else levels)
 
     @property
     def short_side(self) -> int:
-        """Return the least number of pixels that the short side is resized to, as an argument for `decode`."""
+        """Return the minimum short side, in pixels, that `decode` must provide for this preprocessing."""
         return max(self.before_crop) if self.fit.endswith("crop") else max(self.size)
 
     @property
     def before_crop(self) -> tuple[int, int]:
-        """Return the least (height, width) of the resized picture that a crop is cut from.
+        """Return the smallest (height, width) of a resized picture before it is cropped.
 
-        A small number is added before rounding down, as 224 / (224 / 242) is slightly less than 242.
+        A small number is added before rounding down, because 224 / (224 / 242) is slightly less than 242 in floating
+        point.
         """
         return math.floor(self.size[0] / self.crop_pct + 1e-6), math.floor(self.size[1] / self.crop_pct + 1e-6)
 
@@ -192,17 +193,17 @@ class Preprocess:
         """Build a preprocessing from the fields that `to_dict` returned.
 
         Raises:
-            VitkitError: the fields are something else.
+            VitkitError: the fields are not those of a preprocessing.
         """
         if not isinstance(fields, dict) or "size" not in fields or not fields.keys() <= cls.__dataclass_fields__.keys():
             raise VitkitError(f"preprocess must be an object with size, mean, std and so on, not {fields!r:.80}")
         return cls(**fields)
 
     def check_known(self) -> None:
-        """Raise an error if it is unknown how pictures are prepared.
+        """Raise an error if the preprocessing is unknown.
 
         Raises:
-            VitkitError: the preparation is unknown; the message explains why.
+            VitkitError: the preprocessing is unknown; the message has the reason.
         """
         if self.unknown:
             raise VitkitError(
@@ -211,7 +212,7 @@ class Preprocess:
             )
 
     def _placement(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Return the height and width that a picture is resized to, and the top and left of the input within it."""
+        """Return the (height, width) of the resized picture, and the (top, left) of the model's input in it."""
         self.check_known()
         h, w = self.size
         if self.fit == "squash":
@@ -238,7 +239,10 @@ class Preprocess:
 
 @lru_cache(maxsize=8)
 def values_of_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDArray[np.float32]:
-    """Return the normalised value of each of the 256 levels, (C, 256): looking values up takes a third of the time."""
+    """Return the normalised values of the 256 levels of each channel, (C, 256).
+
+    Looking values up in this table takes a third of the time of computing them.
+    """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     values: npt.NDArray[np.float32] = (levels - np.array(mean, np.float32)[:, None]) / np.array(std, np.float32)[
         :, None
@@ -247,7 +251,7 @@ def values_of_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDA
 
 
 def describe(pixels: Mapping[str, Any]) -> str:
-    """Describe fields of `Preprocess` in a line, such as `mean and std 0.5, crop, bicubic, crop 0.900`."""
+    """Describe a preprocessing in one line, such as `mean and std 0.5, crop, bicubic, crop 0.900`."""
     if pixels.get("unknown"):
         return f"not known ({pixels['unknown']})"
     mean, std = tuple(pixels["mean"]), tuple(pixels["std"])

@@ -1,9 +1,9 @@
 """Keep track of labels that a model proposed, and of the label that each image had before the first proposal.
 
-A label that was changed on a model's suggestion agrees with that model, so a test on such labels measures how far
-models agree with one another. A run therefore stores the earlier labels by the content of the images (proposals.json).
-Later runs then recognise the images under other names, in other folders, and without the label file
-(docs/decisions/0028-label-files.md).
+A label that was changed on a model's suggestion agrees with that model. A test on such labels therefore measures how
+well models agree with one another. For this reason, a run stores the earlier labels together with the digests of the
+images (proposals.json). Later runs can then recognise the images under other names, in other folders, and without the
+label file (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SAME = 0.75  # share of equal labels from which on two runs use the same labels
 
 
 class Renaming:
-    """A mapping from old class names to current ones, learned from images whose labels no model has changed.
+    """A mapping from old class names to current ones, inferred from images whose labels no model has changed.
 
     Args:
         names: the current name of each old class that no longer exists.
-        task: the task of the table, which knows how a label names its classes.
+        task: the task of the table, which parses labels into class names.
     """
 
     def __init__(self, names: Mapping[str, str], task: Task) -> None:
@@ -39,7 +39,7 @@ class Renaming:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], table: ImageTable) -> Renaming:
-        """Learn the mapping from pairs of the old and the new label of each image that no model has changed."""
+        """Infer the mapping from the old and the new label of each image whose label no model has changed."""
         votes: dict[str, Counter[str]] = {}
         kept = set(table.classes)
         for (old, new), count in Counter(pairs).items():
@@ -50,7 +50,7 @@ class Renaming:
         return cls(names, table.task)
 
     def __call__(self, label: str) -> str:
-        """Replace renamed classes in a label. Classes without a current name stay."""
+        """Replace the renamed classes in a label. Other classes stay unchanged."""
         if not self._names:
             return label
         return self._task.label_of(self._names.get(name, name) for name in self._task.names_in(label))
@@ -61,13 +61,13 @@ class Renaming:
 
 @dataclass(frozen=True)
 class Earlier:
-    """The labels of an earlier run, by the first bytes of each file's SHA-256 (hexadecimal).
+    """The labels of an earlier run. The keys of its mappings are the digests of the images' files, in hexadecimal.
 
     Attributes:
         folder: the folder of the run.
-        labels: the labels of its images; a file that occurred several times may have several.
+        labels: the labels of its images. A file that occurred several times may have several labels.
         splits: the splits of its images.
-        suggested: for each suspected label error, the label and the class that was suggested instead.
+        suggested: for each suspected label error, the label and the suggested class.
         proposals: for each image whose label a model proposed, the proposal with the label before it.
         is_ancestor: whether the new run starts from this run, or uses its split.
     """
@@ -85,9 +85,9 @@ class Earlier:
         return self.folder.name
 
     def gone(self, digests: Iterable[str], split: str) -> int:
-        """Count the images of a split whose label the run suspected and that are not among `digests`.
+        """Count the images of a split that the run suspected of a wrong label, and that are not among `digests`.
 
-        Return 0 if fewer than half of the run's images are among `digests`: then they are other data.
+        Return 0 if fewer than half of the run's images are among `digests`, because these are then other data.
         """
         there = set(digests)
         if 2 * len(there & self.labels.keys()) < len(self.labels):
@@ -98,7 +98,8 @@ class Earlier:
 def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
     """Read the labels of a run.
 
-    Return None if the run is damaged, or if it is no ancestor and neither suspects nor contains proposed labels.
+    Return None if the run is damaged. Also return None if it is not an ancestor and has neither suspected label errors
+    nor proposed labels.
     """
     try:
         suspects = read_suspects(run / LABEL_ERRORS) if (run / LABEL_ERRORS).is_file() else []
@@ -121,7 +122,7 @@ def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
 
 
 def earlier_runs(ancestors: Iterable[str | Path], places: Iterable[Path]) -> list[Earlier]:
-    """Read runs that may have proposed labels: first the ancestors of a run, then the newest runs in some folders."""
+    """Read runs that may have proposed labels: the ancestors of a run, then the newest runs in `places`."""
     runs: dict[Path, Earlier] = {}
     for run in ancestors:
         if Path(run).is_dir():
@@ -147,7 +148,7 @@ def _age(run: Path) -> float:
 
 
 def read_proposals(run: Path) -> tuple[Proposal, ...]:
-    """Read the proposals that a run stored; return none if it has no such file.
+    """Read the proposals that a run stored; return an empty tuple if there is no such file.
 
     Raises:
         VitkitError: the file is damaged.
@@ -171,9 +172,9 @@ def read_proposals(run: Path) -> tuple[Proposal, ...]:
 
 
 def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
-    """Read the proposals of a run, with the paths that the images have in a table of `images_of_run`.
+    """Read the proposals of a run, with the paths of the images in `table`, the result of `images_of_run`.
 
-    An image that was left out and is no longer at its path is searched by its content.
+    If an image was left out and is no longer at its path, it is located by its content.
     """
     stored = read_proposals(run)
     if not stored:
@@ -196,7 +197,7 @@ def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
 
 
 def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
-    """Return the digests of a run's images, by the paths that they have in a table of `images_of_run`."""
+    """Return the digests of a run's images by their paths in `table`, the result of `images_of_run`."""
     contents = read_contents(run / SPLIT)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
     return {new: contents[old] for old, new in known if old in contents}
@@ -208,14 +209,18 @@ def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
 def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Sequence[Earlier]) -> tuple[Proposal, ...]:
     """Find the images, used or left out, whose label follows a model's proposal.
 
-    A label counts as proposed in three cases: the label file marks it; an earlier run suggested it in place of the
-    image's label then, whoever wrote it since; or it was already a proposal in that earlier run. An image that is left
-    out counts if an earlier run suspected its label, unless the table has a copy of the same file.
+    The label of an image counts as proposed in three cases:
+
+    - The label file marks it as proposed.
+    - An earlier run suggested it instead of the label that the image had then, even if a person wrote it later.
+    - It was already a proposal in an earlier run.
+
+    A left-out image counts if an earlier run suspected its label, unless the table contains the same file.
 
     Args:
         table: the images, after the label file was applied (`corrections.correct`).
         digests: the digest of each file by its path, including images that are left out.
-        earlier: runs that may have proposed labels, the ancestors of the new run first.
+        earlier: the runs that may have proposed labels, the ancestors of the new run first.
     """
     now = dict(zip(table.paths, map(table.cell_of, range(len(table))), strict=True))
     now |= {path: EXCLUDED for path, _, _ in table.left_out}
@@ -238,7 +243,7 @@ def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Seque
 def _notes_about(
     label: str | None, digest: str, mark: Proposal | None, runs: Sequence[tuple[Earlier, Renaming]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the label before a proposal, and the proposer; the earliest known proposal comes first."""
+    """Yield pairs of the label before a proposal and the proposer, the earliest known proposal first."""
     for entry, rename in runs:
         if entry.is_ancestor and digest in entry.proposals:
             yield rename(entry.proposals[digest].before), entry.proposals[digest].by
@@ -255,7 +260,7 @@ def _notes_about(
 
 
 def _renaming(run: Earlier, table: ImageTable, digests: Mapping[str, str], now: Mapping[str, str]) -> Renaming | None:
-    """Learn how the classes of a run were renamed since; None if its images are now labelled for another purpose."""
+    """Infer how classes were renamed since a run; None if its images are now labelled for another purpose."""
     pairs = [
         (now[path] if now[path] in run.labels[digest] else min(run.labels[digest]), now[path])
         for path, digest in digests.items()

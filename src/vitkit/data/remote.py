@@ -1,7 +1,7 @@
-"""Read and write files from afar by addresses, such as `s3://bucket/folder/file` or `https://host/file`, with retries.
+"""Read and write remote files by address, such as `s3://bucket/folder/file` or `https://host/file`, with retries.
 
-fsspec speaks to the servers. It is not imported before an address is read, and neither is what a scheme needs beside it
-(`pip install 'vitkit[remote]'`).
+The servers are accessed through fsspec. fsspec and the packages that a scheme needs (`pip install 'vitkit[remote]'`)
+are imported only when an address is used.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ T = TypeVar("T")
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 _PATIENCE = 20.0  # seconds without a byte after which an HTTP connection is given up
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)  # a further attempt cannot help
-_BUSY = (408, 425, 429)  # of the answers by which HTTP servers refuse (401 to 499), those after which to ask again;
-# 400 is also what aiohttp calls an answer that it cannot read
+# HTTP statuses from 401 to 499 after which to retry. Status 400 is also retried, because aiohttp reports it for answers
+# that it cannot read, too.
+_BUSY = (408, 425, 429)
 _INSTALL = "pip install 'vitkit[remote]'"
 
 
 def read_file(address: str) -> bytes:
-    """Read a whole file.
+    """Read a whole remote file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it cannot be read, or the server does not answer; the message says how often that was tried.
+        OSError: the file cannot be read, or the server does not answer; the message has the number of attempts.
         VitkitError: a package that the scheme needs is missing.
     """
     return _insist(address, lambda: bytes(_filesystem(address).cat_file(address)))
@@ -45,7 +46,7 @@ def read_file(address: str) -> bytes:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A single file from afar, as a storage whose only image has an empty key."""
+    """A single remote file as a storage; its only image has an empty key."""
 
     name: str
 
@@ -60,9 +61,9 @@ class RemoteFile:
 
 
 def read_part(address: str, start: int, length: int, is_right: Callable[[bytes], bool]) -> bytes:
-    """Read `length` bytes of a file from `start` on.
+    """Read `length` bytes of a remote file, beginning at `start`.
 
-    An answer of another length, or one that `is_right` refuses, is requested again, as after a broken connection.
+    If the answer has another length, or `is_right` rejects it, the bytes are requested again.
 
     Raises:
         FileNotFoundError, OSError, VitkitError: as in `read_file`.
@@ -80,10 +81,12 @@ def read_part(address: str, start: int, length: int, is_right: Callable[[bytes],
 
 
 def download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -> None:
-    """Write a file from afar to `file`; `received` gets its bytes, too. A second attempt goes on where the first ended.
+    """Download a remote file to `file`, and pass each part also to `received`.
+
+    After a broken connection, the next attempt continues where the previous one ended.
 
     Raises:
-        FileNotFoundError, OSError, VitkitError: as in `read_file`; `file` then has a part of the bytes.
+        FileNotFoundError, OSError, VitkitError: as in `read_file`; `file` then contains a part of the bytes.
     """
 
     def read() -> None:
@@ -101,7 +104,7 @@ _PART = 2**23  # bytes
 
 @contextlib.contextmanager
 def fetched(path: PurePath) -> Iterator[Path]:
-    """Yield the path of a file, or of a temporary copy if the path is an address.
+    """Yield the path of a local file, or of a temporary local copy if the path is an address.
 
     Raises:
         OSError, VitkitError: as in `read_file`.
@@ -118,7 +121,7 @@ def fetched(path: PurePath) -> Iterator[Path]:
 
 
 def write_file(address: str, content: bytes | PurePath) -> None:
-    """Write bytes, or copy a file of this machine, to an address. Nobody sees the file before it is complete.
+    """Write bytes, or copy a local file, to an address. The remote file becomes visible only when it is complete.
 
     Raises:
         OSError: the server refuses, or does not answer.
@@ -139,7 +142,7 @@ def write_file(address: str, content: bytes | PurePath) -> None:
 
 
 def remove_file(address: str) -> None:
-    """Delete a file from afar; a missing one is no error.
+    """Delete a remote file. It is not an error if the file is missing.
 
     Raises:
         OSError: the server refuses, or does not answer.
@@ -149,7 +152,7 @@ def remove_file(address: str) -> None:
 
 
 def names_at(address: str) -> set[str]:
-    """Return the names of the files and folders in a folder from afar; none if it does not exist.
+    """Return the names of the files and folders in a remote folder; none if the folder does not exist.
 
     Raises:
         OSError: the server refuses, or does not answer.
@@ -169,10 +172,10 @@ def names_at(address: str) -> set[str]:
 
 
 def check_writable(address: str) -> None:
-    """Refuse an address of a web server.
+    """Refuse an address of a web server, which can only be read.
 
     Raises:
-        VitkitError: it is one.
+        VitkitError: the address is one of a web server.
     """
     scheme = address.partition(":")[0]
     if scheme in ("http", "https"):
@@ -180,7 +183,7 @@ def check_writable(address: str) -> None:
 
 
 def _insist(address: str, read: Callable[[], T]) -> T:
-    """Call `read` until it succeeds, with waits in between; give up if another attempt cannot help."""
+    """Call `read` repeatedly, with waits in between, until it succeeds or another attempt cannot help."""
     for wait in (*_WAITS, None):
         try:
             return read()

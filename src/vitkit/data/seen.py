@@ -1,8 +1,8 @@
-"""The record of the pictures that weights have been trained on, and the search for them in other data.
+"""The record of the pictures that weights have been trained on, and the search for these pictures in other data.
 
-The record is made when a run starts, is stored with the weights (next to them in a model folder, inside a converted or
-exported file), and grows with every run that starts from them. For each picture it holds its role, its label, the hash
-of its file, a 16 x 16 thumbnail in about 300 bytes, and up to 96 keypoints of 12 bytes
+A run creates the record when it starts, and stores it with the weights: next to them in a model folder, or inside a
+converted or exported file. Every run that starts from these weights extends the record. The entry of a picture consists
+of its role, its label, the hash of its file, a 16 x 16 thumbnail in about 300 bytes, and up to 96 keypoints of 12 bytes
 (docs/decisions/0013-what-weights-have-seen.md).
 
 A picture is recognised if it is the same file under any name, or the same picture resized, recompressed, altered or
@@ -46,21 +46,20 @@ _MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in i
 
 @dataclass(frozen=True)
 class PictureRecord:
-    """A record of n pictures. A picture that was used with several labels has an entry for each.
+    """A record of n pictures. A picture that was used with several labels has one entry per label.
 
     Attributes:
         digests: the first 16 bytes of each file's SHA-256, (n, 16).
-        roles: indices into `ROLES`, (n,). If several runs used a picture, it has the highest of its roles.
+        roles: indices into `ROLES`, (n,). A picture that several runs used has the highest of its roles.
         labels: indices into `names`, (n,).
-        names: the labels as text; several classes of a picture are joined by `;`.
-        scales: the means of the three channels of each thumbnail, then their quantisation steps, (n, 6).
-        codes: the cosine coefficients of each thumbnail, in these steps, (n, 768); (0, 768) if thumbnails were left
-            out.
-        is_whole: whether the record covers everything that the weights were trained on. It does not if training started
-            from weights without a record.
+        names: the distinct labels as text, with the classes of a multi-label picture joined by `;`.
+        scales: the means and then the quantisation steps of the three channels of each thumbnail, (n, 6).
+        codes: the quantised cosine coefficients of each thumbnail, (n, 768); (0, 768) if thumbnails were left out.
+        is_whole: whether the record covers all training data of the weights. It is False if training started from
+            weights without a record.
         counts: the number of keypoints of each picture, (n,); (0,) if thumbnails were left out.
         words, places: the keypoints of all pictures, one picture after the other, as in `altered.Described`.
-        aspects: width / height, (n,); 0 in records without keypoints, which earlier versions of vitkit wrote.
+        aspects: width / height, (n,); 0 in records without keypoints, such as those of earlier versions of vitkit.
     """
 
     digests: npt.NDArray[np.uint8]
@@ -100,19 +99,19 @@ class PictureRecord:
         return self.names[self.labels[index]]
 
     def thumbnails(self) -> npt.NDArray[np.uint8]:
-        """Return the thumbnails (n, 16, 16, 3) in RGB; they are exact enough to recognise copies."""
+        """Return the thumbnails (n, 16, 16, 3) in RGB, which are exact enough to recognise copies."""
         result = np.empty((len(self.codes), THUMBNAIL, THUMBNAIL, 3), np.uint8)
         for span in _spans(len(result)):
             result[span] = _decode(self.scales[span], self.codes[span])
         return result
 
     def described(self) -> Described:
-        """Return the descriptions that other pictures are compared with (`doctor.altered`)."""
+        """Return the keypoints and thumbnails as `doctor.altered` compares them with other pictures."""
         aspects = np.where(self.aspects > 0, self.aspects, 1).astype(np.float64)
         return Described(self.words, self.places, ends_of(self.counts), aspects, self.thumbnails())
 
     def without_looks(self) -> PictureRecord:
-        """Return the record with only hashes, roles and labels."""
+        """Return the record without thumbnails and keypoints, with only hashes, roles and labels."""
         return replace(
             self.without_keypoints(),
             scales=self.scales[:0],
@@ -128,7 +127,10 @@ class PictureRecord:
         )
 
     def merge(self, later: PictureRecord) -> PictureRecord:
-        """Combine two records. A picture in both has the labels of the later record and the higher of its two roles."""
+        """Combine this record with a later one.
+
+        A picture in both records gets the labels of the later record, and the higher of its two roles.
+        """
         if not len(self):
             return replace(later, is_whole=self.is_whole and later.is_whole)
         places: dict[bytes, list[int]] = {}
@@ -161,7 +163,7 @@ class PictureRecord:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the record as a compressed .npz file, which has checksums."""
+        """Return the record as the bytes of a compressed .npz file, which includes checksums."""
         about = to_json({"format": _FORMAT, "names": self.names, "is_whole": self.is_whole})
         arrays: dict[str, npt.NDArray[np.generic]] = {
             "about": np.frombuffer(about.encode(), np.uint8),
@@ -186,7 +188,7 @@ class PictureRecord:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: object) -> PictureRecord:
-        """Read a record from the bytes that `to_bytes` returned; `source` names their origin in messages.
+        """Read a record from the bytes that `to_bytes` returned; `source` names the origin of the bytes in messages.
 
         Raises:
             VitkitError: the bytes are damaged, or a later version of vitkit wrote them.
@@ -252,9 +254,10 @@ class PictureRecord:
 
 
 def _write_transposed(file: IO[bytes], codes: npt.NDArray[np.int8]) -> None:
-    """Write codes (n, 768) as an array (768, n) of numpy, which puts the zeros of high frequencies next to each other.
+    """Write codes (n, 768) as a numpy array (768, n), because the transposed array compresses better.
 
-    A few rows are transposed at a time, since the codes of a million pictures take 768 MB.
+    The transposition places the zeros of high frequencies next to each other. Only a few rows are transposed at a time,
+    because the codes of a million pictures take 768 MB.
     """
     n, width = codes.shape
     header = {"descr": np.lib.format.dtype_to_descr(codes.dtype), "fortran_order": False, "shape": (width, n)}
@@ -282,10 +285,10 @@ def make_record(
     """Make the record of the pictures of a run.
 
     Args:
-        facts: the facts of each image, all of them readable.
+        facts: the facts of each image. All images must be readable.
         labels: the class name of each image, or its class names joined by `;`.
         roles: the role of each image: train, val or test.
-        is_whole: whether the weights are trained on nothing else.
+        is_whole: whether the weights have been trained on no other pictures.
     """
     names = tuple(dict.fromkeys(labels))
     number = {name: i for i, name in enumerate(names)}
@@ -321,7 +324,8 @@ def make_record(
 def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
     """Encode the bytes of a record as text, for the metadata of a file.
 
-    If the text is longer than `most` characters, keypoints are left out, and then, if necessary, thumbnails.
+    If the text is longer than `most` characters, keypoints are left out. If it is still too long, thumbnails are left
+    out, too.
     """
     text = base64.b64encode(data).decode()
     if len(text) > most:
@@ -334,7 +338,7 @@ def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
 
 
 def from_text(text: str, source: object) -> bytes:
-    """Decode the text that `to_text` returned; `source` names its origin in messages.
+    """Decode the text that `to_text` returned; `source` names the origin of the text in messages.
 
     Raises:
         VitkitError: the text is damaged.
@@ -346,16 +350,19 @@ def from_text(text: str, source: object) -> bytes:
 
 
 def _spans(n: int) -> Iterator[slice]:
-    """Divide n thumbnails into spans, because their coefficients in float32 take 12 kB each while they are computed."""
+    """Divide n thumbnails into slices that are processed one at a time.
+
+    While a thumbnail is processed, its coefficients in float32 take 12 kB.
+    """
     return (slice(start, start + _AT_ONCE) for start in range(0, n, _AT_ONCE))
 
 
 def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int8]]:
     """Return the means and steps (n, 6) and the cosine coefficients (n, 768) of thumbnails (n, 16, 16, 3).
 
-    No coefficient exceeds the norm of its channel without the mean, so coefficients in steps of a hundredth of this
-    norm fit into a byte. The decoded greys correlate with the originals by at least 0.9985, and colours differ by at
-    most 5 of 255 levels (measured on 2,500 flowers).
+    The quantisation step is a hundredth of the norm of a channel without its mean. No coefficient exceeds this norm, so
+    every quantised coefficient fits into a byte. The decoded greys correlate with the originals by at least 0.9985, and
+    colours differ by at most 5 of 255 levels (measured on 2,500 flowers).
     """
     basis = cosines()
     channels = np.moveaxis(pixels.astype(np.float32) @ _TO_YCC.T, -1, 1)  # (n, 3, 16, 16)
@@ -368,7 +375,7 @@ def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt
 
 
 def _decode(scales: npt.NDArray[np.float16], codes: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
-    """Return the thumbnails (n, 16, 16, 3) that were encoded."""
+    """Return the thumbnails (n, 16, 16, 3) that `_encode` encoded."""
     means, steps = scales[:, :3].astype(np.float32), scales[:, 3:].astype(np.float32)
     spectrum = codes.reshape(-1, 3, THUMBNAIL, THUMBNAIL) * steps[:, :, None, None]
     basis = cosines()
@@ -379,15 +386,17 @@ def _decode(scales: npt.NDArray[np.float16], codes: npt.NDArray[np.int8]) -> npt
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a record of pictures knows about the images of a table.
+    """The result of searching a picture record for the images of a table.
 
     Attributes:
-        roles: the highest role of each image and its copies; None if the record does not know the image.
+        roles: the highest role of each image and its copies; None if neither is in the record.
         kinds: how each image was recognised: `exact`, `near`, `altered` or `mirrored`; None if it was not.
-        touched: the roles of all copies of each image in the record; for an identical file, only its own role.
-        relabelled: the images whose identical file is in the record with other labels only.
-        looked_for: how far the search went: to `exact`, `near` or `altered` copies. It stops early if the images are
-            too similar to one another, as from a fixed camera, or if the record has no thumbnails or no keypoints.
+        touched: the roles of all copies of each image in the record. If the identical file is in the record, only its
+            role is listed.
+        relabelled: the images whose identical file is in the record, but only with other labels.
+        looked_for: the last kind of copies that was searched for: `exact`, `near` or `altered`. The search stops early
+            if the images are too similar to one another, as from a fixed camera, or if the record has no thumbnails or
+            no keypoints.
     """
 
     roles: tuple[str | None, ...]
@@ -425,7 +434,7 @@ def find_overlap(
 
     Args:
         record: the record of the pictures that weights have used.
-        table: the images, all of them readable.
+        table: the images. All images must be readable.
         facts: the facts of each image.
         progress: receives the number of comparisons done and their total.
     """
@@ -457,7 +466,7 @@ def find_overlap(
 
 
 def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]) -> frozenset[int]:
-    """Return the images whose identical file is in the record with other labels only."""
+    """Return the images whose identical file is in the record, but only with other labels."""
     labels: dict[bytes, set[str]] = {}
     for j, digest in enumerate(record.digests):
         labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
@@ -466,11 +475,11 @@ def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]
 
 
 def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
-    """Return the readable images of a table, and what a record knows about them.
+    """Search a picture record for the readable images of a table. Return these images and the result of the search.
 
     Args:
         record: the record of the pictures that weights have used.
-        table: the images; files that vitkit has not examined before are read.
+        table: the images. Files that vitkit has not examined before are read.
     """
     with Memory() as memory:
         facts = scan(table.files(), memory, partial(progress, "reading images"))
@@ -480,7 +489,7 @@ def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overl
 
 
 def read_digests(table: ImageTable) -> dict[str, str]:
-    """Return the digest of each readable image by its path, including images that are left out."""
+    """Return the digest of each readable image by its path, including the images that a label file leaves out."""
     paths = [*table.paths, *(path for path, _, _ in table.left_out)]
     with Memory() as memory:
         facts = scan([table.at(path) for path in paths], memory, partial(progress, "reading images"))
@@ -496,17 +505,18 @@ def highest(*roles: str | None) -> str | None:
 def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
     """Assign each image the split in which the weights have used it, and find images with conflicting splits.
 
-    A file that the record knows with the same label gets its role as its split. A new image gets the split of its known
-    copies and of its group. A file that the record knows with another label follows its group, but is not moved from
-    train or val to a split in which results would be too good.
+    - An identical file with the same label gets its role as its split.
+    - A new image gets the split of its known copies and of its group.
+    - An identical file with another label follows its group. It is not moved from train or val to a split with a lower
+      role, because results on that split would be too good.
 
     Args:
-        overlap: what is known about the images.
-        groups: a number for each image; images with the same number must be in the same split.
+        overlap: the result of searching the picture record for the images.
+        groups: a number for each image. Images with the same number must be in the same split.
 
     Returns:
-        The split of each image, None if it is free, and the indices of images whose copies or group are in different
-        splits, so that they can be in none.
+        The split of each image, or None if it is free; and the indices of the images with conflicting splits. The
+        copies or the group of such an image are in different splits, so it can be in none.
     """
     fixed, moving, claimed = (_touched_by_group(overlap, groups, status) for status in ("fixed", "moving", "new"))
     kept: list[str | None] = []
@@ -532,7 +542,7 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
 def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]:
     """Return "fixed" for an identical file with the same label, "moving" with another label, else "new".
 
-    Images that are merely similar to a known one are new.
+    Images that are merely similar to a known image are new.
     """
     if overlap.kinds[index] != "exact":
         return "new"
@@ -540,7 +550,7 @@ def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]
 
 
 def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
-    """Return, for each group, the roles of the known copies of its images; only images with this standing count."""
+    """Return the recorded roles of the copies of each group's images that have this `standing` (`_standing`)."""
     touched: dict[int, set[str]] = {}
     for i, group in enumerate(groups):
         if _standing(overlap, i) == standing:
@@ -551,12 +561,12 @@ def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) ->
 def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) -> list[str]:
     """Return the role of each image after training on a split table.
 
-    It is the highest of the split of the image, the splits of its copies, and its role before.
+    The role is the highest of the image's split, the splits of its copies, and its role before this training.
 
     Args:
         table: the images, each with a split.
         twins: a number for each image; copies of one picture have the same number.
-        overlap: what the weights knew before this training; None if they knew nothing.
+        overlap: the roles of the images before this training; None if the weights have no record.
     """
     most: dict[int, str | None] = {}
     for group, split in zip(twins, table.splits, strict=True):

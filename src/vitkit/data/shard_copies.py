@@ -1,7 +1,8 @@
-"""Copies of shards from afar in the cache folder, which are fetched before training reaches them.
+"""Local copies of remote shards in the cache folder, fetched before training reaches the shards.
 
-A copy is named by the SHA-256 of the shard, which is checked while it arrives, so that copies of any address serve
-every run. They never decide what is read: an image whose shard has no copy is read from afar on its own.
+The file name of a copy is the SHA-256 of the shard, which is verified during the download. Every run can therefore use
+the copy, whatever the address of the shard. Copies never affect results: if a shard has no copy, its images are read
+remotely, one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _LEAD = 4  # shards that are fetched before the reader reaches them
 
 
 def copy_of(sha256: str) -> str | None:
-    """Return the path of the copy of a shard, after waiting for one that is arriving; None if there is none."""
+    """Return the path of the local copy of a shard; None if there is none.
+
+    If the copy is being downloaded, wait for it.
+    """
     path = f"{_folder()}/{sha256}.tar"
     while not os.path.exists(path):  # noqa: PTH110  # a Path takes three times as long
         if not _is_arriving(f"{path}.part"):
@@ -38,12 +42,12 @@ def copy_of(sha256: str) -> str | None:
 
 
 def fetched_ahead(batches: Iterator[T], shards: Shards, order: Sequence[int], batch_size: int) -> Iterator[T]:
-    """Yield batches while a thread fetches the shards of the next ones.
+    """Yield batches while a thread fetches the shards of the next batches.
 
     Args:
-        batches: the batches that are left of the epoch.
+        batches: the remaining batches of the epoch.
         shards: all shards.
-        order: for each image that is left of the epoch, the index of its shard.
+        order: for each remaining image of the epoch, the index of its shard.
         batch_size: the number of images in a batch.
     """
     fetcher = _Fetcher(shards, order)
@@ -60,9 +64,9 @@ def _while_fetching(fetcher: _Fetcher, batches: Iterator[T], batch_size: int) ->
 
 
 class _Fetcher:
-    """A thread that fetches shards in the order in which they are needed, some of them ahead.
+    """A thread that fetches shards in the order in which they are needed, a few shards ahead.
 
-    What it cannot fetch is left to the readers, which report it.
+    If a shard cannot be fetched, the thread skips it. The readers then report the error.
     """
 
     def __init__(self, shards: Shards, order: Sequence[int]) -> None:
@@ -76,13 +80,13 @@ class _Fetcher:
         threading.Thread(target=self._fetch_all, name="vitkit-shards", daemon=True).start()
 
     def reach(self, place: int) -> None:
-        """Report how many images have been read."""
+        """Set the number of images that have been read so far."""
         with self._changed:
             self._place = place
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop after the shard that is being fetched."""
+        """Stop the thread after the current shard."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -98,7 +102,7 @@ class _Fetcher:
 
 
 def _fetch(address: str, sha256: str, size: int) -> None:
-    """Copy a shard unless there is a copy, another process is fetching it, or there is no room for it.
+    """Download a shard, unless a copy exists, another process is fetching it, or there is no space for it.
 
     Raises:
         OSError, VitkitError: the shard cannot be read, or the disk is full.
@@ -136,7 +140,7 @@ def _is_arriving(partial: str | Path) -> bool:
 
 
 def _make_room(size: int) -> bool:
-    """Delete the copies that were not needed for longest; return whether `size` more bytes then fit."""
+    """Delete the least recently needed copies; return whether `size` more bytes fit afterwards."""
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
     copies = []

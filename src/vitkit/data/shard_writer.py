@@ -1,12 +1,18 @@
 """Write the images of a table as shards, which `data.shards` reads.
 
-The shards are planned first: the order of the images and the bytes of every shard depend on the images, their labels
-and the size of a shard alone. Threads then write one shard each, and a shard gets its name when it is complete. The
-index comes last. A second call with the same plan keeps the shards that it finds, so that a call that was killed is
-simply repeated, with the same bytes as result. A shard for an address is written to a temporary file first.
+Writing has three steps:
 
-Images are shuffled among the shards of their split by the digest of their keys: neighbours in a folder, which often
-show one class, would otherwise be neighbours in the batches of whoever reads shards one after the other.
+1. Plan the shards. The order of the images and the bytes of every shard depend only on the images, their labels and the
+   size of a shard.
+2. Write the shards in several threads. A shard gets its name when it is complete. A shard for a remote address is
+   written to a temporary file first.
+3. Write the index.
+
+A second call with the same plan keeps the shards that exist already. A call that was killed can therefore simply be
+repeated, and gives the same bytes.
+
+Images are shuffled among the shards of their split by the digest of their keys. Otherwise, neighbouring images of a
+folder, which often have the same class, would be neighbours in the batches of a program that reads shards in order.
 """
 
 from __future__ import annotations
@@ -54,13 +60,13 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
 
     Args:
         table: the images, with the splits of the data or without any.
-        folder: the folder or address to write to, which is empty, missing, or has been begun or written by the same
-            call before.
-        size: the largest number of bytes of a shard; a larger image gets a shard of its own.
+        folder: the folder or address to write to. It must be missing, empty, or the result of an earlier call with the
+            same plan, complete or not.
+        size: the largest number of bytes of a shard. A larger image gets a separate shard.
 
     Raises:
-        VitkitError: the folder contains something else, no image can be read, a key is no path below the data's folder,
-            or an image changed meanwhile.
+        VitkitError: the folder contains something else, no image can be read, a key is not a path below the data's
+            folder, or an image changed meanwhile.
         OSError: a shard cannot be written.
     """
     _check_keys(table)
@@ -90,7 +96,7 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder of this machine that shards are written to."""
+    """A local folder that shards are written to."""
 
     path: Path
 
@@ -108,12 +114,12 @@ class _Folder:
         return set() if is_empty(self.path) else {path.name for path in self.path.iterdir()}
 
     def tidy(self) -> None:
-        """Delete the temporary files that a killed call has left."""
+        """Delete the temporary files of a call that was killed."""
         for _, left in [*unfinished(self.path)]:
             left.unlink()
 
     def begun(self) -> str:
-        """Return the digest of the plan that an interrupted call has written."""
+        """Return the digest of the plan of an interrupted call."""
         return str(read_json(self.path / UNFINISHED).get("plan"))
 
     def write(self, name: str, text: str) -> None:
@@ -124,25 +130,25 @@ class _Folder:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        """Yield the path of a file.
+        """Yield the path of a file for reading.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
         """
         yield self.path / name
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Yield a path to write to, which becomes the file when the block succeeds."""
+        """Yield a temporary path to write to, which replaces the file when the block succeeds."""
         with replacing(self.path / name) as temporary:
             yield temporary
 
 
 @dataclass(frozen=True)
 class _Storage:
-    """A folder from afar that shards are written to, with the methods of `_Folder`.
+    """A remote folder that shards are written to, with the methods of `_Folder`.
 
-    It cannot be locked. Two calls at a time write the same bytes, since both follow the same plan.
+    It cannot be locked. Two simultaneous calls write the same bytes, because both follow the same plan.
     """
 
     address: str
@@ -162,7 +168,7 @@ class _Storage:
         return names_at(self.address)
 
     def tidy(self) -> None:
-        """Do nothing, as a file from afar is there when it is complete."""
+        """Do nothing, because a remote file becomes visible only when it is complete."""
 
     def begun(self) -> str:
         try:
@@ -189,7 +195,7 @@ class _Storage:
 
 
 def _check_keys(table: ImageTable) -> None:
-    """Refuse keys that do not lie below the data's folder, as a CSV file may have: they would name nothing here."""
+    """Refuse keys that are not below the data's folder, which a CSV file may contain."""
     for key in table.paths:
         if key.startswith(("/", "\\")) or PurePosixPath(key).is_absolute() or ".." in key.split("/"):
             raise VitkitError(
@@ -207,9 +213,9 @@ class _ShardMember:
 
     Attributes:
         row: the row of the table.
-        number: the number that names its files in the shard.
-        offset, length: the position of its first byte, and the number of its bytes.
-        after: the files that follow it: names and contents.
+        number: the number in the names of the image's files.
+        offset, length: the position of the image's first byte in the shard, and the number of bytes.
+        after: the names and contents of the files that follow the image.
     """
 
     row: int
@@ -226,7 +232,7 @@ class _ShardMember:
 
 @dataclass(frozen=True)
 class _PlannedShard:
-    """The content of a shard."""
+    """The planned content of one shard."""
 
     name: str
     split: str | None
@@ -234,7 +240,7 @@ class _PlannedShard:
 
     @property
     def size(self) -> int:
-        """Return the number of its bytes: the images, two empty blocks, and what a whole record takes."""
+        """Return the bytes of the shard: the images, two empty blocks, and padding to a whole number of records."""
         return -(-(self.members[-1].end + 2 * _BLOCK) // _RECORD) * _RECORD
 
 
@@ -246,8 +252,8 @@ class _ShardPlan:
         table: the readable images.
         digests: the SHA-256 of each image.
         shards: the shards.
-        left_out: the other images of the data.
-        digest: a digest of all this.
+        left_out: the images that are not written.
+        digest: a digest of the other attributes and of the size of a shard.
     """
 
     table: ImageTable
@@ -314,7 +320,7 @@ def _digest_of(key: str) -> bytes:
 
 
 def _files_after(table: ImageTable, row: int, number: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files that follow an image: its class number, if it has one class, and what the index says of it."""
+    """Yield the files that follow an image: its class number if it has one class, and its description as JSON."""
     names = [table.classes[k] for k in table.classes_of(row)]
     if not table.sets:
         yield f"{number}.cls", str(table.labels[row]).encode()
@@ -332,14 +338,14 @@ def _padded(length: int) -> int:
 
 @dataclass(frozen=True)
 class _Written:
-    """A shard that is complete, and the CRC-32 of each of its images."""
+    """A shard that has been written completely, and the CRC-32 of each of its images."""
 
     shard: Shard
     checks: tuple[int, ...]
 
 
 def _write_all(plan: _ShardPlan, target: _Folder | _Storage) -> list[_Written]:
-    """Write the shards that are not there yet, several at a time."""
+    """Write the shards that do not exist yet, several at a time. Return all shards."""
     done, total = array("q", [0] * len(plan.shards)), sum(shard.size for shard in plan.shards)
     is_stopped = Event()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
@@ -364,7 +370,7 @@ def _write_all(plan: _ShardPlan, target: _Folder | _Storage) -> list[_Written]:
 def _complete(
     plan: _ShardPlan, shard: _PlannedShard, target: _Folder | _Storage, done: partial[None], is_stopped: Event
 ) -> _Written:
-    """Return a shard that an earlier call has written, if it is what it must be; otherwise write it."""
+    """Return a shard. Write the shard unless an earlier call has written it correctly."""
     known = None
     with contextlib.suppress(FileNotFoundError), target.reading(shard.name) as path:
         known = _check(plan, shard, path)
@@ -376,7 +382,7 @@ def _complete(
 
 
 def _check(plan: _ShardPlan, shard: _PlannedShard, path: Path) -> _Written | None:
-    """Return a complete shard; None if its images are not those of the plan."""
+    """Return an existing shard; None if its images are not those of the plan."""
     checks = []
     with path.open("rb") as file:
         for member in shard.members:

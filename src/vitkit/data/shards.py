@@ -1,9 +1,9 @@
-"""Read the images of a folder of shards: plain .tar files with an index of where each image lies in them.
+"""Read the images of a folder of shards: .tar files with an index of the position of each image.
 
-`shard-00000.tar` and so on are what `tar` and WebDataset read: each image (`00000012.jpg`) is followed by its class
-number (`00000012.cls`) and by its key, class and split (`00000012.json`). The index, `shards.json`, has the shard, the
-position and the checksum of every image, so that one image is one read, on this machine or from afar
-(docs/decisions/0048-shards.md). `shard_writer` writes such folders.
+The shards, `shard-00000.tar` and so on, can also be read by `tar` and WebDataset. Each image (`00000012.jpg`) is
+followed by its class number (`00000012.cls`) and by its key, class and split (`00000012.json`). The index,
+`shards.json`, lists the shard, the position and the checksum of every image. An image therefore takes a single read,
+from a local or a remote folder (docs/decisions/0048-shards.md). `shard_writer` writes such folders.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Shard:
 
     Attributes:
         name: the name of the file.
-        size: its size in bytes.
-        sha256: its SHA-256 as hexadecimal text.
-        split: the split of its images; None if splits are not yet assigned.
+        size: the size of the file in bytes.
+        sha256: the SHA-256 of the file as hexadecimal text.
+        split: the split of the images; None if splits are not yet assigned.
     """
 
     name: str
@@ -64,8 +64,8 @@ class LeftOut:
     """An image of the data that is not in the shards.
 
     Attributes:
-        key, label, split: the image, as the table of the data had it.
-        reason: why it is not there: what is wrong with the file, or that a label file leaves it out.
+        key, label, split: the image's entries in the table of the data.
+        reason: why the image is missing: the error of an unreadable file, or a remark that a label file leaves it out.
     """
 
     key: str
@@ -82,11 +82,12 @@ class ShardIndex:
         plan: a digest of everything that determines the shards: the images, their labels and the size of a shard.
         task: the name of the task: single or multi.
         classes: the class names.
-        shards: the shards, in their order.
+        shards: the shards in order.
         keys: the key of each image.
         classes_of: the class numbers of each image.
-        shard_of, offsets, lengths, checks: for each image the number of its shard, the position of its first byte, the
-            number of its bytes, and their CRC-32.
+        shard_of: the shard number of each image.
+        offsets, lengths: the position of each image's first byte in its shard, and its number of bytes.
+        checks: the CRC-32 of each image's bytes.
         left_out: the images that were left out.
         proposals: the images whose label a model proposed.
     """
@@ -114,7 +115,7 @@ class ShardIndex:
         return tuple(self.shards[number].split for number in self.shard_of)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of `shards.json` in plain JSON types. The images are columns, which are read faster."""
+        """Return the content of `shards.json` in plain JSON types. Images are stored by column, for faster reading."""
         return {
             "format": _FORMAT,
             "version": VERSION,
@@ -137,7 +138,7 @@ class ShardIndex:
 
     @classmethod
     def from_json(cls, text: bytes) -> ShardIndex:
-        """Read the content of `shards.json`, which is believed nothing: it may come from an untrusted source.
+        """Read and validate the content of `shards.json`, which may come from an untrusted source.
 
         Raises:
             ValueError: the text is not an index of this version, or contradicts itself; the message is the reason.
@@ -174,7 +175,11 @@ class ShardIndex:
         return index
 
     def _check(self) -> None:
-        """Raise ValueError if the index contradicts itself or names files that are no shards."""
+        """Validate the index.
+
+        Raises:
+            ValueError: the index contradicts itself, or has invalid names or checksums of shards.
+        """
         images = len(self.keys)
         columns = (self.classes_of, self.shard_of, self.offsets, self.lengths, self.checks)
         if images == 0 or any(len(column) != images for column in columns):
@@ -198,9 +203,9 @@ class ShardIndex:
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """A folder of shards as a storage of images, on this machine or from afar. Keys are those of the sharded data.
+    """A local or remote folder of shards as a storage of images. The keys are those of the sharded data.
 
-    Threads and processes (forked or spawned) may share a folder: reading moves no position in a file, and no shard is
+    Threads and processes (forked or spawned) may share a folder. Reading does not move a file position, and no shard is
     closed while a thread reads from it. The index is read once per process.
     """
 
@@ -238,7 +243,7 @@ class ShardFolder:
             raise VitkitError(f"{self.name}/{INDEX} cannot be read: {error.strerror or error}") from error
 
     def stamp(self, key: str) -> bytes | None:
-        """Return bytes that change if the image's shard changes, or the place of the image in it."""
+        """Return bytes that change if the image's shard changes, or the image's position in it."""
         try:
             index = self._recently(INDEX, self.index)
             row = index.rows[key]
@@ -251,7 +256,10 @@ class ShardFolder:
         return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
 
     def _recently(self, file: str, look: Callable[[], _Looked]) -> _Looked:
-        """Return what a look at a file found within the last second: looking for each image takes longer."""
+        """Return the result of `look` for a file, reused if it is less than a second old.
+
+        Repeating the look for every image would be slower.
+        """
         now = time.monotonic()
         checked, found = self._recent.get(file, (-_RECENT, None))
         if found is None or now - checked > _RECENT:
@@ -280,7 +288,7 @@ class ShardFolder:
         raise UnreadableImageError(f"damaged (it does not have the checksum that {INDEX} lists)")
 
     def check_files(self) -> None:
-        """Look whether each shard is there and has its size. Shards from afar are not looked at.
+        """Check that each shard exists and has the listed size. Remote shards are not checked.
 
         Raises:
             VitkitError: a shard is missing or has another size.
@@ -298,17 +306,17 @@ class ShardFolder:
                 raise VitkitError(f"{self.name}/{shard.name} is {what} ({sizes}): copy it there again, or {_AGAIN}")
 
     def files(self) -> list[tuple[str, str, int]]:
-        """Return the address or path, the SHA-256 and the bytes of each shard."""
+        """Return the path or address, the SHA-256 and the number of bytes of each shard."""
         return [(f"{self.name}/{shard.name}", shard.sha256, shard.size) for shard in self.index().shards]
 
     def shards_of(self, keys: Sequence[str]) -> list[int]:
-        """Return the number of each image's shard."""
+        """Return the shard number of each image."""
         index = self.index()
         return [index.shard_of[index.rows[key]] for key in keys]
 
 
 class _OpenFile:
-    """A file that is closed when the last thread that reads from it is done."""
+    """A file that is closed when the last thread has finished reading from it."""
 
     __slots__ = ("descriptor",)
 
@@ -332,7 +340,10 @@ def _read(file: _OpenFile, offset: int, length: int) -> bytes:
 
 
 def _read_copy(path: str, offset: int, length: int) -> bytes | None:
-    """Read a part of a copy; None if it has been deleted. It does not stay open, as it would occupy the disk."""
+    """Read a part of a local copy of a shard; return None if the copy has been deleted.
+
+    The file is closed after each read, because a deleted file occupies the disk while it is open.
+    """
     try:
         return _read(_OpenFile(path), offset, length)
     except FileNotFoundError:
@@ -370,7 +381,7 @@ def _parsed(folder: str, text: bytes) -> ShardIndex:
 
 
 def is_shards(path: Path) -> bool:
-    """Return whether a folder or address contains shards, even if their index is missing.
+    """Return whether a folder or address contains shards. A local folder may lack the index.
 
     Raises:
         VitkitError: a server does not answer.
@@ -392,13 +403,13 @@ def _is_at(address: str) -> bool:
 
 
 def forget_looks() -> None:
-    """Forget which addresses contain shards, and their indices, since one has changed."""
+    """Clear the cached indices of addresses, and which addresses contain shards, because a folder has changed."""
     _index_at.cache_clear()
     _is_at.cache_clear()
 
 
 def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
-    """Return the table of the images in a folder of shards, which is that of the data they were made from.
+    """Return the table of the images in a folder of shards, as it was when the shards were written.
 
     Raises:
         VitkitError: the index is missing, damaged or of another version, or a shard is missing or truncated.

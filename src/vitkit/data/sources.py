@@ -1,8 +1,8 @@
 """Find the images of a source: a folder, a CSV file, an archive, shards, or a named data set. No image is opened here.
 
-Every source becomes an `ImageTable` with the key, label and, if known, split of each image. A kind of source is a row
-of `SOURCE_KINDS`; named data sets are listed in `named`. Classes are sorted as Python's `sorted()` sorts the folder
-names, as in torchvision's `ImageFolder`.
+Every source becomes an `ImageTable` with the key, label and, if known, split of each image. The registry `SOURCE_KINDS`
+lists the kinds of sources, and the module `named` lists the named data sets. Class names are sorted by Python's
+`sorted()`, as in torchvision's `ImageFolder`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class SourceKind:
 
     Attributes:
         name: the name of the kind.
-        tells: a description in a few words, for errors that list what is expected.
+        tells: a description in a few words, for error messages that list the accepted sources.
         read: a function (name, path, layout) -> ImageTable that finds the images of a source. It raises VitkitError if
-            the source cannot be understood or has no images; `name` is what the user called the source.
-        suffixes: the suffixes of its files, in lower case; empty if the source is a folder.
-        is_one: whether a folder or address is of this kind; None if the suffix of a file, or being a folder, decides.
-        has_layout: whether it contains folders that may be classes or splits (`--layout`).
-        storage: opens a source of this kind as a storage of images; None if the images are files of their own.
+            the source cannot be understood or has no images; `name` is the name of the source for messages.
+        suffixes: the file suffixes of this kind, in lower case; empty if a source of this kind is a folder.
+        is_one: a function that returns whether a folder or address is of this kind. If it is None, the suffixes decide;
+            a kind without suffixes then covers all other folders.
+        has_layout: whether sources of this kind contain folders that may be classes or splits (`--layout`).
+        storage: a function that opens a source as a storage of images; None if the images are separate files.
         read_unlabelled: a function (name, path) -> ImageTable that reads all images as one class; None if images of
             this kind always have labels.
     """
@@ -63,7 +64,7 @@ def register(kind: SourceKind) -> None:
     """Add a kind of source.
 
     Raises:
-        ValueError: a kind with this name or suffix exists already, or a second kind of folder is added.
+        ValueError: a kind with this name or suffix exists already, or both kinds cover all folders.
     """
     taken = {suffix for kind_known in SOURCE_KINDS.values() for suffix in _suffixes(kind_known)}
     if kind.name in SOURCE_KINDS or taken & set(_suffixes(kind)):
@@ -80,13 +81,13 @@ def _suffixes(kind: SourceKind) -> tuple[str, ...]:
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
-    """Return the kind of a file by its suffix; None if no kind has it."""
+    """Return the kind of source that a file's suffix indicates; None if no kind has this suffix."""
     suffix = Path(path).suffix.lower()
     return next((kind for kind in SOURCE_KINDS.values() if suffix in kind.suffixes), None)
 
 
 def kind_of(path: Path) -> SourceKind | None:
-    """Return the kind of a folder, file or address; None if nothing is there, or the suffix of the file is unknown.
+    """Return the kind of a folder, file or address; None if it does not exist or the file's suffix is unknown.
 
     Raises:
         VitkitError: the server of an address does not answer.
@@ -100,7 +101,7 @@ def kind_of(path: Path) -> SourceKind | None:
 
 
 def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
-    """Find the images of a folder, a CSV file, an archive or a named data set, as `read_table` does.
+    """Find the images of a source as `read_table` does, and check that a classifier can be trained on the classes.
 
     Raises:
         VitkitError: there are no images, or they have only one class.
@@ -111,10 +112,10 @@ def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
 
 
 def check_classes(table: ImageTable) -> None:
-    """Refuse a table with a single class, since there is nothing to distinguish it from.
+    """Refuse a table with a single class if its task needs at least two.
 
     Raises:
-        VitkitError: there is only one class.
+        VitkitError: the table has too few classes.
     """
     if len(table.classes) == 1 < table.task.least_classes:
         raise VitkitError(
@@ -123,17 +124,18 @@ def check_classes(table: ImageTable) -> None:
 
 
 def read_table(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
-    """Find the images of a folder, a CSV file, an archive, or a named data set, which is downloaded on first use.
+    """Find the images of a source: a folder, a CSV file, an archive, a folder of shards, or a named data set.
 
-    A folder contains `class/image`, or `train/class/image` next to `val` and `test` (see `layout.understand`). A CSV
-    file has the columns path (relative to the file's folder), label and, optionally, split. The table is multi-label if
-    a label joins names by `;`, or if the column is called `labels`: `cat;dog` is then an image with two classes, and an
-    empty label an image with none.
+    - A folder contains `class/image`, or `train/class/image` next to `val` and `test` (see `layout.understand`).
+    - A CSV file has the columns path (relative to the file's folder), label and, optionally, split. The table is
+      multi-label if a label joins several names by `;`, or if the column is called `labels`. An image with the label
+      `cat;dog` then has two classes, and an image with an empty label has none.
+    - A named data set is downloaded on first use.
 
     Args:
         data: a path, or the name of a data set.
-        layout: whether the folders in the data's folder are `classes` or `splits`; `auto` decides by names and
-            contents, or raises an error if it cannot.
+        layout: how to read the folders in the data's folder: as `classes` or as `splits`. `auto` decides by their names
+            and contents, and raises an error if it cannot.
 
     Raises:
         VitkitError: there is no such path or name, the layout of the folders is ambiguous, or there are no images.
@@ -175,7 +177,7 @@ def find_source(data: str | Path) -> SourceKind | None:
 
 
 def _within(table: ImageTable) -> str:
-    """Return a suggestion to use the only class as the data's folder, if it contains folders."""
+    """Return advice to use the folder of the only class as the data; return "" if that folder has no subfolders."""
     folder = table.root / table.classes[0]
     holds_folders = folder.is_dir() and any(
         child.is_dir() and not is_passed_over(child.name) for child in folder.iterdir()
@@ -184,7 +186,7 @@ def _within(table: ImageTable) -> str:
 
 
 def read_folders(name: str, root: Path, layout_name: LayoutName) -> ImageTable:
-    """Find the images of a folder (`class/image` or `train/class/image`, see `layout.understand`)."""
+    """Find the images of a folder with class folders, possibly inside split folders (`layout.understand`)."""
     overlooked = Overlooked()
     layout = understand(name, survey(root, overlooked), layout_name)
     return table_of_layout(
@@ -261,7 +263,7 @@ def read_unlabelled(data: str | Path) -> ImageTable:
     """Return all pictures of a source as a table of one class without splits.
 
     Raises:
-        VitkitError: there is no such folder or archive, or no image in it.
+        VitkitError: there is no such folder or archive, or it contains no image.
     """
     root = Path(data)
     if address_of(data) is None and not root.exists() and str(data) in DATASETS:
@@ -296,7 +298,7 @@ def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
 
 
 def has_no_folders(data: str | Path) -> bool:
-    """Return whether a folder or archive has images, all of them outside of its subfolders."""
+    """Return whether a folder or archive contains images, none of them in a subfolder."""
     root = Path(data)
     kind = kind_of(root)
     if kind is None or kind.read_unlabelled is None:

@@ -1,7 +1,6 @@
-"""Read and write what a run stores about its images.
+"""Read and write a run's files about its images: their splits (split.json) and their groups (groups.json).
 
-That is the split of each image (split.json), and which images belong together (groups.json). The module also finds the
-images of an earlier run where they are now: in another folder, or under other names.
+The module also locates the images of an earlier run after they have been moved or renamed.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
 
 
 def split_from_file(path: Path) -> ImageTable:
-    """Read the table that split.json of a run describes; no image is looked for.
+    """Read a run's split.json as a table, without checking that the images exist.
 
     Raises:
         VitkitError: the file is missing or damaged.
@@ -90,7 +89,7 @@ def split_from_file(path: Path) -> ImageTable:
 
 
 def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
-    """List the paths of each group of two or more images, which show one picture or one scene.
+    """List the paths of each group of two or more images. The images of a group show one picture or one scene.
 
     Args:
         table: n images.
@@ -103,7 +102,7 @@ def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
 
 
 def groups_from_file(path: Path) -> dict[str, int]:
-    """Return the group number of each path from a file of `groups_to_list`; none if there is no such file.
+    """Read the group number of each path from a groups.json; return no paths if the file does not exist.
 
     Raises:
         VitkitError: the file is damaged.
@@ -136,7 +135,7 @@ class Changes:
 
     Attributes:
         images: the number of images that were checked.
-        what: what these images are, such as `test images`.
+        what: a description of the checked images, such as `test images`.
         changed: the paths of files that now hold other pictures.
         missing: the paths of files that no longer exist.
     """
@@ -173,7 +172,7 @@ class Changes:
         """Raise an error if an image has changed.
 
         Args:
-            remedy: what the user may do instead of restoring the images.
+            remedy: advice to the user, as an alternative to restoring the images.
 
         Raises:
             VitkitError: an image has changed or is missing.
@@ -185,11 +184,11 @@ class Changes:
 def look_over(
     table: ImageTable, contents: Mapping[str, str], splits: Sequence[str] | None = None
 ) -> tuple[ImageTable, Changes]:
-    """Compare the images of a run with what it recorded. Every command that reads a run's images calls this.
+    """Check whether the images of a run have changed. Every command that reads a run's images calls this function.
 
     Args:
         table: the table of `images_of_run`.
-        contents: the digest of each image by its path (`read_contents`); images without one are only checked for
+        contents: the digest of each image by its path (`read_contents`). Images without a digest are only checked for
             existence.
         splits: the splits to check; None, or `all` among them, checks every image.
 
@@ -226,7 +225,7 @@ def refuse_changed(split_file: Path, remedy: str) -> None:
 
     Args:
         split_file: the run's split.json.
-        remedy: what the user may do instead of restoring the images.
+        remedy: advice to the user, as an alternative to restoring the images.
 
     Raises:
         VitkitError: an image has changed or is missing, or the folder no longer exists.
@@ -238,12 +237,12 @@ def refuse_changed(split_file: Path, remedy: str) -> None:
 def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
     """Read the split images of a run, with the current paths of their files.
 
-    With a new root, each image is recognised by its content, whatever the file is called there. An image that is not
-    found keeps its path and counts as unreadable.
+    With a new root, each image is recognised by its content, even if its file was renamed. An image that is not found
+    keeps its path and counts as unreadable.
 
     Args:
         split_file: the run's split.json.
-        root: the folder or archive that contains the images now; None: where they were.
+        root: the folder or archive that contains the images now; None if they have not been moved.
 
     Raises:
         VitkitError: the folder no longer exists, or contains none of the images.
@@ -255,7 +254,7 @@ def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
 
 
 def locate(table: ImageTable) -> ImageTable:
-    """Return the table of an earlier run if its folder exists. A named data set is downloaded again if necessary.
+    """Return a run's table after checking that its folder exists. A named data set is downloaded again if necessary.
 
     Raises:
         VitkitError: the folder no longer exists.
@@ -270,7 +269,7 @@ def locate(table: ImageTable) -> ImageTable:
 
 
 def read_contents(split_file: Path) -> dict[str, str]:
-    """Return the digest of each image of a run by its path, for the images whose digest the run recorded."""
+    """Return the digests of a run's images by path. Images whose digest the run did not record are missing."""
     try:
         contents = from_json(read_text(split_file)).get("contents", {})
         for digest in contents.values():
@@ -281,20 +280,23 @@ def read_contents(split_file: Path) -> dict[str, str]:
 
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
-    """Return the group numbers of a run's images, by their paths in `table`, which `images_of_run` returned."""
+    """Return the group number of each grouped image of a run, by its path in `table`.
+
+    `table` is the result of `images_of_run`.
+    """
     groups = groups_from_file(run / GROUPS)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True) if groups else ()
     return {new: groups[old] for old, new in known if old in groups}
 
 
 def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | None]:
-    """Return the role of each image of a run in a record, by path; None if the record does not know the image."""
+    """Return each image's role in a picture record, by path; None if the record does not contain the image."""
     role_of = record.role_of()
     return {path: role_of.get(bytes.fromhex(digest)) for path, digest in read_contents(split_file).items()}
 
 
 def move_run(split_file: Path, root: Path) -> None:
-    """Update the files of a run to the folder or archive that contains its images now.
+    """Update the image paths in a run's files after the images were moved to the folder or archive `root`.
 
     Raises:
         VitkitError: some of the images are not in the folder.
@@ -341,14 +343,14 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
 
 
 def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[str]) -> ImageTable:
-    """Replace the paths of images that were not found, if another picture is at the path now."""
+    """Mark the paths of images that were not found but whose path now holds another picture."""
     gone = {i for i in lost if table.paths[i] == before[i] and is_there(table.file(i))}
     paths = (f"{path}{_OTHER}" if i in gone else path for i, path in enumerate(table.paths))
     return replace(table, paths=tuple(paths))
 
 
 def by_content(table: ImageTable) -> dict[str, str]:
-    """Return the key of each image below a table's root, or in its storage, by its digest."""
+    """Return the keys of the images in a table's folder or storage, by the digest of their content."""
     if table.storage is None:
         keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
     else:

@@ -1,6 +1,6 @@
-"""Split images into training, validation and test images, or into folds.
+"""Divide images into training, validation and test splits, or into folds.
 
-Each class is split in the same proportion, and images of a group stay together. The result is stored in the run.
+Each class is divided in the same proportion, and images of a group stay together. Runs store the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
 
 
 def total(counts: Sequence[Counter[int]]) -> Counter[int]:
-    """Return the sum of several counts."""
+    """Add up several counts."""
     summed = Counter[int]()
     for vector in counts:
         summed.update(vector)
@@ -46,8 +46,12 @@ def deal_sets(
 
     Every class has at least one image in train.
 
-    `members` has the images of each group, `shares` the fractions of val and test, and `have` counts the images by
-    class, and all of them (`ALL`), that each split contains already.
+    Args:
+        table: the images.
+        members: the images of each group.
+        shares: the fractions of val and test.
+        rng: the random number generator.
+        have: the number of images that each split already contains, by class and in total (`ALL`).
     """
     counts = [classes_in(table, images) for images in members]
     wants: list[dict[int, float]] = [{}, {}, {}]
@@ -74,14 +78,14 @@ def stratify(
 ) -> list[int]:
     """Assign a part to each group by iterative stratification (Sechidis et al. 2011, algorithm 1).
 
-    The class with the fewest remaining groups comes first, since its imbalance could not be corrected later. Each of
-    its groups goes to the part that lacks the most images of this class.
+    The class with the fewest remaining groups is assigned first, because its imbalance could not be corrected later.
+    Each group of this class goes to the part that lacks the most images of the class.
 
     Args:
         members: the images of each group.
         counts: the number of images of each class, for each group.
-        wants: the desired number of images of each class, and of all (`ALL`), for each part.
-        rng: decides the order of groups of the same size.
+        wants: the desired number of images of each part, by class and in total (`ALL`).
+        rng: the random number generator, which orders groups of the same size.
     """
     lacking = [dict(want) for want in wants]
     holders: dict[int, list[int]] = {}
@@ -107,7 +111,7 @@ def stratify(
 
 
 def members_of(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
-    """Return lists of the images in `free` that belong to one group, in the order of their first images."""
+    """Collect the images in `free` by group. Groups are in the order of their first images."""
     members: dict[int, list[int]] = {}
     for i in free:
         members.setdefault(groups[i], []).append(i)
@@ -115,7 +119,7 @@ def members_of(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
 
 
 def by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[int]]]:
-    """Return the groups of each class. The class of a group is that of its first image."""
+    """Collect groups of images by class. The class of a group is the class of its first image."""
     groups_of: list[list[list[int]]] = [[] for _ in table.classes]
     for images in members:
         groups_of[table.labels[images[0]]].append(images)
@@ -125,12 +129,16 @@ def by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[
 def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:
     """Assign a split to each group of a class, so that val and test get about the desired number of images.
 
-    Groups of several images are assigned first, the largest first, each to the split that lacks most images. Copies of
-    a picture therefore tend to be in train, and val and test have many different pictures. Single images then fill
-    test, val and train, in this order. At least one group is in train, unless `trained` images of the class are there
-    already.
+    Groups of several images are assigned first, in descending order of size, each to the split that lacks the most
+    images. Copies of a picture therefore tend to be in train, and val and test contain many different pictures. Single
+    images then fill test, val and train, in this order. At least one group is in train, unless train already has images
+    of the class.
 
-    `sizes` has the number of images of each group; `val` and `test` are the desired numbers, 0 or less for none.
+    Args:
+        sizes: the number of images of each group.
+        val: the desired number of images in val; 0 or less means none.
+        test: the desired number of images in test; 0 or less means none.
+        trained: the number of images of the class that are already in train.
     """
     lacking = {"test": test, "val": val, "train": sum(sizes) - val - test}
     names = [""] * len(sizes)
@@ -151,10 +159,10 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
 
 
 def sizes_of(images: int, shares: np.ndarray) -> tuple[int, int]:
-    """Return the numbers of images of a class for val and test, at least one each if there are enough images.
+    """Return how many images of a class val and test get, at least one each if there are enough images.
 
-    The numbers are rounded. If there is no test split, the number for val is rounded down instead, as in the common
-    split into two.
+    The numbers are rounded. If there is no test split, the number for val is rounded down instead, as is usual for two
+    splits.
     """
     spare = images - 1
     test = min(spare, max(round(images * shares[1]), 1)) if shares[1] else 0
@@ -175,17 +183,17 @@ def split(
 ) -> ImageTable:
     """Assign a split to every image. The same seed gives the same result.
 
-    Images that are already split keep their split; if there is no val split, its share is taken from train. A class
-    that is too small for all three fills train first, then test, then val. Multi-label images are assigned by iterative
-    stratification (Sechidis et al. 2011).
+    Images that are already split keep their split. If there is no val split, its share is taken from train. A class
+    that is too small for three splits fills train first, then test, then val. Multi-label images are assigned by
+    iterative stratification (Sechidis et al. 2011).
 
     Args:
         table: the images.
         fractions: the fractions of train, val and test.
         seed: the seed of the shuffle within each class.
         groups: a number for each image; images with the same number are assigned to the same split.
-        kept: the split of each image in an earlier run, which it keeps; None for a new image. New images are assigned
-            so that the splits of all images come close to the fractions.
+        kept: the split of each image in an earlier run, or None for a new image. Images keep their earlier splits. New
+            images are assigned so that the splits of all images come close to the fractions.
 
     Raises:
         VitkitError: the fractions are not three numbers that sum to 1, or the first is 0.
@@ -225,7 +233,7 @@ def split(
 
 
 def trained_of(per_class: Sequence[int], fractions: Sequence[float]) -> int:
-    """Count the images that `split` assigns to train if every image is a group of its own.
+    """Count the images that `split` assigns to train if no images are grouped.
 
     Args:
         per_class: the number of images of each class.
@@ -252,7 +260,7 @@ def check_trainable(table: ImageTable) -> None:
 def _keep(
     splits: list[str | None], free: Sequence[int], kept: Sequence[str | None] | None, may_be: Collection[str]
 ) -> set[int]:
-    """Restore the earlier splits of the free images that had one of `may_be`; return the indices of these images."""
+    """Restore the earlier splits of free images, if they are in `may_be`; return the indices of these images."""
     held = {i for i in free if kept is not None and kept[i] in may_be}
     for i in held:
         assert kept is not None
@@ -261,7 +269,7 @@ def _keep(
 
 
 def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | None]) -> list[Counter[int]]:
-    """Count, for each of train, val and test, the images that are in it already: by class, and in total (`ALL`)."""
+    """Count the images that each split already contains, by class and in total (`ALL`)."""
     have: list[Counter[int]] = [Counter() for _ in SPLITS]
     for i in held:
         have[SPLITS.index(str(splits[i]))].update([*classes_in(table, [i]), ALL])
@@ -272,7 +280,7 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
     """Assign a fold from 0 to folds - 1 to each image. Classes are split evenly, and groups stay together.
 
     Raises:
-        VitkitError: there are fewer than two folds, or more than the largest class has images (or groups).
+        VitkitError: there are fewer than two folds, or more folds than images (or groups) in the largest class.
     """
     members = members_of(groups or range(len(table)), range(len(table)))
     counts = [classes_in(table, images) for images in members]
@@ -304,15 +312,19 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
 
 
 def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
-    """Group images by scene: by the part of their path that a regular expression finds.
+    """Group images by scene, in addition to the groups that are already known.
 
-    This part is the first group of the expression, or the whole match if it has no group.
+    The scene of an image is the part of its path that a regular expression matches: the first capture group, or the
+    whole match if the expression has no group.
 
     Args:
         table: the images.
         pattern: the regular expression, searched in each path below the data's folder. An image without a match is in
             no scene.
-        groups: a number for each image; images with the same number stay together.
+        groups: a number for each image. Images with the same number stay together.
+
+    Returns:
+        A number for each image, equal for images of the same scene or group.
 
     Raises:
         VitkitError: no path matches, or all paths match the same text.
@@ -338,8 +350,8 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
 def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
     """Keep at most `limit` training images of a table, and all validation and test images.
 
-    The classes keep about their proportions, with at least one image each. With the same seed, a larger limit also
-    keeps all images of a smaller one.
+    The classes keep about their proportions, with at least one image each. With the same seed, the images kept with a
+    smaller limit are also kept with a larger limit.
 
     Args:
         table: the images, already split.
@@ -368,10 +380,10 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
 
 
 def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
-    """Order the images so that every prefix has the labels in about their proportions.
+    """Order images so that every prefix has about the label proportions of the whole.
 
     Args:
-        images: the indices to order; among images of one label, their order stays.
+        images: the indices of the images. The relative order of images with the same label is preserved.
         labels: the label of every image of the table.
     """
     by_class: dict[int, list[int]] = {}
@@ -384,7 +396,7 @@ def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
 
 
 def held_out_split(table: ImageTable) -> str:
-    """Return the split that results are reported on: test if there is one, otherwise val, otherwise "all"."""
+    """Return the split to report results on: test if it exists, otherwise val, otherwise "all"."""
     return next((name for name in ("test", "val") if name in table.splits), "all")
 
 

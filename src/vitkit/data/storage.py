@@ -1,8 +1,8 @@
-"""Where the bytes of images are kept: in files of a folder, or in a storage that returns them by key.
+"""Access to the bytes of images, which are files in a folder or entries of a storage that returns bytes by key.
 
-Everything that reads pictures takes a `Place`: the path of a file, or an image in a storage. A path that continues
-below an archive (`flowers.zip/daisy/1.jpg`) names the image in it, so people and files of predictions can name it too;
-so does one below a folder of shards, on this machine or from afar.
+All code that reads pictures takes a `Place`: the path of a file, or an image in a storage. A path can also lead into an
+archive: `flowers.zip/daisy/1.jpg` names an image in the archive `flowers.zip`. In the same way, a path or an address
+can lead into a folder of shards. Command lines and prediction files can therefore name such images.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ class UnreadableImageError(VitkitError):
 
 
 class Storage(Protocol):
-    """Images by key. Threads and forked processes share a storage, so it must not hold an open file."""
+    """A collection of images that are read by key.
+
+    Threads and forked processes share a storage, so it must not hold an open file.
+    """
 
     @property
     def name(self) -> str:
-        """Return the name of the storage for messages, in which `name/key` is an image."""
+        """Return the name of the storage for messages; `name/key` is the name of an image."""
         ...
 
     def keys(self) -> Collection[str]:
@@ -45,7 +48,7 @@ class Storage(Protocol):
         ...
 
     def stamp(self, key: str) -> bytes | None:
-        """Return bytes that change whenever the image changes; None if that cannot be known."""
+        """Return bytes that change whenever the image changes; None if changes cannot be detected."""
         ...
 
 
@@ -58,14 +61,14 @@ class Stored:
 
     @property
     def name(self) -> str:
-        """Return a name such as `flowers.zip/daisy/1.jpg`; without a key, that of the storage."""
+        """Return a name such as `flowers.zip/daisy/1.jpg`; if the key is empty, return the storage's name."""
         return f"{self.storage.name}/{self.key}" if self.key else self.storage.name
 
     def __str__(self) -> str:
         return self.name
 
     def __truediv__(self, key: str) -> Stored:
-        """Return the image whose key lies below this one, as with paths."""
+        """Return the image whose key is this one's with `/` and `key` appended, as for paths."""
         return Stored(self.storage, f"{self.key}/{key}" if self.key else key)
 
 
@@ -76,7 +79,7 @@ FOLDER_STORAGES: list[tuple[Callable[[Path], bool], Opener]] = []  # whether a f
 
 
 def storage_at(path: Path) -> Storage | None:
-    """Open a file, folder or address as a storage of images; return None if it is none.
+    """Open a file, folder or address as a storage of images; return None if it is not a storage.
 
     Raises:
         VitkitError: a server does not answer.
@@ -91,7 +94,8 @@ def open_place(place: str | Place) -> BinaryIO:
     """Open an image and return its bytes as a stream.
 
     Raises:
-        UnreadableImageError: the file is a pipe or a device, which might never end, or its storage refuses to read it.
+        UnreadableImageError: the file is a pipe or a device, which might never end; or the storage refuses to read the
+            image.
         OSError: there is no such image, or it cannot be read.
     """
     stored = stored_at(place)
@@ -105,7 +109,7 @@ def read_place(place: str | Place) -> bytes:
 
 
 def stored_at(place: str | Place) -> Stored | None:
-    """Return the image in a storage that a path names; None for a regular file or a folder.
+    """Return the image in a storage that a place denotes; None for a regular file or a folder.
 
     Raises:
         UnreadableImageError: the path is a pipe or a device.
@@ -125,7 +129,7 @@ def stored_at(place: str | Place) -> Stored | None:
 
 
 def below_storage(path: str | Path) -> Stored | None:
-    """Return the storage that a path leads into, with the rest of the path as key; None if it leads into none.
+    """Return the storage that a path leads into, with the rest of the path as key; None if there is none.
 
     Raises:
         VitkitError: the storage cannot be read.
@@ -141,7 +145,7 @@ def below_storage(path: str | Path) -> Stored | None:
 
 
 def is_there(place: Place) -> bool:
-    """Return whether the file, or the image in its storage, exists."""
+    """Return whether an image exists, as a file or in a storage."""
     if isinstance(place, Stored):
         return place.key in place.storage.keys()  # noqa: SIM118  # a storage is not a mapping
     if os.path.isfile(place):  # noqa: PTH113  # a Path takes three times as long

@@ -1,4 +1,7 @@
-"""A table of labelled images: the key, the class or classes, and the split of each. No image is opened here."""
+"""A table of labelled images: the key, the class or classes, and the split of each image.
+
+Building a table opens no image.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +28,25 @@ class ImageTable:
     """A table of labelled images.
 
     Attributes:
-        name: what the user called the data.
+        name: the path or name by which the user called the data.
         root: the folder, or the file of the storage, that contains the images.
         classes: the class names. A label is an index into them, or in a multi-label table an index into `sets`.
-        paths: the key of each image, shown to people; for a file, its path relative to `root`.
-        labels, splits: one entry per image. A split is train, val, test, or None if it is not yet assigned.
+        paths: the key of each image, which is also its name in messages. The key of a file is its path relative to
+            `root`.
+        labels: the label of each image.
+        splits: the split of each image: train, val, test, or None if it is not yet assigned.
         ignored: the number of ignored files and folders, by reason.
-        empty: class folders without an image, which do not become classes.
+        empty: the names of class folders without images. They do not become classes.
         folders: the folders that contain the photographs; nothing may be written below them.
         sets: the sets of classes in a multi-label table, as sorted tuples of class numbers; empty in a single-label
             table.
-        layout: a line about how the folders were understood; empty if there were none to understand.
+        layout: a one-line description of which folders were read as classes and splits; empty if there are no folders.
         overlooked: sentences about folders that were not searched but may contain images.
-        corrections, unmatched: sentences about what a label file changed, and about rows of it that changed nothing.
-        left_out: the images that a label file leaves out, with their labels before that.
-        proposals: the images that were relabelled, or left out, because a model proposed it.
-        storage: returns the bytes of an image by its key; None if the images are files below `root`.
+        corrections: sentences about the changes that a label file made.
+        unmatched: sentences about rows of a label file that had no effect.
+        left_out: the images that a label file leaves out, with their previous labels.
+        proposals: the images that were relabelled or left out because a model proposed it.
+        storage: the storage that returns the bytes of an image by key; None if the images are files below `root`.
     """
 
     name: str
@@ -65,21 +71,21 @@ class ImageTable:
         return len(self.paths)
 
     def file(self, index: int) -> Place:
-        """Return the place of an image: the path of its file, or its key in the storage."""
+        """Return the `Place` of an image: the path of its file, or its key in the storage."""
         return self.at(self.paths[index])
 
     def files(self) -> list[Place]:
-        """Return the places of all images."""
+        """Return the `Place` of every image, in the order of the rows."""
         place = self.place
         return [place / path for path in self.paths]
 
     def at(self, key: str) -> Place:
-        """Return the place of the image with this key, whether or not it exists."""
+        """Return the `Place` that an image with this key has, whether or not the image exists."""
         return self.place / key
 
     @property
     def place(self) -> Place:
-        """Return the folder or storage of the images: `place / key` is the place of an image."""
+        """Return the folder or storage that contains the images; `place / key` is the place of one image."""
         return self.root if self.storage is None else Stored(self.storage, "")
 
     def open(self, index: int) -> BinaryIO:
@@ -91,16 +97,16 @@ class ImageTable:
         return open_place(self.file(index))
 
     def lies_among(self, path: Path) -> bool:
-        """Return whether a path is below a folder of photographs."""
+        """Return whether a path is below one of the folders that contain the photographs (`folders`)."""
         return any(path.resolve().is_relative_to(folder) for folder in self.folders)
 
     @property
     def task(self) -> Task:
-        """Return the task: one class per image, or several."""
+        """Return the classification task: one class per image, or several."""
         return MULTI_LABEL if self.sets else SINGLE_LABEL
 
     def classes_of(self, index: int) -> tuple[int, ...]:
-        """Return the class numbers of an image: one, unless the table is multi-label."""
+        """Return the class numbers of an image. In a single-label table there is exactly one."""
         return self.sets[self.labels[index]] if self.sets else (self.labels[index],)
 
     def name_of(self, index: int) -> str:
@@ -112,11 +118,11 @@ class ImageTable:
         return self.name_of(index) or self.task.no_class
 
     def target(self, index: int) -> list[float]:
-        """Return the target (K,) of an image: 1 for each of its classes, else 0."""
+        """Return the target (K,) of an image: 1 for each of its classes, 0 for the others."""
         return _indicator(self.classes_of(index), len(self.classes))
 
     def set_targets(self) -> list[list[float]]:
-        """Return the targets (S, K) of all `sets`. The label of an image is the index of its row."""
+        """Return the targets of all `sets`, (S, K). Row s is the target of every image with label s."""
         return [_indicator(labels, len(self.classes)) for labels in self.sets]
 
     def counts(self) -> dict[str, int]:
@@ -137,7 +143,7 @@ class ImageTable:
         )
 
     def compact(self) -> ImageTable:
-        """Return the same rows without the classes, and sets of classes, that no row has."""
+        """Return the same rows without unused classes and unused sets of classes."""
         present = [label for label, images in enumerate(self.counts().values()) if images]
         new = {label: i for i, label in enumerate(present)}
         label_sets = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
@@ -166,15 +172,15 @@ def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None
 
 
 def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
-    """Refuse two classes with different names that look the same, since people could not distinguish them.
+    """Refuse two class names that differ but look the same, since people could not distinguish the classes.
 
     Args:
-        name: what the user called the data, for messages.
+        name: the name of the data, for messages.
         classes: the class names.
-        rows: the rows of the table; the message names the first row of such a class.
+        rows: the rows of the table. The message names the first row with the second of the two names.
 
     Raises:
-        VitkitError: two names look the same; the message has the characters in which they differ.
+        VitkitError: two names look the same; the message has a character in which they differ.
     """
     if (twins := alike(classes)) is not None:
         one, other, apart = twins

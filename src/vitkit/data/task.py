@@ -1,8 +1,9 @@
 """The two classification tasks: images with one class each, and images with any number of classes.
 
-They are the objects `SINGLE_LABEL` and `MULTI_LABEL`. A table has one of them (`ImageTable.task`), and code that works
-with labels calls its methods instead of distinguishing the tasks itself. The losses of both are in `training.losses`,
-and their metrics in `evaluation.metrics` and `evaluation.multilabel`. This module imports neither numpy nor torch.
+The tasks are the objects `SINGLE_LABEL` and `MULTI_LABEL`, and each table has one of them (`ImageTable.task`). Code
+that works with labels calls the methods of the task, so it need not distinguish the two cases. The loss functions are
+in `training.losses`, and the metrics in `evaluation.metrics` and `evaluation.multilabel`. This module imports neither
+numpy nor torch.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ class Task(Protocol):
         least_classes: the smallest number of classes that can be learned.
         is_sigmoid: whether each class has an independent probability; otherwise the probabilities of all classes sum to
             1.
-        least_weight: the smallest weight of an image in a balanced loss. It is 1 for several classes per image: a
-            weight then compares the images with a class to those without it, and frequent classes need no lower weight.
+        least_weight: the lower limit of class weights in a balanced loss. It is 1 in the multi-label task. There, a
+            class weight balances the images with a class against those without it, so frequent classes need no lower
+            weight.
         recipe_fields: values of recipe fields that suit the task better than the defaults.
         accuracy: the name of the accuracy in reports.
-        calibration: the name of the step after training that uses the validation images, for progress messages.
-        chosen: what this step chooses, and by which metric.
-        conflict: the description of copies of one image that have different labels.
+        calibration: the name of the calibration step after training, for progress messages. The step uses the
+            validation images.
+        chosen: the parameters that the calibration step chooses, and the metric that it optimises.
+        conflict: the description of conflicting labels of copies of one image, for messages.
         too_few_classes: the message about a table that has too few classes left.
         description: a sentence for people about the classes of an image; empty if none is needed.
     """
@@ -58,22 +61,22 @@ class Task(Protocol):
         """Return the names of the classes in a label."""
 
     def label_of(self, names: Iterable[str]) -> str:
-        """Return the label for these classes."""
+        """Return the label that stands for these classes."""
 
     def label_names(self, classes: Sequence[str], labels: Iterable[str]) -> list[str]:
         """Return the labels that a user can choose from, in a table with these classes and labels."""
 
     def refuses(self, label: str) -> bool:
-        """Return whether a label names several classes although an image can have only one."""
+        """Return whether a label names several classes although the task allows one class per image."""
 
     def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
-        """Return `sets` and `labels` of a table, from the class numbers of each image."""
+        """Convert the class numbers of each image to the `sets` and `labels` of a table."""
 
     def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:
-        """Return the training targets of labels (n,): class numbers (n,), or 0 and 1 for each class (n, K).
+        """Return the training targets of labels: class numbers (n,), or in a multi-label task zeros and ones (n, K).
 
         Args:
-            labels: class numbers, or in a multi-label table numbers of sets of classes.
+            labels: class numbers (n,), or in a multi-label table the numbers of sets of classes (n,).
             sets: the targets of each set of classes, (S, K) (`ImageTable.set_targets`).
         """
 
@@ -91,11 +94,14 @@ class Task(Protocol):
         """Raise VitkitError with this message unless each image has exactly one class."""
 
     def summary(self, sizes: Sequence[int]) -> str | None:
-        """Describe how many classes the images have; None if each has one. `sizes` has the number of each image."""
+        """Describe the number of classes per image; return None if each image has exactly one.
+
+        `sizes` holds the number of classes of each image.
+        """
 
 
 class _SingleLabel:
-    """Each image has exactly one class."""
+    """The task in which each image has exactly one class."""
 
     name: TaskName = "single"
     no_class = ""
@@ -143,15 +149,18 @@ class _SingleLabel:
 
 
 class _MultiLabel:
-    """An image has any number of classes. A label joins their names by `;`; the label `;` means no class."""
+    """The task in which an image has any number of classes.
+
+    A label joins the class names by `;`. The label `;` alone means no class.
+    """
 
     name: TaskName = "multi"
     no_class = JOINT
     least_classes = 1
     is_sigmoid = True
     least_weight = 1.0
-    # The exact match is near 0 in early epochs, so the loss ranks epochs better. Label smoothing would move the many
-    # targets of 0, and so keep probabilities away from 0.
+    # The exact match is near 0 in early epochs, so the loss ranks epochs better. Label smoothing would raise the many
+    # targets of 0, and thereby keep probabilities away from 0.
     recipe_fields: Mapping[str, Any] = {"monitor": "val_loss", "label_smoothing": 0.0}
     accuracy = "exact match"
     calibration = "choosing thresholds"

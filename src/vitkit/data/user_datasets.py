@@ -1,8 +1,8 @@
-"""Datasets of the user: objects that return (image, label) by index, as torchvision's do.
+"""Datasets of the user: objects that return (image, label) by index, like torchvision's datasets.
 
-A dataset that returns tensors has prepared its pictures itself, and the trained model must prepare files in the same
-way. This module reads the preprocessing from the dataset's torchvision transforms, and checks it on the dataset's
-files. If it cannot be read, it is reported as unknown rather than guessed.
+A dataset that returns tensors has preprocessed its pictures itself. The trained model must then preprocess files in the
+same way. This module infers the preprocessing from the dataset's torchvision transforms, and checks it on the dataset's
+files. If the preprocessing cannot be inferred, it is reported as unknown rather than guessed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _LEVELS = 1.0  # of 255; the largest mean difference of such a picture
 
 @dataclass
 class _Steps:
-    """What is known about the preprocessing after some transforms of a chain.
+    """The preprocessing that results from the first transforms of a chain.
 
     Attributes:
-        resized: the short side, or (height, width), that pictures are resized to; None if there was no resize yet.
+        resized: the short side, or the (height, width), to which pictures are resized; None if there was no resize yet.
         size: (height, width) after these transforms; None if it depends on the picture.
         interpolation: the interpolation of the resize.
         mean, std: the normalisation; None if there was none yet.
@@ -67,12 +67,13 @@ class _UnknownError(Exception):
 
 
 def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[int], Any]) -> Preprocess:
-    """Determine how a dataset of tensors prepares its pictures, from its transforms.
+    """Infer the preprocessing of a dataset of tensors from its transforms.
 
     Args:
-        dataset: a dataset like torchvision's, with its transforms in the attribute `transform`, or a subset of one.
+        dataset: a dataset with its transforms in the attribute `transform`, as in torchvision, or a subset of such a
+            dataset.
         shape: (C, height, width) of its tensors.
-        item: returns the image of the dataset at an index.
+        item: a function that returns the image of the dataset at an index.
 
     Raises:
         VitkitError: the preprocessing cannot be determined; the message is the reason, such as `RandomErasing changes
@@ -93,7 +94,7 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
 
 
 def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return mean and standard deviation of a dataset's normalisation; None if they are unknown."""
+    """Return the mean and standard deviation of a dataset's normalisation; None if they are unknown."""
     scales = [(step.mean, step.std) for step in _transforms_of(dataset) if _is(step, "Normalize")]
     try:
         (mean, std), *_ = [(_floats(mean), _floats(std)) for mean, std in scales]
@@ -106,7 +107,7 @@ def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | No
 
 
 def _transforms_of(dataset: Any) -> Iterator[Any]:
-    """Yield the transforms in the order of application; those of a subset's underlying dataset come first."""
+    """Yield a dataset's transforms in the order of application, including those of the dataset it is a subset of."""
     below = getattr(dataset, "dataset", None)
     if below is not None and below is not dataset:
         yield from _transforms_of(below)
@@ -231,9 +232,12 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
 
 
 def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], Any]) -> None:
-    """Check a preprocessing: prepare the files of some images with it, and compare with the dataset's tensors.
+    """Check a preprocessing by comparing its results for the files of some images with the dataset's tensors.
 
     Images whose file is unknown or unreadable are skipped.
+
+    Raises:
+        _UnknownError: the results differ.
     """
     for index in np.linspace(0, len(dataset) - 1, _TRIED).astype(int).tolist() if len(dataset) else ():
         file = _file_of(dataset, index)
@@ -273,8 +277,8 @@ NAME = "datasets given from Python"
 class Labelled(Protocol):
     """A map-style dataset that returns an image and its label for each index.
 
-    An image is either a PIL image, which is augmented and preprocessed as the recipe says, or a float tensor (C,
-    height, width), which is used unchanged. A label is a class number.
+    An image is a PIL image or a float tensor (C, height, width). PIL images are augmented and preprocessed according to
+    the recipe, and tensors are used unchanged. A label is a class number.
     """
 
     def __len__(self) -> int: ...
@@ -284,15 +288,15 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class Datasets:
-    """The datasets that the user passes, with what is needed to understand them.
+    """The datasets that the user passes, with their class names and preprocessing.
 
     Attributes:
         train: the training images.
         val: the validation images; None if there are none.
         class_names: the class names, in the order of the labels; None to use `train.classes`.
-        preprocess: how the dataset's tensors were made from pictures, or how its PIL images are to be prepared, in any
-            form that `weights.preprocessing` accepts. None: the transforms of the datasets, or the model's
-            preprocessing.
+        preprocess: the preprocessing that made the dataset's tensors, or the preprocessing to apply to its PIL images,
+            in any form that `weights.preprocessing` accepts. None means to infer it from the datasets' transforms, or
+            to use the model's preprocessing.
     """
 
     train: Labelled
@@ -328,7 +332,7 @@ class Datasets:
 
 
 class _DatasetImages(Images):
-    """Images of a user's dataset, which need not be files."""
+    """The images of a user's dataset, which need not be files."""
 
     def __init__(self, images: Labelled, labels: Sequence[int], name: str, preprocess: Preprocess) -> None:
         self.images, self.name, self.preprocess = images, name, preprocess
@@ -346,7 +350,7 @@ class _DatasetImages(Images):
         return len(self._labels)
 
     def item(self, index: int) -> tuple[Image.Image | Tensor, int]:
-        """Return the image and label at an index, after checking that the label is the same as before.
+        """Return the image and label at an index, after checking that the label has not changed.
 
         Raises:
             VitkitError: the label has changed, or there is no such image any more.
@@ -362,7 +366,7 @@ class _DatasetImages(Images):
 
 
 class EvaluationOf(_DatasetImages):
-    """Images of a dataset, prepared as in every command except training."""
+    """The images of a user's dataset, prepared as in all commands except training."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.item(index)
@@ -370,7 +374,7 @@ class EvaluationOf(_DatasetImages):
 
 
 class TrainingOf(_DatasetImages):
-    """Augmented images of a dataset, indexed as `TrainingImages` is. Tensors are not augmented."""
+    """The augmented images of a user's dataset, indexed like `TrainingImages`. Tensors are not augmented."""
 
     def __init__(
         self, images: Labelled, labels: Sequence[int], name: str, preprocess: Preprocess, augment: Augment, seed: int
@@ -392,12 +396,12 @@ class TrainingOf(_DatasetImages):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What an image of a dataset is recognised by.
+    """The features by which an image of a dataset is recognised.
 
     Attributes:
-        digest: SHA-256 of its pixels.
-        width, height: pixels of the image.
-        thumbnail: (16, 16, C), bytes for a picture, floats for a tensor.
+        digest: the SHA-256 of the pixels.
+        width, height: the size of the image in pixels.
+        thumbnail: the thumbnail (16, 16, C), in bytes for a picture and in floats for a tensor.
         keypoints: the result of `keypoints.find_keypoints`; empty if the image is too small.
     """
 
@@ -413,11 +417,11 @@ class Survey:
     """The result of one pass through the user's datasets.
 
     Attributes:
-        table: a table with labels and splits, whose keys `train/0` and so on take the place of paths.
-        shared: the number of validation images that are also training images, pixel for pixel.
+        table: the table of the images, with keys such as `train/0` instead of paths.
+        shared: the number of validation images whose pixels are identical to a training image.
         contents: the digest of each image by its key; empty if a dataset returns different images each time.
-        shapes: for each pair of `train` or `val` and the shape (C, height, width) of a tensor, the first image that has
-            it.
+        shapes: the first image of each tensor shape. The keys are pairs of the dataset, `train` or `val`, and the shape
+            (C, height, width).
         looks: the fingerprint of each image, in the order of the table.
     """
 
@@ -429,14 +433,18 @@ class Survey:
 
     @property
     def is_certain(self) -> bool:
-        """Return whether all copies can be recognised. Tensors may show a different crop of the picture each time."""
+        """Return whether all copies can be recognised.
+
+        This is uncertain for tensors, and for datasets that return different images each time: both may be random
+        crops.
+        """
         return not self.shapes and bool(self.contents)
 
     def facts(self, preprocess: Preprocess) -> list[Facts]:
-        """Return the facts by which copies of a picture are recognised, in the same form as for files.
+        """Return the facts by which copies of the images are recognised, in the same form as for files.
 
         Args:
-            preprocess: the model's preprocessing; tensors are assumed to have its normalisation.
+            preprocess: the model's preprocessing. Tensors are assumed to have the same normalisation.
         """
         return [
             Facts(
@@ -451,22 +459,24 @@ class Survey:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the labels and, if they are the same each time, of the images."""
+        """Return a hash of the labels and, if the datasets always return the same images, of the images."""
         whole = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
         return hashlib.sha256(repr(whole).encode()).hexdigest()
 
     def preprocess_of(self, datasets: Datasets, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
-        """Determine how the trained model is to prepare files, with notes for the user.
+        """Determine the preprocessing with which the trained model must read files, and notes for the user.
 
-        Validation tensors count more than training tensors, because files must be prepared as the images are that the
-        model is evaluated on.
+        If there are validation images, their transforms decide. Files must be prepared like the images on which the
+        model is evaluated.
 
         Args:
             datasets: the datasets of this survey.
-            preprocess: the model's preprocessing, used for PIL images. It must have the size of the tensors (`check`).
+            preprocess: the model's preprocessing, which is returned for PIL images. Its size must be that of the
+                tensors (`check`).
 
         Returns:
-            The preprocessing and the notes. If the transforms of tensors cannot be read, its `unknown` has the reason.
+            The preprocessing and the notes. If the transforms cannot be interpreted, `unknown` of the preprocessing has
+            the reason.
         """
         name, dataset = "train", datasets.train
         if datasets.val is not None and "val" in self.table.splits:
@@ -488,10 +498,10 @@ class Survey:
         return read, [f"problem: train_dataset normalises by {theirs}, and val_dataset by {ours}"]
 
     def check(self, preprocess: Preprocess) -> None:
-        """Refuse tensors whose shape is not that of the model's input.
+        """Refuse tensors whose shape differs from the model's input.
 
         Raises:
-            VitkitError: a tensor has another shape; the message names the first.
+            VitkitError: a tensor has another shape; the message names the first such tensor.
         """
         expected = (len(preprocess.mean), *preprocess.size)
         for (_, shape), where in self.shapes.items():
@@ -500,7 +510,7 @@ class Survey:
 
 
 def survey(datasets: Datasets) -> Survey:
-    """Read all images of the datasets once, since a dataset need not list its labels in any other way.
+    """Read all images of the datasets once, because this is the only general way to get their labels.
 
     Raises:
         VitkitError: an item is not a pair of an image and a label.
@@ -537,7 +547,7 @@ def survey(datasets: Datasets) -> Survey:
 
 
 def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:
-    """Return an image and its class number. The image is in RGB, or a float32 tensor (C, height, width).
+    """Return an image and its class number. The image is a PIL image in RGB or a float32 tensor (C, height, width).
 
     Raises:
         VitkitError: the dataset raises an exception or returns something else; the message names the item.
@@ -616,7 +626,7 @@ def _rgb_of(image: Image.Image) -> Image.Image:
     """Convert a PIL image as `decode` converts a file: upright, in RGB, transparency composited on white.
 
     Raises:
-        VitkitError: the pixels have more than 8 bits, so that black and white are unknown.
+        VitkitError: the pixels have more than 8 bits, so it is unknown which numbers are black and white.
     """
     if image.mode.startswith(("I", "F")):
         raise VitkitError(f"a picture of mode {image.mode}, whose range of numbers is unknown: convert it to 8 bits")

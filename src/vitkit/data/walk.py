@@ -1,4 +1,4 @@
-"""Walk through folders on disk, and decide by their names which files are images."""
+"""Walk through folders on disk, and recognise image files by their names."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Overlooked:
     """Files and folders that a search for images ignored.
 
     Attributes:
-        ignored: the number of files and folders that are not images of the user, by reason.
-        closed: the folders that could not be read, with the reason; they may contain images.
+        ignored: the number of ignored files and folders by reason, such as `not an image format`.
+        closed: the folders that could not be read and may contain images, each with the reason.
         hidden: hidden folders that contain images.
     """
 
@@ -50,7 +50,7 @@ class Overlooked:
             self.hidden.append(str(folder))
 
     def lines(self, root: Path | None = None) -> list[str]:
-        """Describe the ignored folders, one sentence each, with folders relative to `root`."""
+        """Describe the unreadable and the hidden folders, one sentence each, with paths relative to `root`."""
         lines = []
         if self.closed:
             named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
@@ -68,12 +68,12 @@ def _from(root: Path | None, folder: str) -> str:
 
 
 def is_passed_over(folder: str) -> bool:
-    """Return whether a folder is hidden, or is the one that macOS adds to archives."""
+    """Return whether a folder is hidden, or is `__MACOSX`, which macOS adds to archives."""
     return folder.startswith(".") or folder == "__MACOSX"
 
 
 def why_ignored(file: str) -> str | None:
-    """Return the reason why a file with this name is not an image; None if it is one."""
+    """Return the reason why a file with this name is not an image; None if it is an image."""
     if file.lower() in _SYSTEM or file.startswith("._"):
         return "system file"
     if file.startswith("."):
@@ -88,7 +88,10 @@ def _has_images(folder: str | Path) -> bool:
 
 
 def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
-    """List the image files below a folder, relative to it and with `/`; record ignored files in `overlooked`."""
+    """List the image files below a folder by their relative paths, with `/` between folders.
+
+    Other files and ignored folders are recorded in `overlooked`.
+    """
     keys = []
     for parent, files in _walk(folder, overlooked):  # strings, since `Path` would double the time
         below = os.path.relpath(parent, folder).replace(os.sep, "/")
@@ -111,12 +114,12 @@ Branch = tuple[Path, bool, list["Branch"]]  # a folder, whether it contains imag
 
 
 def look_through(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Branch:
-    """Return the folders below `path`, following links except those that lead back up.
+    """Return the tree of folders below `path`, following symbolic links except to folders above.
 
     Args:
         path: the folder.
-        overlooked: receives what is ignored.
-        above: the real paths of the folders above.
+        overlooked: receives the hidden and the unreadable folders.
+        above: the real paths of the folders above `path`.
     """
     real = os.path.realpath(path)
     if real in above:
@@ -146,16 +149,16 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
-    """Yield every file below a folder, sorted. Links are followed, and no folder is entered twice.
+    """Yield every file below a folder, sorted. Symbolic links are followed, but no folder is entered twice.
 
-    Hidden folders, __MACOSX and unreadable folders are ignored, and recorded in `overlooked`.
+    Hidden folders, `__MACOSX` and unreadable folders are skipped, and recorded in `overlooked`.
     """
     for parent, files in _walk(folder, overlooked):
         yield from (Path(parent, name) for name in files)
 
 
 def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, list[str]]]:
-    """Yield the path of each folder that is searched, with the sorted names of its files."""
+    """Yield the path of each visited folder, with the sorted names of its files."""
     seen: set[str] = set()
     for parent, folders, files in os.walk(
         folder, onerror=None if overlooked is None else overlooked.close, followlinks=True
@@ -174,16 +177,16 @@ def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, li
 
 
 def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) -> list[str]:
-    """Find the images that paths and patterns name, which may be files, folders and archives.
+    """Find the images in files, folders, archives and glob patterns.
 
-    Images of each path or pattern are sorted in natural order.
+    The images of each source are sorted in natural order.
 
     Args:
         sources: the paths and patterns that the user typed.
-        overlooked: receives what is ignored.
+        overlooked: receives the ignored files and folders.
 
     Raises:
-        VitkitError: nothing has this name, or it contains no image.
+        VitkitError: a source does not exist, or contains no image.
     """
     overlooked = Overlooked() if overlooked is None else overlooked
     return [path for source in sources for path in _find(source, overlooked)]
@@ -209,7 +212,7 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
 
 
 def _below(source: str, stored: Stored) -> list[str]:
-    """Return the images of a storage or of a folder in it; if `source` names one image, return only that."""
+    """Return the images below a place in a storage; if the place is itself an image, return only that image."""
     keys = stored.storage.keys()
     if stored.key in keys:
         return [source]
@@ -226,7 +229,7 @@ def _is_image(key: str) -> bool:
 
 
 def _note_closed(pattern: str, overlooked: Overlooked) -> None:
-    """Record unreadable folders that a pattern leads into, which `glob` ignores silently."""
+    """Record the unreadable folders on the path of a glob pattern, because `glob` skips them silently."""
     parts = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern)
     for i in range(1, len(parts)):
         if glob.has_magic(parts[i]):
@@ -238,7 +241,10 @@ def _note_closed(pattern: str, overlooked: Overlooked) -> None:
 
 
 def _as_named(source: str, overlooked: Overlooked) -> list[str]:
-    """Return the images of a folder, an archive, shards, or a folder in these; for a file, the file itself."""
+    """Return the images in a folder, an archive, shards, or a folder inside these.
+
+    If `source` is a single file, return it unchanged.
+    """
     if (stored := below_storage(source)) is not None:
         return _below(source, stored)
     if not Path(source).is_dir():

@@ -14,20 +14,20 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 Floats = npt.NDArray[np.floating[Any]]
 BINS = 15
 _RANGE, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)
-_PRIOR = 0.5  # prior standard deviation of ln T and of the strength: a few images must not make the fit certain
+_PRIOR = 0.5  # standard deviation of the priors of ln T and of the strength, which limit the influence of few images
 _EXACT = {"xatol": 1e-6}
-_NUMBERS = 2**18  # numbers of a table that are processed at a time, so that they stay in a core's cache
+_NUMBERS = 2**18  # entries of an array that are processed at a time; they fit into a core's cache
 
 
 def blocks(rows: int, width: int, numbers: int | None = None) -> Iterator[slice]:
-    """Return slices that divide the rows of a table into blocks for row-wise computations.
+    """Return slices that divide the rows of an array into blocks for row-wise computations.
 
     Blocks keep the memory for intermediate results small.
 
     Args:
         rows: number of rows.
-        width: numbers per row.
-        numbers: maximum numbers per block; None for the default.
+        width: entries per row.
+        numbers: maximum number of entries per block; None for the default.
     """
     size = max(1, (numbers or _NUMBERS) // max(width, 1))
     return (slice(start, start + size) for start in range(0, rows, size))
@@ -69,7 +69,7 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error (eq. 3): mean gap between confidence and accuracy, weighted by images."""
+        """Expected calibration error (eq. 3): mean gap between confidence and accuracy, bins weighted by images."""
         return float((self.counts * np.abs(self.accuracy - self.confidence)).sum() / self.counts.sum())
 
 
@@ -88,7 +88,7 @@ def confidence_at(probabilities: npt.NDArray[np.float32], power: float) -> npt.N
 
 
 def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray[np.int64]:
-    """Bin index of each confidence, from 0; bins are half-open intervals (low, high], as in the paper."""
+    """Return the bin index of each confidence, from 0. Bins are half-open intervals (low, high], as in the paper."""
     return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
@@ -98,7 +98,7 @@ class Calibration:
 
     Attributes:
         temperature: positive number that the logits are divided by.
-        strength: factor of the shift, which corrects for class frequencies that differ between training and the data.
+        strength: factor of the shift. The shift corrects for class frequencies that differ between training and use.
     """
 
     temperature: float
@@ -108,8 +108,8 @@ class Calibration:
 def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> float:
     """Fit the temperature T > 0 that calibrates held-out probabilities: softmax(logits / T) (sec. 4.2).
 
-    Minimises the log loss with a weak prior that T is near 1. Without the prior, a classifier that makes no mistake on
-    these images would become certain of everything.
+    T minimises the log loss with a weak prior that T is near 1. Without the prior, a classifier that makes no mistake
+    on these images would get a confidence of 1 for every image.
 
     Args:
         probabilities: (n, K), softmax of the logits at temperature 1.
@@ -122,13 +122,13 @@ def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> flo
 def most_rise(
     after: npt.NDArray[np.float64], before: npt.NDArray[np.float64], draws: int = 400, seed: int = 0
 ) -> float:
-    """Return the largest rise of the calibration error that chance explains, as a 97.5 % quantile.
+    """Return the largest increase of the calibration error that chance explains, as a 97.5 % quantile.
 
-    Even the right temperature can increase the calibration error of a finite sample. This simulates samples whose true
-    temperature is the fitted one.
+    Even the right temperature can increase the calibration error of a finite sample. The quantile comes from simulated
+    samples for which the fitted temperature is the right one.
 
     Args:
-        after: confidences at the temperature, (n,); simulated images are correct with these probabilities.
+        after: confidences at the fitted temperature, (n,). Simulated predictions are correct with these probabilities.
         before: confidences at temperature 1, (n,).
         draws: number of simulations.
         seed: seed of the simulations.
@@ -151,8 +151,9 @@ def calibrate(
     Args:
         logits: (n, K).
         labels: true classes (n,), or class indicators (n, K), in which case each class is a binary decision.
-        shift: number that is added to each class's logit, (K,), multiplied by the strength. The strength stays 1 if the
-            shift has no effect: if it is equal for all classes of labels (n,), or 0.
+        shift: number that is multiplied by the strength and added to the logit of each class, (K,). The strength stays
+            1 if the shift has no effect. This is the case for a shift of 0, and for an equal shift of all classes with
+            labels (n,).
         weights: weight of each image, (n,); None weights all equally.
     """
     image_weights = np.ones(len(labels)) if weights is None else weights
@@ -173,9 +174,10 @@ def calibrate(
 
 
 def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Invert the softmax, or the sigmoid if `labels` are (n, K): convert probabilities (n, K) to logits (n, K).
+    """Convert probabilities (n, K) to logits (n, K).
 
-    Logits of a softmax are determined only up to a constant per row.
+    This inverts the softmax for labels (n,), and the sigmoid for class indicators (n, K). Logits of a softmax are
+    determined only up to a constant per row.
     """
     exact = np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny)
     if labels.ndim == 1:
@@ -184,7 +186,7 @@ def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArra
 
 
 def to_probabilities(logits: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return probabilities (n, K) of logits: by softmax for labels (n,), by sigmoid for class indicators (n, K)."""
+    """Convert logits to probabilities (n, K), by softmax for labels (n,) and by sigmoid for class indicators (n, K)."""
     return np.asarray(softmax(logits, axis=1) if labels.ndim == 1 else expit(logits), dtype=np.float32)
 
 

@@ -1,13 +1,14 @@
-"""Are today's images those that a model was made for? Tests against the validation images of its training.
+"""Test whether new images differ from the validation images of a model (data drift).
 
-A model folder records what the model made of its validation images (`inference.trust`): the predicted classes, the
-confidences, and the scores by which unfamiliar images are recognised. Each is compared with that of today's images by a
-two-sample test. If both sets of images come about in the same way, a test has a p-value of at most a with a
-probability of at most a. With several tests, the p-values are adjusted (Holm 1979), so that any of them is significant
-at a level with a probability of at most this level, however the tests depend on each other.
+A model folder records three kinds of values for the validation images (`inference.trust`): predicted classes,
+confidences, and scores for unfamiliar images. A two-sample test compares each kind with the values of the new images.
 
-This holds for one comparison of independent images. Many pictures of one scene, or a comparison every day, raise false
-alarms more often.
+If both sets of images come from the same distribution, the p-value of one test is at most a with a probability of at
+most a. The p-values of several tests are adjusted by the method of Holm (1979). Then the probability that any adjusted
+p-value is at most a is at most a, however the tests depend on each other.
+
+These probabilities apply to one comparison of independent images. Many pictures of one scene, or a comparison every
+day, cause more false alarms.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vitkit.inference.unknown import Seen
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 LEVEL = 0.05
-_DRAWS = 9_999  # random divisions in the test of class shares
+_DRAWS = 9_999  # random permutations in the test of class shares
 _TITLES = {
     "classes": "predicted classes",
     "confidence": "confidence",
@@ -38,12 +39,12 @@ _TITLES = {
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """How n images look to a model.
+    """The predictions and scores of a model for n images, which drift tests compare.
 
     Attributes:
-        predicted: the most probable class, (n,).
+        predicted: the most probable class of each image, (n,).
         doubt: 1 minus the probability of this class, (n,).
-        scores: scores of how unfamiliar the images are, (n,) each, by name; empty if the model has none.
+        scores: scores for unfamiliar images by name, (n,) each; higher is less familiar. Empty if the model has none.
     """
 
     predicted: Ints
@@ -52,21 +53,21 @@ class Looks:
 
     @classmethod
     def of_validation(cls, trust: Trust) -> Looks:
-        """Return what a model folder records about the validation images."""
+        """Return the values of the validation images, as recorded in a model folder."""
         unknown = trust.unknown
         scores = {} if unknown is None else dict(zip(_names(trust), unknown.known, strict=True))
         return cls(trust.held_out.predicted, trust.held_out.doubt, scores)
 
     @classmethod
     def of(cls, trust: Trust, probabilities: npt.NDArray[np.float32], seen: Seen) -> Looks:
-        """Return how images look with these probabilities (n, K), features and logits."""
+        """Compute the values of images from their probabilities (n, K), features and logits."""
         unknown = trust.unknown
         scores = {} if unknown is None else {str(score.method): score.of(seen) for score in unknown.scores}
         return cls(probabilities.argmax(axis=1).astype(np.int64), doubt_of(probabilities), scores)
 
     @classmethod
     def joined(cls, parts: Sequence[Looks]) -> Looks:
-        """Join the images of several parts."""
+        """Concatenate the values of several sets of images."""
         if not parts:
             return cls(np.empty(0, np.int64), np.empty(0), {})
         predicted, doubt = (np.concatenate([getattr(part, name) for part in parts]) for name in ("predicted", "doubt"))
@@ -74,7 +75,7 @@ class Looks:
         return cls(predicted, doubt, scores)
 
     def at(self, rows: npt.NDArray[Any]) -> Looks:
-        """Return the images at these indices, or where a mask is true."""
+        """Return the values of the images at these indices, or of those where a mask is true."""
         return Looks(self.predicted[rows], self.doubt[rows], {name: s[rows] for name, s in self.scores.items()})
 
     def __len__(self) -> int:
@@ -87,13 +88,13 @@ def _names(trust: Trust) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DriftTest:
-    """A test of whether two sets of images look the same.
+    """The result of one two-sample test between earlier and new images.
 
     Attributes:
         name: `classes`, `confidence`, or the name of a score.
         p: the p-value of this test alone.
         adjusted: the p-value adjusted for all tests of the comparison.
-        before, now: what was compared, in words.
+        before, now: a summary of the compared values in words, for the earlier and the new images.
     """
 
     name: str
@@ -104,18 +105,18 @@ class DriftTest:
 
     @property
     def title(self) -> str:
-        """What is compared."""
+        """Name of the compared values, in words."""
         return _TITLES[self.name]
 
 
 def compare_looks(before: Looks, now: Looks, classes: Sequence[str], seed: int = 0) -> tuple[DriftTest, ...]:
-    """Test whether images look as others do.
+    """Test whether new images differ from earlier ones in predicted classes, confidence or scores.
 
     Args:
-        before: the images of the past.
-        now: the images of today.
+        before: the values of the earlier images.
+        now: the values of the new images.
         classes: the names of the classes.
-        seed: seed of the random divisions by which class shares are tested.
+        seed: seed of the permutation test of class shares.
     """
     first, second = (np.bincount(looks.predicted, minlength=len(classes)) for looks in (before, now))
     rows = [("classes", _p_of_shares(first, second, seed=seed), _shares_in_words(first, second, classes))]
@@ -128,7 +129,7 @@ def compare_looks(before: Looks, now: Looks, classes: Sequence[str], seed: int =
 
 
 def _p_of_shares(before: Ints, now: Ints, *, seed: int) -> float:
-    """Return the p-value of equal shares by Pearson's statistic, under random divisions of all images."""
+    """Return the p-value of a permutation test for equal class shares, with Pearson's chi-squared statistic."""
     both = before + now
     there = both > 0
     n, expected = int(now.sum()), now.sum() * both / max(int(both.sum()), 1)
@@ -156,14 +157,14 @@ def _holm(p: Floats) -> Floats:
 
 
 def _shares_in_words(before: Ints, now: Ints, classes: Sequence[str]) -> tuple[str, str]:
-    """Describe the share of the class whose share differs most."""
+    """Describe both shares of the class whose share changed most."""
     shares = [counts / max(int(counts.sum()), 1) for counts in (before, now)]
     k = int(np.abs(shares[1] - shares[0]).argmax())
     return f"{classes[k]} {shares[0][k]:.1%}", f"{classes[k]} {shares[1][k]:.1%}"
 
 
 def _values_in_words(name: str, before: Floats, now: Floats) -> tuple[str, str]:
-    """Describe the medians of confidences, or how many scores are beyond 95 % of those of the past."""
+    """Describe the median confidences, or the fractions of scores above the 95 % quantile of the earlier scores."""
     if name == "confidence":
         first, second = (f"median {1 - float(np.median(values)):.3f}" for values in (before, now))
         return first, second
@@ -173,6 +174,6 @@ def _values_in_words(name: str, before: Floats, now: Floats) -> tuple[str, str]:
 
 
 def shares_of(looks: Looks, classes: Sequence[str]) -> dict[str, float]:
-    """Return the fraction of images that each class is predicted for."""
+    """Return for each class, by name, the fraction of images for which it is predicted."""
     counts = np.bincount(looks.predicted, minlength=len(classes))
     return dict(zip(classes, (counts / max(len(looks), 1)).tolist(), strict=True))

@@ -30,7 +30,7 @@ def embed(
     Args:
         classifier: classifier whose features determine the layout.
         evaluation: evaluation of the images.
-        root: folder or storage that the paths are relative to.
+        root: folder or storage that the paths of the evaluation are relative to.
         progress: called with the number of images done and the total.
         seed: seed of the choice of images and of t-SNE.
 
@@ -46,7 +46,7 @@ def embed(
     paths = (root / evaluation.paths[i] for i in chosen)
     stream = classifier.embed(paths, precision=classifier.precision)  # as for predictions
     for done, (i, (_, outcome)) in enumerate(zip(chosen.tolist(), stream, strict=True), start=1):
-        if not isinstance(outcome, str):  # the file may have become unreadable
+        if not isinstance(outcome, str):  # a string is the reason why the file has become unreadable
             kept.append(i)
             features.append(outcome)
         progress(done, len(chosen))

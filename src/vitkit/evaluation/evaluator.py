@@ -1,11 +1,12 @@
 """Evaluate a classifier on labelled images.
 
-Figures are based on the labels that the images had before a model proposed other ones. If people accept a model's
-proposals for test images, the test labels drift towards the model's predictions: in a simulation with random labels,
-accuracy rose from 0.19 to 0.76 within three rounds. Therefore an evaluation uses the earlier labels and includes images
-that were excluded because of a proposal. The figure with the current labels is reported second
-(docs/decisions/0028-label-files.md). Leaving out all images with a proposal would not be fair either: the rest are
-images that the model already classifies correctly.
+An evaluation uses the labels that the images had before a model proposed other ones. It includes images that were
+excluded because of a proposal. The figures with the current labels are reported second
+(docs/decisions/0028-label-files.md).
+
+The reason is that test labels drift towards the model's predictions when people accept the model's proposals. In a
+simulation with random labels, accuracy rose from 0.19 to 0.76 within three rounds. Leaving out all images with a
+proposal would bias the figures as well, because the model already classifies the remaining images correctly.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.system.files import empty_array
 
-Outcomes = Mapping[str, npt.NDArray[np.float32] | str]  # by path: the row of `assess`, or why there is none
+Outcomes = Mapping[str, npt.NDArray[np.float32] | str]  # by path: a result of `assess`, or why there is none
 
 
 def evaluate(
@@ -38,12 +39,12 @@ def evaluate(
 ) -> Evaluation:
     """Run the classifier on every image of a split, or of all splits if `split` is `all`.
 
-    Classes of the table and of the classifier are matched by name. With `outcomes`, which were computed elsewhere, the
+    Classes of the table and of the classifier are matched by name. If the predictions are passed as `outcomes`, the
     classifier is not run.
 
     Raises:
-        VitkitError: the split does not exist or has no readable image; the images have a class that the classifier does
-            not know; or images have several classes each and the classifier predicts only one.
+        VitkitError: the split does not exist or has no readable image; an image has a class that the classifier does
+            not know; or the images have several classes each but the classifier predicts only one.
         UnansweredError: a predicted probability is not finite.
     """
     if classifier.task == "single":
@@ -82,11 +83,13 @@ def _predict(
     progress: Callable[[int, int], None] | None,
     computed: Outcomes | None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, list[int], dict[str, str]]:
-    """Predict the class probabilities of all rows that can be read.
+    """Predict the class probabilities of all readable images.
 
     Returns:
-        The probabilities (n, K), the values `unknown` (n,) if the classifier has a score for them, the indices of the n
-        rows that were predicted, and by path the reason why another row could not be read.
+        - Class probabilities, (n, K).
+        - `Evaluation.unknown`, (n,); None if the classifier has no score for unknown images.
+        - Indices of the n rows that could be predicted.
+        - Reasons why the other rows could not be predicted, by path.
     """
     answered: list[int] = []
     unreadable: dict[str, str] = {}
@@ -137,13 +140,13 @@ def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class ProposalEvaluation:
-    """Two evaluations: with the labels before any model's proposal, and with the current labels.
+    """An evaluation with the labels before any model's proposal, and one with the current labels.
 
     Attributes:
-        before: evaluation with the labels before the first proposal. If no image has such a label, it uses the current
-            labels.
+        before: evaluation with the labels before the first proposal. If no image has such a label, `before` uses the
+            current labels.
         now: evaluation with the current labels; None if no model proposed any label.
-        proposals: proposals that concern the evaluated images.
+        proposals: proposals for the evaluated images.
     """
 
     before: Evaluation
@@ -163,9 +166,9 @@ def evaluate_before(
     progress: Callable[[int, int], None] | None = None,
     outcomes: Outcomes | None = None,
 ) -> ProposalEvaluation:
-    """Evaluate with the labels before models proposed others, and with the current labels.
+    """Evaluate with the labels before any model's proposal, and with the current labels.
 
-    Images that were excluded because of a proposal are included in the first of the two evaluations.
+    The evaluation with the earlier labels includes images that were excluded because of a proposal.
 
     Args:
         classifier: classifier to evaluate.
@@ -173,7 +176,7 @@ def evaluate_before(
         split: split of the table, or `all`.
         proposals: labels that models proposed; proposals for images of other splits are ignored.
         progress: called with the number of images done and the total.
-        outcomes: what was computed for the images, if it was computed elsewhere.
+        outcomes: predictions for the images of `evaluated_images`, if they were computed before.
 
     Raises:
         VitkitError: see `evaluate`.
@@ -201,7 +204,7 @@ def evaluate_before(
 
 
 def evaluated_images(table: ImageTable, split: str, proposals: Sequence[Proposal]) -> ImageTable:
-    """Return the images that `evaluate_before` runs the classifier on; those that were left out have any label."""
+    """Return the images that `evaluate_before` runs the classifier on. Excluded images get a placeholder label."""
     rows = table if split == "all" else table.of_split(split)
     left_out = _left_out(table, split, proposals) if len(rows) else []
     return replace(
@@ -218,7 +221,7 @@ def _left_out(table: ImageTable, split: str, proposals: Sequence[Proposal]) -> l
 
 
 def _relabelled(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluation:
-    """Return the evaluation with other labels for some images. Classes that the model does not know are added."""
+    """Replace the labels of some images, by path. Classes that the model does not know are added."""
     names = {path: evaluation.task.names_in(label_of[path]) for path in evaluation.paths if path in label_of}
     evaluation = evaluation.with_classes(
         sorted({name for each in names.values() for name in each} - set(evaluation.classes))
@@ -238,11 +241,11 @@ def proposal_figures(evaluated: ProposalEvaluation, seen: Mapping[str, str] | No
     """Summarise the proposals of models (`proposed`) and the main figures with the current labels (`with_proposals`).
 
     Args:
-        evaluated: evaluation with both sets of labels.
-        seen: role by path of the images that the weights had seen, which do not count; None if this is unknown.
+        evaluated: evaluations with both sets of labels.
+        seen: role by path of the images that the weights had seen, which are excluded; None if this is unknown.
 
     Returns:
-        Two entries of evaluation.json; an empty dictionary if no label of these images was proposed by a model.
+        The two entries of evaluation.json; an empty dictionary if no model proposed a label for these images.
     """
     if evaluated.now is None:
         return {}

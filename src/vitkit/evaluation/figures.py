@@ -1,11 +1,11 @@
 """Compute all figures of an evaluation, as in evaluation.json, with confidence intervals for the main ones.
 
-The figures exclude images that the weights had seen, that is, images that they were trained on or selected by. They
-also list what was chosen on the evaluated images, since figures on such images are too good.
+The figures exclude images that the weights had seen, that is, images that the weights were trained on or selected by.
+The entry `chosen_on` lists choices that were made on the evaluated images, because figures on such images are too good.
 
-For models trained on very unequal classes, accuracy and recall are computed for two operating points: class frequencies
-as in training, and equal frequencies. The logits of the two differ only by the logarithms of the class frequencies, so
-one evaluation gives both.
+If class frequencies in training were very unequal, accuracy and recall are computed for two operating points: class
+frequencies as in training, and equal frequencies. The logits of the two differ only by the logarithms of the class
+frequencies, so one evaluation gives both.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _intervals(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
-    """Return the areas under each class's ROC and precision-recall curve, one-vs-rest; None where undefined."""
+    """Return the areas under the ROC and precision-recall curves of each class, one-vs-rest; None where undefined."""
     areas: dict[str, dict[str, float | None]]
     areas = {name: {"roc_auc": None, "average_precision": None} for name in evaluation.classes}
     for i, ranking in evaluation.rankings.items():
@@ -82,10 +82,10 @@ def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
 
 
 class Rise(NamedTuple):
-    """Increase of the calibration error by the temperature, compared with temperature 1.
+    """The increase of the calibration error by the model's temperature, compared with temperature 1.
 
     Attributes:
-        by: calibration error minus that at temperature 1.
+        by: calibration error at the model's temperature minus that at temperature 1.
         is_chance: whether chance explains the increase.
     """
 
@@ -94,7 +94,7 @@ class Rise(NamedTuple):
 
 
 def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise | None:
-    """Compare the calibration error with that at temperature 1; None unless the temperature made it larger."""
+    """Compare the calibration error with that at temperature 1; None unless the temperature increased the error."""
     if numbers["ece"] is None:
         return None
     by = numbers["ece"] - numbers["ece_before_temperature"]
@@ -113,9 +113,9 @@ def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
 
 
 def _zero_shot_templates(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the templates of a model that knows its classes only by name; empty if it learned from photographs.
+    """Return the prompt templates of a zero-shot classifier; empty if the model learned its classes from images.
 
-    Such a model is a zero-shot classifier, or a run in which no epoch was better than its zero-shot start.
+    A run in which no epoch was better than the zero-shot start also counts as a zero-shot classifier.
     """
     if "templates" in provenance:
         return tuple(provenance["templates"])
@@ -124,22 +124,21 @@ def _zero_shot_templates(provenance: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def by_name(provenance: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the entry `zero_shot` of evaluation.json, if the model knows its classes only by name.
-
-    It lists the templates.
-    """
+    """Return the entry `zero_shot` of evaluation.json: the prompt templates; empty unless the model is zero-shot."""
     templates = _zero_shot_templates(provenance)
     return {"zero_shot": list(templates)} if templates else {}
 
 
 def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Return an entry for a page that describes the templates, if the model knows its classes only by name."""
+    """Return an entry for a page that describes the prompt templates; empty unless the model is zero-shot."""
     templates = ", ".join(map(repr, _zero_shot_templates(provenance)))
     return {"zero-shot": f"by the class names alone, as {templates}"} if templates else {}
 
 
 def chosen_of_model(split: str, provenance: Mapping[str, Any], task: Task) -> tuple[str, ...]:
-    """Describe what was selected for a model with the images of a split: by its run, and if it averages several.
+    """Describe the choices that were made for a model on the images of a split; empty except for validation images.
+
+    These are the choices of the model's run (`chosen_on`), and the choice of runs if the model averages several runs.
 
     Args:
         split: train, val, test or all.
@@ -152,9 +151,9 @@ def chosen_of_model(split: str, provenance: Mapping[str, Any], task: Task) -> tu
 
 
 def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
-    """Describe what a run selected with the images of a split, such as its epoch; empty except for validation images.
+    """Describe the choices that a run made on the images of a split; empty except for validation images.
 
-    Each description includes the figure that decided, as in `epoch by val_acc`.
+    Each description names the choice and the figure that decided, as in `epoch by val_acc`.
 
     Args:
         split: train, val, test or all.
@@ -179,12 +178,12 @@ def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) 
     return tuple(chosen)
 
 
-AVERAGE = "average"  # key of the provenance with the runs whose weights were averaged
-WISE_FT = "wise_ft"  # key of the provenance with the weights between start and end that were tried
+AVERAGE = "average"  # key of the provenance for the runs whose weights were averaged
+WISE_FT = "wise_ft"  # key of the provenance for the mixtures of initial and fine-tuned weights that were tried
 
 
 def wise_ft_in_words(record: Mapping[str, Any]) -> str:
-    """Describe in a line which weights between the start and the end of a fine-tuning were tried, and the choice.
+    """Describe in one line which mixtures of initial and fine-tuned weights were tried, and which was chosen.
 
     Args:
         record: the entry `wise_ft` of the provenance and of evaluation.json.
@@ -206,20 +205,20 @@ def wise_ft_in_words(record: Mapping[str, Any]) -> str:
     )
 
 
-BALANCE = "balance"  # key of the provenance with the result of balanced training
+BALANCE = "balance"  # key of the provenance for the result of balanced training
 SHARES = {"data": "as frequent as in training", "uniform": "all alike"}
 
 
 def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return accuracy, balanced accuracy and recall per class for both class priors.
+    """Return accuracy, balanced accuracy and recall per class, for both class priors of `SHARES`.
 
     Args:
         evaluation: evaluation of the model with the prior that was chosen for it.
         balance: entry `balance` of the model's provenance; None if there is none.
 
     Returns:
-        None if the training images were hardly unbalanced, if there is no record of them, or if images may have several
-        classes.
+        The figures by prior, and the prior that was chosen. None if the training classes were hardly unbalanced, if
+        their frequencies are not recorded, or if images may have several classes.
     """
     if balance is None or isinstance(evaluation, MultiEvaluation):
         return None
@@ -266,17 +265,18 @@ DOUBTS: dict[LookedFor, str] = {
 
 
 def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run: bool) -> tuple[dict[str, str], str]:
-    """Find the images of a split, or of `all`, that the weights had seen.
+    """Find the images of a split that must be excluded because the weights had seen them.
 
     Args:
-        record: record of the pictures that the weights were trained on.
+        record: record of the pictures that the weights were trained on or selected by.
         table: images.
         split: split to check, or `all`.
-        is_of_run: whether these are the run's own images; its validation images were then used to choose the weights.
+        is_of_run: whether the images belong to the run that trained the weights. Images of its `val` split are then
+            excluded only if the weights were trained on them.
 
     Returns:
-        Role (train or val) by path of these images, and the reason why there may be more of them. The reason is empty
-        if all were found.
+        The role (train or val) of each excluded image by path, and the reason why more images may have been seen. The
+        reason is empty if the search was complete.
     """
     rows = table if split == "all" else table.of_split(split)
     rows, overlap = look_up(record, rows)
@@ -285,7 +285,11 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
 
 
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
-    """Return the images, with their role, that must not count in the figures of a split."""
+    """Return the images that must be excluded from the figures of a split, with their roles.
+
+    Images that the weights were trained on are excluded. Images that the weights were selected by are also excluded,
+    except in the `val` split. With `BY_FOLDS`, no images are excluded.
+    """
     invalid = {"val": ("train",), BY_FOLDS: ()}.get(split, ("train", "val"))
     return {path: role for path, role in roles.items() if role is not None and role in invalid}
 
@@ -297,7 +301,7 @@ def all_figures(
     about: Mapping[str, Any] | None = None,
     doubt: str = "",
 ) -> dict[str, Any]:
-    """Compute the content of evaluation.json: figures of the images that count, what was seen, and the headline.
+    """Compute the content of evaluation.json: figures without images that the weights had seen, `seen` and `headline`.
 
     Args:
         evaluation: evaluation of all images.
@@ -305,7 +309,7 @@ def all_figures(
         provenance: provenance of the model, which records balancing, zero-shot templates and mixed weights.
         about: further entries of the file: how the predictions were computed (`Classifier.computation`), and which of a
             run's images have changed (`Changes.to_dict`).
-        doubt: why the weights may have seen more of the images than `seen` lists; empty if they have not.
+        doubt: why the weights may have seen more of the images than `seen` lists; empty if `seen` is complete.
     """
     counted = unseen_part(evaluation, seen)
     numbers = figures(evaluation) | _NO_FIGURES if counted is None else figures(counted)
@@ -322,7 +326,7 @@ def all_figures(
     return {**numbers, "headline": headline_of(numbers).to_dict()}
 
 
-# Figures that cannot be given if the weights had seen all images.
+# The figures if the weights had seen all images, so that none can be computed.
 _NO_FIGURES: dict[str, Any] = {
     **{name: None for task in TASKS for name in METRICS[task]},
     **dict.fromkeys(("roc_auc", "average_precision", "ece_before_temperature")),
@@ -334,17 +338,17 @@ _NO_FIGURES: dict[str, Any] = {
 def unseen_part(evaluation: Evaluation, seen: Mapping[str, Any] | None) -> Evaluation | None:
     """Remove the images that the weights had seen from an evaluation; None if no image is left.
 
-    Nothing is removed from an evaluation of the training split, all of whose images were seen.
+    Nothing is removed from an evaluation of the training split, because all of its images were seen.
 
     Args:
         evaluation: evaluation of all images.
-        seen: images that the weights had seen, by path; None if unknown, in which case nothing is removed.
+        seen: images that the weights had seen, by path. None means unknown; nothing is removed then.
     """
     return evaluation if evaluation.split == "train" or not seen else without(evaluation, seen)
 
 
 def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluation:
-    """Restrict an evaluation to the images that count in its figures; if none counts, return all.
+    """Remove the images that the figures of an evaluation exclude; if all are excluded, return all.
 
     Args:
         evaluation: evaluation of all images.
@@ -355,7 +359,9 @@ def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluati
 
 
 def _seen_figures(evaluation: Evaluation, seen: Mapping[str, str] | None, doubt: str = "") -> dict[str, Any]:
-    """Return the entry `seen`; if some images were seen, also the main figures `with_seen` and `without_seen`.
+    """Return the entry `seen` of evaluation.json.
+
+    If the weights had seen some images, the main figures are added as `with_seen` and `without_seen`.
 
     Args:
         evaluation: evaluation of all images.
@@ -401,7 +407,7 @@ def without(evaluation: Evaluation, paths: Mapping[str, Any]) -> Evaluation | No
 
 
 def describe(numbers: Mapping[str, Any]) -> str | None:
-    """Describe in a sentence which images the weights had seen; None if there are none."""
+    """Describe in a sentence which images the weights had seen; None if they had seen none."""
     seen = numbers.get("seen")
     if not seen or not seen["images"]:
         return None

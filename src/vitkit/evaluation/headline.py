@@ -1,7 +1,8 @@
 """The headline figure of an evaluation, with the caveats that a reader must know.
 
-The terminal, evaluation.json, the report, `compare`, `lab`, the studio, the model card and the Python results all use
-`headline_of`, so that none of them shows a more flattering figure. This module loads neither numpy nor torch.
+All outputs use `headline_of`, so that none of them shows a more flattering figure: the terminal, evaluation.json, the
+report, `compare`, `lab`, the studio, the model card and the Python results. Importing this module loads neither numpy
+nor torch.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text, listed, plural
 
-BY_FOLDS = "cross-validated"  # in place of a split, if each training image tested a model without it
+BY_FOLDS = "cross-validated"  # used as the split if each training image tested a model that was trained without it
 Kind = Literal["seen", "trained_on", "of_folds", "proposed", "changed", "chosen_on", "zero_shot", "tta", "precision"]
 
 
 @dataclass(frozen=True)
 class Caveat:
-    """A reason why a figure means less than it seems to.
+    """A limitation of a figure that its reader must know.
 
     Attributes:
         kind: one of these:
 
             - `seen`: the weights were, or may have been, trained on some of the images or selected by them;
             - `trained_on`: the images are training images;
-            - `of_folds`: the figure is of the models of a cross-validation's folds, not of the final model, which was
-              trained on all images;
-            - `proposed`: models proposed other labels for some images, and the figure uses the earlier ones;
-            - `changed`: some of the run's images have changed since;
-            - `chosen_on`: something was chosen on these images;
+            - `of_folds`: the figure describes the models of cross-validation folds, while the final model was trained
+              on all images;
+            - `proposed`: models proposed other labels for some images, and the figure uses the earlier labels;
+            - `changed`: some of the run's images have changed since the training;
+            - `chosen_on`: a choice, such as that of the epoch, was made on these images;
             - `zero_shot`: the predictions are based on class names alone;
             - `tta`: the probabilities are means over several views of each image;
             - `precision`: the predictions were not computed in float32.
@@ -43,16 +44,15 @@ class Caveat:
 
 @dataclass(frozen=True)
 class Headline:
-    """Main figure of a run or an evaluation.
+    """The main figure of a run or an evaluation.
 
     Attributes:
         figure: `accuracy`, or `exact match` if an image may have several classes.
-        value: value of the figure, 0 to 1; None if the weights had seen every image, so that no figure can be given.
+        value: value of the figure, 0 to 1; None if the weights had seen every image.
         interval: 95 % confidence interval; None if there is none.
         images: number of images that the figure is based on.
-        split: split that they belong to: train, val, test or all; `BY_FOLDS` for training images, each of which tested
-            a model that was trained without it.
-        caveats: what a reader must know before believing the figure.
+        split: split of these images: train, val, test, all or `BY_FOLDS`.
+        caveats: limitations that a reader of the figure must know.
         folds: number of folds if the figure is the mean of a cross-validation, else 0.
     """
 
@@ -82,7 +82,7 @@ class Headline:
         return f"{self.figure} {self.value:.4f} on {self.described}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figure in plain JSON types."""
+        """Return all attributes in plain JSON types, as in evaluation.json."""
         return {
             "figure": self.figure,
             "value": self.value,
@@ -97,7 +97,7 @@ class Headline:
 def headline_of(numbers: Mapping[str, Any]) -> Headline:
     """Return the headline figure of an evaluation.
 
-    Images that the weights had seen do not count, unless the evaluated split is the training split.
+    The figure excludes images that the weights had seen, unless the evaluated split is the training split.
 
     Args:
         numbers: content of evaluation.json or folds.json.
@@ -117,7 +117,9 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
 
 
 def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the main figures and `intervals_95` of the images that count; empty if the weights had seen every image.
+    """Return the main figures and `intervals_95` without images that the weights had seen; empty if no image is left.
+
+    Figures of the training split and of a cross-validation are returned unchanged.
 
     Args:
         numbers: content of evaluation.json. In files of earlier versions, the main figures include seen images.
@@ -158,7 +160,7 @@ def _of_folds(numbers: Mapping[str, Any]) -> Headline:
 
 
 def _of_final(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
-    """Yield what the figures of folds say about the final model."""
+    """Yield the caveat that the figures of folds do not test the final model; nothing if there is no final model."""
     if final := numbers.get("final"):
         every = plural(final["images"], "image", "images")
         yield Caveat(
@@ -176,13 +178,13 @@ def _is_of_training(numbers: Mapping[str, Any]) -> bool:
 
 
 def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
-    """Yield every caveat, the most serious first. To add a kind, add an entry here and in `Kind`."""
+    """Yield every caveat of an evaluation, the most serious first. A new kind needs an entry here and in `Kind`."""
     if numbers["split"] == BY_FOLDS:
         yield Caveat("of_folds", "each tested a head that was trained without it; the model's head was trained on all")
     if _is_of_training(numbers):
         yield Caveat("trained_on", "training images: the figure says nothing about others")
     elif seen := _seen(numbers):
-        # evaluation.json of earlier versions has no `with_seen`: its main figures are of all images.
+        # In evaluation.json of earlier versions, `with_seen` is missing, and the main figures describe all images.
         with_them = numbers.get("with_seen", numbers)["accuracy"]
         if numbers["without_seen"] is None:
             had = f"the weights had seen all {seen} {'' if numbers['split'] == 'all' else numbers['split'] + ' '}images"
@@ -214,7 +216,7 @@ def _of_proposals(proposed: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
-    """Describe in a sentence how many labels models proposed; None if they proposed none.
+    """Describe in a sentence how many labels were proposed by models; None if there are none.
 
     Args:
         numbers: content of evaluation.json.

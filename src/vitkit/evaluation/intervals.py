@@ -1,11 +1,17 @@
-"""Compute 95 % confidence intervals for the figures of an evaluation; their coverage was checked by simulation.
+"""Compute 95 % confidence intervals for the figures of an evaluation.
 
-An interval covers the value that the figure would have on an unlimited number of images of the same kind. Its ends are
-computed as Clopper and Pearson (1934) do for a proportion: one imaginary image is added, as good as possible for the
-upper end and as bad as possible for the lower one. The end is a quantile of the figure if all images have random
-weights (Dirichlet weights: Rubin 1981; for means of bounded values Gaffke 2005). The distribution is approximated by
-the beta distribution with the same mean and variance, which is exact for a proportion. If images come in groups, the
-groups have the random weights, and a whole imaginary group is added.
+An interval covers the value that the figure would have on an unlimited number of images of the same kind. The method
+generalises the interval of Clopper and Pearson (1934) for a proportion:
+
+1. One imaginary image is added: the best possible image for the upper end, the worst possible image for the lower end.
+2. All images get random Dirichlet weights, so the figure has a distribution (Rubin 1981; for means of bounded values
+   Gaffke 2005).
+3. The distribution is approximated by the beta distribution with the same mean and variance. For a proportion, this is
+   exact.
+4. The end of the interval is a quantile of the beta distribution.
+
+If images come in groups, each group has one random weight, and a whole imaginary group is added. The coverage of the
+intervals was checked by simulation (benchmarks/coverage.py).
 """
 
 from __future__ import annotations
@@ -26,8 +32,8 @@ Ints = npt.NDArray[np.int64]
 Interval = tuple[float, float]
 TAIL = 0.025
 MOST_BRIER = 2.0
-_CONFIDENT = 0.9  # quantile of the images' losses if the second most probable class were true
-_SHARED = 1.4  # factor of margins: folds vary more than independent images, as they share training images
+_CONFIDENT = 0.9  # quantile of the losses that images would have if their second most probable class were true
+_SHARED = 1.4  # factor of margins for folds, which are not independent because they share training images
 _MOST = {"loss": np.inf, "brier": MOST_BRIER}  # highest value of a figure; 1 for all others
 
 
@@ -38,8 +44,8 @@ class Units:
     Attributes:
         group: number of each image's unit, counting from 0, (n,).
         count: number of units.
-        imagined: number of images in the imaginary unit: one, or for groups, the mean over images of the size of their
-            group.
+        imagined: number of images in the imaginary unit. It is 1 if each image is a unit; for groups, it is the size of
+            an image's group, averaged over images.
     """
 
     group: Ints
@@ -55,7 +61,7 @@ class Units:
         return cls(group, len(sizes), float((sizes**2).sum() / images))
 
     def variance(self, influence: Floats, imagined: float, least: float = 0.0) -> float:
-        """Variance of a figure under random weights of the units.
+        """Return the variance of a figure under random weights of the units.
 
         Args:
             influence: influence of each image on the figure, (n,).
@@ -78,8 +84,8 @@ class Units:
 def intervals(evaluation: Evaluation) -> dict[str, Interval]:
     """Return the 95 % confidence intervals of all figures that have one, by name (docs/guide/evaluation.md).
 
-    They cover the figures on an unlimited number of such images; the interval of the calibration error covers its
-    average over samples of the same size. Variation between trainings is not included.
+    The intervals cover the figures on an unlimited number of such images. The calibration error is an exception: its
+    interval covers the average over samples of the same size. Variation between trainings is not included.
     """
     n = len(evaluation.labels)
     units = Units.of(n, np.array(evaluation.groups) if evaluation.groups else None)
@@ -90,14 +96,14 @@ def intervals(evaluation: Evaluation) -> dict[str, Interval]:
 def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     """Return 95 % confidence intervals of the figures of a cross-validation, in which each image is tested once.
 
-    They cover the average figure of such trainings on an unlimited number of such images. They include two sources of
-    variance besides the images. First, folds may differ by more than their images explain, because trainings differ.
-    Second, folds are not independent, since they share training images. No unbiased estimator of the second variance
-    exists (Bengio and Grandvalet 2004), so every margin is increased by two fifths, which is enough according to
-    simulations (benchmarks/coverage.py).
+    The intervals cover the average figure of such trainings on an unlimited number of such images. They include two
+    sources of variance in addition to the images. First, folds may differ by more than their images explain, because
+    trainings differ. Second, folds are not independent, because they share training images. No unbiased estimator of
+    the second variance exists (Bengio and Grandvalet 2004). Therefore every margin is increased by two fifths, which is
+    enough according to simulations (benchmarks/coverage.py).
 
     Args:
-        folds: one evaluation per fold, of the images that its model was not trained on.
+        folds: one evaluation per fold, of images that the model of the fold was not trained on.
     """
     whole = pooled(folds)
     task = whole.task.name
@@ -123,49 +129,50 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
 
 
 def accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Interval of `accuracy`, which is the exact match if an image may have several classes."""
+    """Return the 95 % confidence interval of `accuracy`, which is the exact match for several classes per image."""
     is_right = evaluation.labels == evaluation.predicted
     return mean_interval((is_right if is_right.ndim == 1 else is_right.all(axis=1)).astype(np.float64), 1.0, units)
 
 
 def hamming_loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Interval of `hamming_loss`."""
+    """Return the 95 % confidence interval of `hamming_loss`."""
     is_same = evaluation.labels == evaluation.predicted
     return mean_interval(1 - is_same.mean(axis=1), 1.0, units)
 
 
 def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Interval of `balanced_accuracy`."""
+    """Return the 95 % confidence interval of `balanced_accuracy`."""
     return balanced_accuracy_interval(evaluation.labels, evaluation.predicted, units)
 
 
 def macro_f1_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Interval of `macro_f1`."""
+    """Return the 95 % confidence interval of `macro_f1`."""
     return macro_f1_interval(evaluation.labels, evaluation.predicted, units)
 
 
 def brier_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Interval of `brier`."""
+    """Return the 95 % confidence interval of `brier`."""
     return mean_interval(evaluation.briers, MOST_BRIER, units)
 
 
 def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Interval of `ece`."""
+    """Return the 95 % confidence interval of `ece`."""
     confidence = evaluation.probabilities.max(axis=1).astype(np.float64)
     return calibration_interval(confidence, evaluation.labels == evaluation.predicted, units)
 
 
 def top5_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Interval of `top5_accuracy`."""
+    """Return the 95 % confidence interval of `top5_accuracy`."""
     return mean_interval(evaluation.is_among(5).astype(np.float64), 1.0, units)
 
 
 def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Interval of `loss`, the mean log loss, which has no upper bound.
+    """Return the 95 % confidence interval of `loss`, the mean log loss.
 
-    The imaginary image costs as much as the worst of these images, or, if that is more, as much as a very confident
-    image would cost if its second most probable class were the true one. Without the second rule, a model that makes no
-    mistakes, or makes them only when it is unsure, would hide what a confident mistake costs.
+    The loss has no upper bound, so the loss of the imaginary image is the larger of two values. The first is the
+    largest loss of the evaluated images. The second is the loss of a very confident prediction if the second most
+    probable class were the true one. The second value matters for a model without confident mistakes: its own losses
+    would not show how much such a mistake costs.
     """
     probabilities, labels = evaluation.probabilities, evaluation.labels
     true = probabilities[np.arange(len(labels)), labels]
@@ -181,8 +188,8 @@ def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
 def mean_interval(values: Floats, most: float, units: Units, tests: int = 1) -> Interval:
     """Return the interval of the mean of `values` (n,), which lie between 0 and `most`.
 
-    For values of 0 and 1 this is the interval of Clopper and Pearson. If it is one of several `tests`, it is wider, so
-    that all of their intervals hold together with a probability of 95 %.
+    For values of 0 and 1, this is the interval of Clopper and Pearson. With several `tests`, the interval is wider, so
+    that the intervals of all tests hold together with a probability of 95 %.
     """
     ends = []
     for extreme in (0.0, most):
@@ -195,9 +202,9 @@ def mean_interval(values: Floats, most: float, units: Units, tests: int = 1) -> 
 
 
 def balanced_accuracy_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
-    """Return the interval of the mean recall of the classes that occur.
+    """Return the 95 % confidence interval of the mean recall of the classes that occur.
 
-    The imaginary unit has equal shares of all of these classes.
+    The images of the imaginary unit are divided equally among these classes.
     """
     classes, label = np.unique(labels, return_inverse=True)
     is_right, k = (labels == predicted).astype(np.float64), len(classes)
@@ -215,10 +222,10 @@ def balanced_accuracy_interval(labels: Ints, predicted: Ints, units: Units) -> I
 
 
 def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
-    """Return the interval of the mean F1 of the classes that occur or are predicted.
+    """Return the 95 % confidence interval of the mean F1 of the classes that occur or are predicted.
 
-    The imaginary unit has equal shares of all classes. The upper end ignores classes that are predicted but do not
-    occur, because a larger sample might contain them.
+    The images of the imaginary unit are divided equally among the classes. The upper end ignores classes that are
+    predicted but do not occur, because a larger sample might contain them.
     """
     occurring = np.unique(labels)
     either = np.union1d(occurring, predicted)
@@ -231,7 +238,7 @@ def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
 def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *, is_upper: bool) -> float:
     k = len(classes)
     part = units.imagined / k
-    true, said = (_place(numbers, classes) for numbers in (labels, predicted))  # (n,), k for other classes
+    true, said = (_place(numbers, classes) for numbers in (labels, predicted))  # positions (n,); k for other classes
     support, named, both = (np.bincount(places, minlength=k + 1)[:k] for places in (true, said, true[true == said]))
     images = support + part
     either = support + named + 2 * part
@@ -245,7 +252,7 @@ def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *,
 
 
 def _place(labels: Ints, classes: Ints) -> Ints:
-    """Return the position (n,) of each label in the sorted `classes`; `len(classes)` if it is not among them."""
+    """Return the position (n,) of each label in the sorted `classes`; `len(classes)` for a label that is not there."""
     place = np.searchsorted(classes, labels)
     return np.where(np.append(classes, -1)[place] == labels, place, len(classes))
 
@@ -253,10 +260,12 @@ def _place(labels: Ints, classes: Ints) -> Ints:
 def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], units: Units) -> Interval:
     """Return the interval of the expected calibration error (`Reliability.ece`) of samples of n images.
 
-    The error of a small sample is larger on average than that of a large one, since chance moves every bin. Therefore
-    the interval covers the average error at the same n. The variance is at least that of the numbers of correct images
-    in the bins; in each bin, one imaginary image pulls the fraction of correct images towards the bin's confidence. In
-    addition, one image is imagined to change from correct to wrong.
+    The interval covers the average error of samples with the same n, because the error of small samples is larger on
+    average: chance moves every bin.
+
+    The variance has a lower bound, the variance of the numbers of correct images in the bins. For this bound, one
+    imaginary image per bin pulls the fraction of correct images towards the bin's mean confidence. In addition, the
+    variance includes one imaginary unit that changes from correct to wrong.
 
     Args:
         confidence: probability of the most probable class, (n,).
@@ -275,7 +284,7 @@ def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], un
 
 
 def _quantile(mean: float, variance: float, most: float, *, is_upper: bool, tail: float = TAIL) -> float:
-    """Return one end of the interval: a quantile of the beta distribution on [0, most] with this mean and variance."""
+    """Return an end of the interval: a quantile of the beta distribution on [0, most] with this mean and variance."""
     share = mean / most if most else 0.0
     if share <= 0 or share >= 1 or variance <= 0:
         return mean

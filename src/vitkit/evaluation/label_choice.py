@@ -1,10 +1,13 @@
 """Choose which pictures to label next.
 
-While only a few pictures are labelled, a classification head knows too little to say what it is unsure about. Pictures
-that represent many others then teach the most (Hacohen et al. 2022, arXiv 2202.02794). With more labels, the best
-choice is pictures with the smallest margin between the two most probable classes. They are spread over the feature
-space, so that a batch has no near-duplicates (Citovsky et al. 2021, arXiv 2107.14263). This module does not need
-PyTorch.
+With few labels, `choose_next` selects pictures that represent many others, because the uncertainty of a classification
+head is not informative yet (Hacohen et al. 2022, arXiv 2202.02794).
+
+With more labels, `choose_next` selects pictures with the smallest margin between the two most probable classes. The
+selected pictures are spread over the feature space, so that a batch has no near-duplicates (Citovsky et al. 2021, arXiv
+2107.14263).
+
+This module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from vitkit.data.decode import QUIET
 
 Floats = npt.NDArray[np.float64]
 
-PER_CLASS = 8  # with this many labels per class or more, on average, a head is used
-_SPREAD = 8  # ratio of unsure candidates to requested pictures
-_MOST = 10_000  # maximum number of clustered pictures; of more, a random sample is clustered
+PER_CLASS = 8  # smallest average number of labels per class for which pictures are selected by margin
+_SPREAD = 8  # ratio of candidates with small margins to requested pictures
+_MOST = 10_000  # maximum number of candidates, sampled at random if there are more
 _MOST_CLUSTERS = 512
 _PENALTY = 1 / 30  # regularisation of the head's weights, for features of length 1
 
@@ -32,11 +35,11 @@ def choose_next(
     seed: int = 0,
     may_choose: Sequence[bool] | None = None,
 ) -> list[int]:
-    """Choose the pictures whose labels would teach the most, the most informative first.
+    """Choose the pictures whose labels are expected to improve a classifier most, the most informative first.
 
     Args:
-        features: (n, D), of a backbone that is not trained on these labels; any scale.
-        labels: (n,); None for a picture without a label.
+        features: features of a backbone that is not trained on these labels, (n, D), at any scale.
+        labels: labels of the pictures, (n,); None for a picture without a label.
         count: number of pictures to choose, at least 1.
         seed: seed of the clustering.
         may_choose: whether each picture may be chosen, (n,); by default every picture without a label.
@@ -73,7 +76,10 @@ def choose_next(
 
 
 def _representative(pool: Floats, labelled: Floats, count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return indices into the pool: the pictures nearest to the centres of large clusters without labelled pictures.
+    """Return indices of representative pictures in the pool, the most representative first.
+
+    The order prefers pictures near the centre of their cluster. It also prefers clusters with few labelled pictures and
+    large clusters.
 
     Args:
         pool: features of the pictures to choose from, (n, D).
@@ -91,7 +97,9 @@ def _representative(pool: Floats, labelled: Floats, count: int, seed: int) -> np
 
 
 def _unsure(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64], count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return indices into the pool: pictures with small margins from different clusters, the smallest margin first.
+    """Return indices of pictures in the pool with small margins, the smallest margin first.
+
+    The pictures are chosen from different clusters as far as possible.
 
     Args:
         pool: features of the pictures to choose from, (n, D).
@@ -108,7 +116,7 @@ def _unsure(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64], count: int
 
 
 def _margins(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64]) -> Floats:
-    """Fit a linear head to the labelled pictures; return the margin (n,) of each picture in the pool.
+    """Return the margin (n,) of each picture in the pool, with a linear head fitted to the labelled pictures.
 
     The margin is the difference between the two highest probabilities.
     """
@@ -121,7 +129,7 @@ def _margins(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64]) -> Floats
 
 
 def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Cluster pictures by their features (n, D); return each one's cluster and distance to its centre, both (n,)."""
+    """Cluster features (n, D) by k-means. Return each picture's cluster and distance to the centre, both (n,)."""
     from sklearn.cluster import KMeans
 
     count = min(count, len(np.unique(x, axis=0)))
@@ -132,7 +140,7 @@ def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -
 
 
 def _ranks(cluster: npt.NDArray[np.int64], distance: Floats) -> npt.NDArray[np.int64]:
-    """Return the rank (n,) of each picture in its cluster by distance from the centre, counting from 0."""
+    """Return the rank (n,) of each picture within its cluster, by distance from the centre, starting at 0."""
     order = np.lexsort((distance, cluster))
     first = np.searchsorted(cluster[order], np.arange(cluster.max() + 1))
     ranks = np.empty(len(cluster), np.int64)

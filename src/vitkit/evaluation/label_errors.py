@@ -1,14 +1,15 @@
 """Find labels that are likely wrong, by comparing them with a classifier that has not seen the images.
 
-A single mistake is no evidence against a label: if labels have a predicted probability of 0.2, one in five of them
-should be correct. Many mistakes are no evidence either, since a probe on useless features disagrees with nearly all
-labels. Therefore the test is whether the labels disagree with the probabilities *more than the probabilities themselves
-predict*. The statistical model has two steps. Each label is drawn from the classifier's probabilities, after a
-temperature and a weight of the class frequencies are fitted. Then a fraction of the labels is replaced by random ones.
-If that fraction differs significantly from zero, the model gives the probability that each label is wrong, and
-therefore the expected number of correct labels in a list.
+The test is whether the labels disagree with the predicted probabilities *more than the probabilities themselves
+predict*. Disagreement alone is no evidence against a label. Of the labels with a predicted probability of 0.2, one in
+five should be correct. A probe on useless features disagrees with nearly all labels.
 
-The resulting list is for people to look at, in the report and as a CSV file.
+The statistical model has two steps. First, each label is drawn from the classifier's probabilities, which are
+calibrated by a temperature and a weight of the class frequencies. Second, a fraction of the labels is replaced by
+random labels. If the fitted fraction differs significantly from zero, the model gives the probability that each label
+is wrong, and so the expected number of correct labels in a list.
+
+The suspected label errors are listed in the report and in a CSV file, for people to review.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from vitkit.text.cells import JOINT, by_chance, harmless, plural
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FOLDS = 5
-MOST_BY_CHANCE = 2 / 3  # largest fraction of correct labels in a list, so that it does not list hard images only
-LEVEL = 0.05  # significance level of the test whether any label is wrong
+MOST_BY_CHANCE = 2 / 3  # maximum expected fraction of correct labels in a list, so that it has not only hard images
+LEVEL = 0.05  # significance level of the test for wrong labels
 _PENALTIES = (0.3, 0.1, 0.03, 0.01)
 _TINY = 1e-12
 _BOUNDS = ((-4.0, 2.0), (-2.0, 2.0), (-12.0, -0.4))  # ln of the inverse temperature, weight of frequencies, logit
@@ -53,13 +54,13 @@ _FITTED = 2**20  # maximum number of probabilities that the parameters are fitte
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An image whose label is likely wrong, by class numbers.
+    """An image whose label is likely wrong.
 
     Attributes:
         index: index of the image.
-        labels: its labelled classes: one, unless images may have several or none.
-        suggested: classes that the classifier supports.
-        doubt: difference between the probabilities of the suggestion and of the label, in (0, 1].
+        labels: class numbers of the image's label: one, unless images may have several classes or none.
+        suggested: class numbers that the classifier suggests instead.
+        doubt: probability of the suggestion minus that of the label, in (0, 1].
         chance: probability that the label is correct nevertheless.
     """
 
@@ -72,16 +73,16 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class LabelNoise:
-    """How well labels agree with the probabilities of a classifier that has not seen them.
+    """The agreement of labels with the predictions of a classifier that has not seen them.
 
-    Arrays are (n,) for n images. If images may have several classes, they are (n, K), with one yes-or-no decision per
-    class.
+    The arrays are (n,) for n images. If images may have several classes, the arrays are (n, K), with one binary
+    decision per class.
 
     Attributes:
         p: p-value of the hypothesis that all labels are correct.
         wrong: probability that each label is wrong.
         suggested: most probable other class; for a decision, the more probable of 0 and 1.
-        doubt: probability of the suggestion minus that of the label.
+        doubt: probability of the most probable other class, or of the opposite decision, minus that of the label.
     """
 
     p: float
@@ -98,7 +99,7 @@ class LabelNoise:
         Args:
             probabilities: predictions for images that the classifier was not trained on, (n, K).
             labels: classes (n,), or class indicators (n, K).
-            teaches: whether the parameters may be fitted to an image's label, (n,); None allows all.
+            teaches: whether the label of each image may be used to fit the parameters, (n,); None allows all.
         """
         most = max(_FITTED // probabilities.shape[1], 1)
         taught = np.arange(len(labels)) if teaches is None else np.flatnonzero(teaches)
@@ -115,7 +116,7 @@ class LabelNoise:
 
 
 class _Model(ABC):
-    """Negative log-likelihood of labels, with its gradient, for one task.
+    """The negative log-likelihood of labels and its gradient, for one task.
 
     Args:
         probabilities: (n, K).
@@ -130,7 +131,7 @@ class _Model(ABC):
 
     @abstractmethod
     def _frequency(self, labels: Ints) -> Floats:
-        """Frequency of each class, (K,), smoothed so that it is never 0 or 1."""
+        """Return the frequency of each class, (K,), smoothed so that it is never 0 or 1."""
 
     @abstractmethod
     def _logits(self, p: Floats) -> Floats:
@@ -142,15 +143,15 @@ class _Model(ABC):
 
     @abstractmethod
     def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
-        """Return the probability of each label under the classifier, and under random labelling."""
+        """Return the probability of each label, according to the classifier and under random labelling."""
 
     @abstractmethod
     def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:
-        """Return the label that the classifier suggests instead, and its probability minus that of the given label."""
+        """Return `suggested` and `doubt` as in `LabelNoise`, for the images of a slice."""
 
     @abstractmethod
     def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:
-        """Return the derivatives of the cost with respect to the scale of the logits and the weight of the frequencies.
+        """Return the derivatives of the cost: by the scale of the logits, and by the weight of the class frequencies.
 
         Args:
             slope: derivative of the cost with respect to the logarithm of each label's probability.
@@ -161,7 +162,10 @@ class _Model(ABC):
         """
 
     def fit(self, starts: list[tuple[float, ...]], *, is_noisy: bool) -> tuple[tuple[float, ...], float]:
-        """Minimise the cost from several starting points; return the best parameters and their cost."""
+        """Minimise the cost from several starting points, and return the best parameters and their cost.
+
+        The fraction of random labels is fitted only if `is_noisy`; otherwise it is 0.
+        """
 
         def cost(parameters: Floats) -> tuple[float, Floats]:
             value, gradient = self._cost(parameters)
@@ -173,7 +177,7 @@ class _Model(ABC):
         return tuple(map(float, best.x)), float(best.fun)
 
     def verdicts(self, parameters: Floats) -> tuple[Floats, Ints, Floats]:
-        """Return the probability that each label is wrong, the suggested label, and by how much it is more probable."""
+        """Return `wrong`, `suggested` and `doubt` as in `LabelNoise`, for fitted parameters."""
         fraction = float(expit(parameters[2]))
         wrong, doubt = np.empty(self.labels.shape), np.empty(self.labels.shape)
         suggested = np.empty(self.labels.shape, dtype=np.int64)
@@ -197,7 +201,7 @@ class _Model(ABC):
 
     def _cost(self, parameters: Floats) -> tuple[float, Floats]:
         scale, fraction = float(np.exp(parameters[0])), float(expit(parameters[2])) if len(parameters) > 2 else 0.0
-        # Weak priors around the unchanged classifier: a few labels should not change it much.
+        # Weak priors around the unchanged probabilities, so that a few labels do not change them much.
         value = float(parameters[0] ** 2 / 8 + parameters[1] ** 2 / 2)
         gradient = np.array([parameters[0] / 4, parameters[1], 0.0])
         for rows in self._blocks():
@@ -285,15 +289,16 @@ class _MultiLabelModel(_Model):
 def find_suspects(
     probabilities: npt.NDArray[np.floating], labels: Ints, teaches: npt.NDArray[np.bool_] | None = None
 ) -> list[Disagreement]:
-    """Find images whose label is likely wrong, the most doubtful first; none if chance explains all disagreement.
+    """Find images whose label is likely wrong, the most doubtful first.
 
     Args:
         probabilities: predictions for images that the classifier was not trained on, (n, K).
         labels: classes (n,), or class indicators (n, K).
-        teaches: whether an image's label may influence the verdict on others, (n,); None allows all.
+        teaches: whether the label of each image may influence the results of other images, (n,); None allows all.
 
     Returns:
-        The longest list in which at most two thirds of the labels are expected to be correct.
+        The longest list in which at most two thirds of the labels are expected to be correct. It is empty if chance
+        explains all disagreement.
     """
     noise = LabelNoise.of(probabilities, labels, teaches) if len(labels) else None
     if noise is None or noise.p >= LEVEL:
@@ -318,9 +323,9 @@ def find_suspects(
 
 
 def _list_of(wrong: Floats, group: npt.NDArray[np.bool_]) -> Ints:
-    """Return the indices of a group's most doubtful images, as many as possible.
+    """Return the indices of a group's most doubtful images, the most doubtful first.
 
-    At most two thirds of their labels may be expected to be correct.
+    The list is as long as possible, but at most two thirds of its labels may be expected to be correct.
     """
     images = np.flatnonzero(group)
     order = images[np.argsort(-wrong[images], kind="stable")]
@@ -332,15 +337,15 @@ def _list_of(wrong: Floats, group: npt.NDArray[np.bool_]) -> Ints:
 def probe_out_of_fold(
     features: Tensor, labels: Tensor, classes: int, seed: int = 0, teaches: npt.NDArray[np.bool_] | None = None
 ) -> Floats | None:
-    """Predict each image's class by a linear probe that was not trained on it (cross-validation).
+    """Predict the class of each image by a linear probe that was not trained on the image (cross-validation).
 
     Args:
         features: (n, D), of a backbone that was not trained on these labels.
         labels: classes (n,), or class indicators (n, K).
         classes: number of classes K.
         seed: seed of the folds.
-        teaches: whether an image's label may be used for training, (n,); None allows all. Labels of test images must
-            not be used, since suggestions for other images would carry them into the training.
+        teaches: whether the label of each image may be used for training, (n,); None allows all. Labels of test images
+            must not be used, because they would leak into training labels through the suggestions.
 
     Returns:
         Probabilities (n, K); None if there are too few images.
@@ -379,13 +384,13 @@ def probe_out_of_fold(
 
 
 class LabelError(NamedTuple):
-    """A suspected label error: a row of the list that people look at.
+    """A suspected label error, as a row of the list that people review.
 
     Attributes:
         path: path of the image, as in its table.
-        label: class of the image; several classes are joined by `;`.
-        suggested: class, or classes, that the image looks like.
-        score: difference between the probabilities of the suggestion and of the label, in (0, 1].
+        label: labelled class of the image; several classes are joined by `;`.
+        suggested: class that the classifier suggests instead; several classes are joined by `;`.
+        score: probability of the suggestion minus that of the label, in (0, 1].
         chance: probability that the label is correct nevertheless. The sum over a list is the expected number of
             correct labels.
     """
@@ -398,9 +403,10 @@ class LabelError(NamedTuple):
 
 
 def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int = 0) -> list[LabelError]:
-    """Find label errors by linear probes, the most doubtful first; none if chance explains all disagreement.
+    """Find label errors by linear probes on features, the most doubtful first.
 
-    Labels of test images do not train a probe, since suggestions for other images would carry them into the training.
+    The list is empty if chance explains all disagreement. Labels of test images do not train a probe, because the
+    suggestions would carry them into training labels.
 
     Args:
         table: n images.
@@ -417,9 +423,9 @@ def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int
 
 
 def from_predictions(evaluations: Iterable[Evaluation]) -> list[LabelError]:
-    """Find label errors by a model's predictions for images that it was not trained on, the most doubtful first.
+    """Find label errors by a model's predictions, the most doubtful first.
 
-    All evaluations must have the same classes.
+    The model must not have been trained on the evaluated images. All evaluations must have the same classes.
     """
     all_evaluations = list(evaluations)
     if not all_evaluations:
@@ -444,7 +450,7 @@ def _named(suspects: Iterable[Disagreement], paths: Sequence[str], classes: Sequ
 
 
 def summary(doubts: Sequence[LabelError]) -> dict[str, float]:
-    """Return the number of suspected labels and how many of them are expected to be correct, as in evaluation.json."""
+    """Return the number of suspected label errors, and the expected number of correct labels among them."""
     return {"listed": len(doubts), "expected_by_chance": sum(doubt.chance for doubt in doubts)}
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _STEPS = 200  # maximum number of L-BFGS iterations
-_SMALL = 2**21  # features; with fewer, threads wait for one another longer than they compute
+_SMALL = 2**21  # entries of `x`; below this, synchronising threads costs more time than it saves
 
 
 def regress(
@@ -40,7 +40,8 @@ def regress(
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        # The mean over classes becomes a sum, so that each class has the penalty that it would have alone.
+        # Multiplying by the number of classes turns the mean over classes into a sum. The penalty of each class is
+        # then that of a separate regression.
         classes = 1 if y.ndim == 1 else y.shape[1]
         value = classes * regression_loss(x @ weight.T + bias, y) + penalty / 2 * ((weight - anchor) ** 2).sum()
         value.backward()  # type: ignore[no-untyped-call]
@@ -67,11 +68,11 @@ PENALTIES = tuple(10.0**power for power in range(-6, 7))
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """A linear map of features; the largest output is the predicted class.
+    """A linear map of features. The predicted class is that of the largest output.
 
     Attributes:
-        weight, bias: (K, D) and (K,).
-        penalty: factor of the squared weights; the biases are not penalised.
+        weight, bias: parameters of the map, (K, D) and (K,).
+        penalty: factor of the squared weights in the fit. The biases are not penalised.
     """
 
     weight: Floats
@@ -84,7 +85,7 @@ class LeastSquares:
 
 
 def one_or_minus_one(labels: npt.NDArray[np.integer], classes: int) -> Floats:
-    """Return targets (n, K) for labels (n,): 1 for the true class and -1 for all others, as in the paper."""
+    """Return targets (n, K) for labels (n,): 1 for the true class and -1 for all other classes, as in the paper."""
     return np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
 
 
@@ -102,10 +103,10 @@ def least_squares(x: npt.NDArray[np.floating], targets: Floats, penalty: float) 
 def choose_least_squares(
     x: npt.NDArray[np.floating], targets: Floats, penalties: Sequence[float] = PENALTIES
 ) -> LeastSquares:
-    """Fit `least_squares` with the penalty that has the smallest leave-one-out error; in a tie, with the largest one.
+    """Fit `least_squares` with the penalty that has the smallest leave-one-out error.
 
-    The leave-one-out predictions follow in closed form from the fit to all images, so no images have to be held out.
-    Penalties refer to features that are scaled to a mean square of 1.
+    The leave-one-out predictions follow in closed form from the fit to all images, so no images have to be held out. In
+    a tie, the largest penalty is chosen. Penalties refer to features that are centred and scaled to a mean square of 1.
     """
     features = np.asarray(x, np.float64)
     scale = max(float(((features - features.mean(axis=0)) ** 2).mean()), np.finfo(np.float64).tiny)
@@ -113,7 +114,7 @@ def choose_least_squares(
 
 
 def _fit(x: Floats, targets: Floats, penalties: Sequence[float]) -> LeastSquares:
-    """Fit for each penalty, by one singular value decomposition of the centred features, and return the best."""
+    """Return the fit with the best penalty. All penalties share one singular value decomposition of the features."""
     n, mean, middle = len(x), x.mean(axis=0), targets.mean(axis=0)
     left, singular, right = np.linalg.svd(x - mean, full_matrices=False)  # (n, r), (r,), (r, D)
     projected = left.T @ (targets - middle)  # (r, K)

@@ -1,8 +1,8 @@
 """Metrics of a classifier on labelled images.
 
-ROC and precision-recall curves are computed from class rankings: the ranks of a class's images among all images, sorted
-by the probability of the class. A curve bends only at these ranks. Therefore sorting one column per class, in O(n log
-n), is enough for all its curves and areas.
+ROC and precision-recall curves are computed from class rankings. A class ranking contains the ranks of the class's
+images among all images, sorted by the probability of the class. The curves change direction only at these ranks.
+Therefore one sort per class, in O(n log n), is enough for all curves and areas of the class.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NUMBERS = 2**20  # scores that are sorted at a time
 
 @dataclass(frozen=True)
 class ClassRanking:
-    """Ranks of the images of one class among all images, at each of the m distinct scores that these images have.
+    """Ranks of the images of one class among all images, sorted by their score for this class.
 
-    All arrays are (m,), sorted from the highest score down.
+    The arrays are (m,). They have one entry for each distinct score of the class's images, from the highest score down.
 
     Attributes:
         hits: number of images of the class with this score or a higher one.
@@ -54,14 +54,15 @@ class ClassRanking:
 
     @property
     def _others_ahead(self) -> tuple[Ints, Ints]:
-        """Numbers of images of other classes with a higher score, and with this score or a higher one, each (m,)."""
+        """Two counts (m,) of images of other classes: those with a higher score, and those with at least this score."""
         return self.above - (self.hits - self.at), self.at_least - self.hits
 
     @property
     def roc_auc(self) -> float | None:
         """Area under the ROC curve; None if there are no images of other classes.
 
-        It is the probability that an image of the class has a higher score than one of another class; ties count half.
+        The area is the probability that an image of the class has a higher score than an image of another class. Ties
+        count half.
         """
         if not self.others:
             return None
@@ -82,8 +83,8 @@ class ClassRanking:
         return np.interp(false_rates, x, y / self.hits[-1])
 
     def best_precision(self, recalls: Floats) -> Floats:
-        """Return for each recall the highest precision that is reached at this recall or a higher one."""
-        last = np.append(self.above[1:], self.images)  # images ranked before the next one of the class, (m,)
+        """Return the highest precision at each recall or above it."""
+        last = np.append(self.above[1:], self.images)  # images ranked before the next image of the class, (m,)
         steps = np.column_stack([self.hits / self.at_least, self.hits / last]).ravel()
         recall = np.repeat(self.hits / self.hits[-1], 2)
         start = [1.0] if self.above[0] == 0 else [1.0, 0.0]  # precision before any image, and before any of the class
@@ -109,7 +110,7 @@ def class_rankings(labels: npt.NDArray[Any], scores: Floats) -> Iterator[tuple[i
 
 
 def _members(labels: npt.NDArray[Any], classes: int) -> Sequence[Ints]:
-    """Indices of the images of each class."""
+    """Return the indices of the images of each class."""
     if labels.ndim == 2:
         return [np.flatnonzero(column) for column in labels.T]
     order = np.argsort(labels, kind="stable")
@@ -120,7 +121,7 @@ def _ranking(column: Floats, scores: Floats) -> ClassRanking:
     """Rank the scores of a class's images among all scores for this class.
 
     Args:
-        column: scores of all images, sorted in ascending order, (n,).
+        column: scores of all images for the class, sorted in ascending order, (n,).
         scores: scores of the images of the class.
     """
     distinct, counts = np.unique(scores, return_counts=True)
@@ -148,10 +149,10 @@ class Evaluation:
         groups: group number of each image, (n,); images of the same group are not independent. Empty if all are
             independent.
         chosen: descriptions of what was selected with these images, such as the epoch (`figures.chosen_on`).
-        since: current label by path of each image that was relabelled because of a model's proposal; empty if the image
-            was excluded. `labels` has the earlier labels of these images (`evaluator`).
-        unknown: for each image the fraction of known images that look at least as unfamiliar, (n,); None if the
-            classifier has no score for this.
+        since: current label, by path, of each image that was relabelled or excluded because of a model's proposal;
+            empty for an excluded image. `labels` has the earlier labels of these images (`evaluator`).
+        unknown: conformal p-value of each image, (n,): the fraction of held-out images that are at least as unfamiliar
+            to the classifier (`inference.unknown`). None if the classifier has no score for unknown images.
     """
 
     split: str
@@ -168,7 +169,7 @@ class Evaluation:
 
     @property
     def task(self) -> Task:
-        """Task: one class per image, or several."""
+        """The task: classification with one class per image, or with several."""
         return SINGLE_LABEL
 
     def with_classes(self, more: Sequence[str]) -> Self:
@@ -177,7 +178,7 @@ class Evaluation:
         return replace(self, classes=(*self.classes, *more), probabilities=probabilities)
 
     def label_row(self, numbers: Sequence[int]) -> int | npt.NDArray[np.bool_]:
-        """Return the entry of `labels` for an image with these class numbers."""
+        """Return the entry of `labels` for an image that has the classes with these numbers."""
         return numbers[0]
 
     @cached_property
@@ -268,13 +269,14 @@ class Evaluation:
         return tuple(self.classes[i] for i in np.setdiff1d(np.arange(len(self.classes)), self.labels))
 
     def confused(self, most: int) -> list[tuple[str, str, int, float]]:
-        """Return the most frequent mistakes.
+        """Return the pairs of classes that are confused most often, the most frequent first.
 
         Args:
-            most: maximum number of mistakes.
+            most: maximum number of pairs.
 
         Returns:
-            Tuples of true class, predicted class, number of such images, and their fraction of the true class's images.
+            Tuples of true class, predicted class, number of images with this pair, and their fraction of the images of
+            the true class.
         """
         images = self._count(self.labels)
         true, predicted, counts = self.pairs()
@@ -307,8 +309,8 @@ class Evaluation:
         """Return the confusion matrix (K, K) of counts; rows are true classes, columns predicted ones.
 
         Args:
-            most: maximum number of rows and columns. If there are more classes, neighbouring classes are merged. None
-                merges none.
+            most: maximum number of rows and columns. If there are more classes, neighbouring classes are merged. With
+                None, no classes are merged.
         """
         classes_per_row = 1 if most is None else -(-len(self.classes) // most)
         side = -(-len(self.classes) // classes_per_row)
@@ -330,11 +332,11 @@ class Evaluation:
         }
 
     def _count(self, labels: npt.NDArray[np.int64]) -> Counts:
-        """Number of images of each class, (K,)."""
+        """Count the images of each class, (K,)."""
         return np.bincount(labels, minlength=len(self.classes))
 
     def pairs(self) -> tuple[Counts, Counts, Counts]:
-        """Return each pair of true and predicted class that occurs, and its number of images, sorted by the pair.
+        """Count the images of each pair of true and predicted class that occurs, sorted by the pair.
 
         Returns:
             Arrays of true classes, predicted classes and numbers of images, one entry per pair.
@@ -377,7 +379,7 @@ def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
 
     Args:
         evaluation: evaluation of n images.
-        number_of: group number of each image that belongs to a group, by path.
+        number_of: group number, by path, of each image that belongs to a group.
     """
     known = [number_of.get(path) for path in evaluation.paths]
     numbers = [number for number in known if number is not None]
@@ -391,8 +393,8 @@ def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
 def pooled(folds: Sequence[Evaluation]) -> Evaluation:
     """Merge the evaluations of a cross-validation's folds, which have disjoint images and the same classes.
 
-    Predictions are kept as each fold's model made them, with its thresholds. All images of a group must be in the same
-    fold.
+    The predicted classes stay those of each fold's model, with the thresholds of this model. All images of a group must
+    be in the same fold.
     """
     first, groups, start = folds[0], list[int](), 0
     for fold in folds:

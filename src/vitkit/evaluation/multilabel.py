@@ -51,7 +51,7 @@ class MultiEvaluation(Evaluation):
 
     @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:
-        """1 where a class is predicted for an image, else 0, (n, K)."""
+        """Predicted class indicators (n, K): 1 where a class is predicted for an image, otherwise 0."""
         return (self.probabilities >= np.array(self.thresholds)).astype(np.int64)
 
     def label_of(self, index: int) -> str:
@@ -106,7 +106,7 @@ class MultiEvaluation(Evaluation):
 
     @property
     def micro_f1(self) -> float:
-        """F1 of all decisions together, over all images and classes; NaN if no class occurs and none is predicted."""
+        """F1 over all decisions, one per image and class; NaN if no class occurs and none is predicted."""
         either = int(self.predicted.sum() + self.labels.sum())
         return 2 * int((self.predicted & self.labels).sum()) / either if either else float("nan")
 
@@ -131,7 +131,7 @@ class MultiEvaluation(Evaluation):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the main figures by name, `accuracy` (the exact match) first."""
+        """Return the main figures by name, `accuracy` first, which is the exact match."""
         return {
             **registry.summary(self, "multi"),
             "images": len(self.labels),
@@ -161,9 +161,10 @@ def mean_average_precision(labels: Labels, scores: Floats) -> float:
 
 
 def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
-    """Choose the threshold of each class with the best F1, halfway between two neighbouring probabilities.
+    """Choose the threshold with the best F1 for each class.
 
-    Of several equally good thresholds, the one nearest to 0.5 is chosen. A class that no image has gets 0.5.
+    Each threshold lies halfway between two neighbouring probabilities. Of several equally good thresholds, the nearest
+    to 0.5 is chosen. A class that no image has gets the threshold 0.5.
 
     Args:
         labels: class indicators, (n, K).
@@ -173,7 +174,7 @@ def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
 
 
 def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> dict[str, float | None]:
-    """Return the figures that depend on thresholds, with the thresholds chosen by cross-validation.
+    """Return the figures that depend on thresholds, with thresholds chosen by cross-validation.
 
     The thresholds of each fold are chosen on the other folds, so that no image is tested with thresholds chosen on it.
 

@@ -1,9 +1,9 @@
 """Compare two models, or two ways to use a model, on the same images.
 
-The difference of two accuracies depends only on the images that one of the two predicts correctly and the other does
-not, so it is known much better than either accuracy. Its interval is that of the mean of a bounded value
-(`intervals.mean_interval`): an imaginary image that only the first, or only the second, predicts correctly keeps it
-from being empty.
+The difference of two accuracies depends only on the images that exactly one of the two models predicts correctly.
+Therefore it is known more precisely than either accuracy. Its confidence interval is computed by
+`intervals.mean_interval`, which adds an imaginary image that exactly one of the models predicts correctly. As a result,
+the interval has a positive width even if the models never differ.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Gain:
     """The difference between two accuracies on the same images.
 
     Attributes:
-        mean: accuracy of the second minus that of the first.
-        interval: 95 % interval of the difference on an unlimited number of such images.
-        gained: the number of images that only the second predicts correctly.
-        lost: the number of images that only the first predicts correctly.
+        mean: accuracy of the second model minus that of the first model.
+        interval: 95 % confidence interval of the difference on an unlimited number of such images.
+        gained: the number of images that only the second model predicts correctly.
+        lost: the number of images that only the first model predicts correctly.
     """
 
     mean: float
@@ -39,11 +39,11 @@ class Gain:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the second is better by more than chance explains."""
+        """Whether the second model is significantly better, that is, the interval is above 0."""
         return self.interval[0] > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
+        """Return the gain in plain JSON types, as in evaluation.json."""
         return {
             "accuracy": self.mean,
             "interval_95": list(self.interval),
@@ -56,13 +56,13 @@ class Gain:
 
 
 def gain(first: Evaluation, second: Evaluation, tests: int = 1) -> Gain:
-    """Return how much better the second evaluation is than the first.
+    """Compute the gain in accuracy of the second evaluation over the first.
 
     Args:
         first: an evaluation.
         second: an evaluation of the same images, in the same order.
-        tests: the number of comparisons of which the best is looked at. The intervals of all of them hold together with
-            a probability of 95 % (Bonferroni).
+        tests: the number of comparisons from which the best one is selected. The interval is widened, so that the
+            intervals of all comparisons hold together with a probability of 95 % (Bonferroni).
     """
     assert first.paths == second.paths
     before, after = is_right(first), is_right(second)
@@ -78,7 +78,7 @@ def gain(first: Evaluation, second: Evaluation, tests: int = 1) -> Gain:
 
 
 def is_right(evaluation: Evaluation) -> npt.NDArray[np.bool_]:
-    """Return which images are predicted correctly, (n,): all of their classes if they may have several."""
+    """Return whether each image is predicted correctly, (n,). For several classes per image, all must be correct."""
     right = np.asarray(evaluation.labels == evaluation.predicted)
     return np.asarray(right if right.ndim == 1 else right.all(axis=1))
 
@@ -90,14 +90,14 @@ def tta_figures(
     views: tuple[str, int],
     seconds: tuple[float, float],
 ) -> dict[str, Any]:
-    """Return the entry `tta` of evaluation.json: what averaging over views gains, and what it costs.
+    """Return the entry `tta` of evaluation.json: the gain and the cost of averaging over views of each image.
 
     Args:
-        plain: the evaluation of the usual input.
+        plain: the evaluation with a single view of each image.
         averaged: the evaluation with several views of each image.
-        seen: role by path of the images that the weights had seen, which do not count; None if this is unknown.
-        views: the names of the views, and their number.
-        seconds: the time of each of the two evaluations.
+        seen: role by path of the images that the weights had seen, which are excluded; None if this is unknown.
+        views: the names of the views, and the number of views.
+        seconds: the time of the evaluation with a single view, and with several views.
     """
     before, after = unseen_part(plain, seen), unseen_part(averaged, seen)
     compared: dict[str, Any] = {"plain": None, "gain": None}
@@ -115,7 +115,7 @@ def tta_figures(
 
 
 def tta_lines(numbers: Mapping[str, Any]) -> list[str]:
-    """Describe in a line what averaging over views gained, and what it cost; empty if it was not used.
+    """Describe the gain and the cost of averaging over views in one line; empty if it was not used.
 
     Args:
         numbers: content of evaluation.json.

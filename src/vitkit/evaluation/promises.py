@@ -1,8 +1,8 @@
-"""Measure on test images what a model claims about itself: its promises, and its score for unknown images.
+"""Measure on test images whether a model's promises hold, and how its score for unknown images performs.
 
-Sets of classes and confident predictions are promised by the model's predictions of held-out images
-(`inference.trust`), and the score is fitted to these images. Both are measured on other images only; on the images that
-they were made by, they would seem to hold.
+There are two promises: sets of classes contain the true class with a requested probability, and confident predictions
+have a requested accuracy. Promises and score are derived from the model's predictions for held-out images
+(`inference.trust`). They are measured on other images, because results on the held-out images would be too good.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from vitkit.inference.selective import SureThreshold
 from vitkit.inference.unknown import Unknown, images_needed
 from vitkit.text.cells import interval_text, plural
 
-LEVELS = (0.05, 0.01)  # fractions of known images that are called unknown
-COVERAGES, ACCURACIES = (0.9, 0.95), (0.95, 0.99)  # that are measured if none is requested
+LEVELS = (0.05, 0.01)  # significance levels: maximum fractions of known images that are called unknown
+COVERAGES, ACCURACIES = (0.9, 0.95), (0.95, 0.99)  # these are measured if none is requested
 
 
 def trust_figures(
@@ -41,17 +41,20 @@ def trust_figures(
     by_class: bool = False,
     accuracy: float | None = None,
 ) -> dict[str, Any]:
-    """Return the entries `promises` and `unknown` of evaluation.json, each only if there is something to measure.
+    """Return the entries `promises` and `unknown` of evaluation.json, as far as they can be measured.
+
+    `promises` requires a record of held-out images, and evaluated images that each have one of the model's classes.
+    `unknown` requires a score for unknown images.
 
     Args:
         classifier: the classifier that was evaluated.
-        evaluation: its evaluation on all images.
-        seen: role by path of the images that the weights had seen, which do not count; None if this is unknown.
-        is_of_run: whether the images are those of the run.
-        coverage: the coverage to measure; None for `COVERAGES`.
-        set_score: the score of a class, as for `class_sets`.
-        by_class: whether sets are to contain the true class as often for each class.
-        accuracy: the accuracy of sure predictions to measure; None for `ACCURACIES`.
+        evaluation: the evaluation of all images.
+        seen: role by path of the images that the weights had seen, which are excluded; None if this is unknown.
+        is_of_run: whether the images belong to the run that trained the model. Only test images of a run are measured.
+        coverage: the requested coverage of class sets; None for `COVERAGES`.
+        set_score: the score by which classes enter a set; see `conformal.class_sets`.
+        by_class: whether the coverage is to hold for each class separately.
+        accuracy: the requested accuracy of confident predictions; None for `ACCURACIES`.
 
     Raises:
         VitkitError: a requested promise cannot be made.
@@ -91,7 +94,7 @@ def _units(evaluation: Evaluation) -> Units:
 
 
 def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each promise and each level of unknown images, with what was measured.
+    """Yield a line with the measured values of each promise, and of each level for unknown images.
 
     Args:
         numbers: content of evaluation.json.
@@ -102,7 +105,7 @@ def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def _refusals(rows: list[dict[str, Any]], requested: float) -> Iterator[None]:
-    """Add a row with the reason if the block is refused."""
+    """Catch a `VitkitError` of the block, and append a row with its message to `rows`."""
     try:
         yield
     except VitkitError as error:
@@ -155,7 +158,7 @@ def _accuracy(sure: SureThreshold | None, evaluation: Evaluation) -> dict[str, A
 
 
 def _promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each promise with what was measured.
+    """Yield a line with the measured values of each promise.
 
     Args:
         numbers: content of evaluation.json.
@@ -180,7 +183,7 @@ def _promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluation | None) -> dict[str, Any]:
-    """Return what the training measured, and how many images of `measured` are called unknown at each level."""
+    """Return the record of fitting the score, and the fraction of `measured` that is called unknown at each level."""
     called = []
     if measured is not None and measured.unknown is not None:
         units, images = _units(measured), unknown.known.shape[1]
@@ -201,7 +204,7 @@ def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluat
 
 
 def _unknown_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each level with the fraction of images that are called unknown.
+    """Yield a line with the fraction of images that are called unknown, for each level.
 
     Args:
         numbers: content of evaluation.json.

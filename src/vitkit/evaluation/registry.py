@@ -1,7 +1,7 @@
-"""The registry of an evaluation's figures; it imports neither numpy nor torch.
+"""The registry of the figures (metrics) of an evaluation. Importing this module loads neither numpy nor torch.
 
-To add a figure, write a function and add a row. The order of rows is the order in `vitkit eval`, evaluation.json and
-the pages.
+To add a figure, write a function and add a row. `vitkit eval`, evaluation.json and the pages show the figures in the
+order of the rows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Metric:
     Attributes:
         name: key in evaluation.json and in printed output.
         title: name of the figure on pages.
-        module: module with a function of this name, (evaluation) -> float; if empty, the evaluation has a property of
-            this name.
-        interval: function that computes the confidence interval, (evaluation, units) -> (low, high), see `intervals`;
-            empty if there is none.
-        interval_module: module of that function.
+        module: module with a function called `name`, (evaluation) -> float. If empty, the evaluation has a property
+            called `name`.
+        interval: name of the function that computes the confidence interval, (evaluation, units) -> (low, high), see
+            `intervals`; empty if the figure has no interval.
+        interval_module: module of the function `interval`.
         tasks: tasks that the figure applies to.
         least_classes: smallest number of classes for which the figure is meaningful.
-        function: the user's function of labels and probabilities, instead of `module` (`register_metric`).
+        function: function of labels and probabilities that a user registered (`register_metric`). It replaces `module`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Metric:
     function: Callable[[Any, Any], float] | None = None
 
     def of(self, evaluation: object) -> float | None:
-        """Compute the figure of an evaluation; None if it is undefined."""
+        """Compute the figure of an evaluation; None if the figure is undefined."""
         if self.function is not None:
             value = self._of_user(evaluation)
         elif self.module:
@@ -65,7 +65,7 @@ class Metric:
             raise VitkitError(f"the metric {self.name} fails: {type(error).__name__}: {error}") from error
 
     def bounds(self, evaluation: object, units: object) -> tuple[float, float]:
-        """Compute the 95 % confidence interval."""
+        """Compute the 95 % confidence interval of the figure; `units` are `intervals.Units`."""
         compute: Callable[..., tuple[float, float]] = getattr(import_module(self.interval_module), self.interval)
         return compute(evaluation, units)
 
@@ -74,7 +74,7 @@ METRICS: dict[TaskName, dict[str, Metric]] = {task: {} for task in TASKS}
 
 
 def register(metric: Metric) -> None:
-    """Add a figure for each of its tasks.
+    """Register a figure for every task that it applies to.
 
     Raises:
         ValueError: a figure with this name exists already.
@@ -97,8 +97,8 @@ def register_metric(name: str, function: Callable[[Any, Any], float], *, several
         vitkit.register_metric("worst_class_recall", worst_class_recall)
 
     Args:
-        name: key in evaluation.json, of letters, digits and `_`. An earlier function of the user with this name is
-            replaced.
+        name: key in evaluation.json, of letters, digits and `_`. A function that was registered earlier with this name
+            is replaced.
         function: takes labels (n,) and probabilities (n, K) as numpy arrays, and returns a number; NaN if undefined.
         several_classes: whether the figure is for images that may have several classes; labels are then (n, K), 0 or 1.
 
@@ -129,7 +129,7 @@ def read_figures(file: Path) -> dict[str, Any]:
     """Read evaluation.json or folds.json and check the types of its values.
 
     Raises:
-        VitkitError: the file is damaged or was edited, so that a value has the wrong type.
+        VitkitError: a value has the wrong type, or the accuracy is missing, because the file is damaged or was edited.
         OSError: the file cannot be read.
     """
     figures = read_json(file)

@@ -1,7 +1,7 @@
-"""Show what a prediction rests on.
+"""Explain predictions by maps of the image regions that support a class.
 
-Open `attention.py` first: it computes attention maps and rollout. `gradient.py` weighs attention by the gradient of a
-class, `occluding.py` covers parts of the picture and measures the effect on the prediction, and `methods.py` lists all
+Open `attention.py` first: it computes attention maps and rollout. `gradient.py` weights attention by the gradient of a
+class. `occluding.py` covers parts of the image and measures the effect on the prediction. `methods.py` lists all
 methods. `model_analysis.py` measures properties of a model. Names are imported when they are first used.
 """
 

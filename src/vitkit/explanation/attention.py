@@ -1,12 +1,12 @@
-"""Attention maps: the matrices of eq. 6, recomputed exactly, and rollout through the layers.
+"""Compute attention maps, that is, the exact attention matrices of eq. 6, and rollout through the layers.
 
 The forward pass uses the fused kernel as usual. In addition, softmax(QK^T) is computed in float32 from the q and k of
-each layer. This is done in a copy of the model that shares its weights (`twin`), so the model itself is not changed.
+each layer. The computation uses a copy of the model that shares its weights (`twin`), so the model is not changed.
 Rollout (arXiv 2005.00928; the paper's Figure 6, app. D.8) follows attention through all layers to the patches.
 
 Some large models store global information in a few patches, whose tokens then have very large norms (arXiv
-2309.16588). These patches are bright in attention maps although the picture shows nothing there. `find_artefacts` finds
-them and `mask_artefacts` masks them. Register tokens prevent them.
+2309.16588). These artefacts are bright in attention maps although the image shows nothing there. `find_artefacts`
+detects the artefacts, and `mask_artefacts` replaces their values. Models with register tokens do not have artefacts.
 
 Shapes: B batch, H heads, N tokens, h x w patch grid.
 """
@@ -27,11 +27,11 @@ from vitkit.model.variants import MAPS, check, reason_against
 from vitkit.model.vit import Attention, VisionTransformer
 
 M = TypeVar("M", bound=nn.Module)
-Fusion = Literal["mean", "max", "min"] | int  # of the heads; a number selects one head
+Fusion = Literal["mean", "max", "min"] | int  # how the heads are combined; a number selects one head
 
 
 def plain(model: nn.Module) -> VisionTransformer:
-    """Return the model itself if `torch.compile` has wrapped it.
+    """Return the model without the wrapper of `torch.compile`.
 
     Raises:
         VitkitError: the model is not a Vision Transformer.
@@ -43,7 +43,7 @@ def plain(model: nn.Module) -> VisionTransformer:
 
 
 class ExactAttention(Attention):
-    """Compute attention as the model does, and also keep the exact matrix, (B, H, n, N) float32, in `seen`."""
+    """Attention with the model's output, which also stores the exact matrix, (B, H, n, N) float32, in `seen`."""
 
     seen: Tensor | None = None
 
@@ -62,16 +62,16 @@ class ExactAttention(Attention):
 
 
 def exact_matrix(attention: Attention, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """Eq. 6 in float32, whatever the precision of q and k: (B, H, n, N)."""
+    """Compute the attention matrix of eq. 6 in float32, regardless of the precision of q and k: (B, H, n, N)."""
     with torch.autocast(q.device.type, enabled=False):
         return Attention.matrix(attention, q.float(), k.float(), None if bias is None else bias.float())
 
 
 def twin(module: M, attention: type[Attention]) -> M:
-    """Return a copy of a module in evaluation mode that shares all weights, without gradients for them.
+    """Return a copy of a module in evaluation mode. The copy shares the weights, which get no gradients.
 
     Args:
-        module: the module, compiled or not; it is not changed.
+        module: the module, compiled or not. It is not changed.
         attention: the class that replaces `Attention`.
     """
     module = getattr(module, "_orig_mod", module)
@@ -94,11 +94,11 @@ def _shared(tensor: Tensor | None) -> Tensor | None:
 
 
 def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tuple[VisionTransformer, Tensor]:
-    """Return a twin of the model and the input of its first layer (B, N, D) for images (B, C, height, width).
+    """Return the `twin` of the model, and the input (B, N, D) of its first layer for images (B, C, height, width).
 
     Raises:
-        VitkitError: the model is not a Vision Transformer, its attention has no such maps, all its layers are
-            convolutional, or the images do not have its size and channels.
+        VitkitError: the model is not a Vision Transformer, its kind of attention has no maps, all its layers are
+            convolutional, or the images do not have the model's size and channels.
     """
     model = plain(model)
     check(model.config, MAPS)
@@ -119,7 +119,7 @@ def attending(config: ViTConfig) -> list[int]:
 
 
 def find_layer(config: ViTConfig, layer: int) -> int:
-    """Return the index of a layer; negative indices count from the end, and -1 is the last layer with attention.
+    """Return the index of a layer. Negative numbers count from the end, and -1 is the last layer with attention.
 
     Raises:
         VitkitError: the layer does not exist or is convolutional, or the model's attention has no maps.
@@ -134,8 +134,9 @@ def find_layer(config: ViTConfig, layer: int) -> int:
 def readers(config: ViTConfig) -> Tensor:
     """Return the weight of each token in the input of the classification head, (N,) summing to 1.
 
-    The head reads the class token, or the mean of the patches with mean pooling. For a distilled model, the class and
-    distillation tokens count half each; for token+gap, the class token counts half and the patches the other half.
+    The head reads the class token, or with mean pooling the mean of the patches. In a distilled model, the class and
+    distillation tokens have a weight of one half each. With `token+gap`, the class token has a weight of one half, and
+    all patches together have the other half.
 
     Raises:
         VitkitError: the model pools by attention, so the weights depend on the image.
@@ -158,18 +159,18 @@ def readers(config: ViTConfig) -> Tensor:
 
 
 def to_grid(rows: Tensor, config: ViTConfig) -> Tensor:
-    """Return the values of the patches (..., h, w) among those of all tokens (..., N)."""
+    """Select the values of the patches from the values of all tokens, as a grid: (..., N) -> (..., h, w)."""
     return rows[..., config.prefix_tokens :].reshape(*rows.shape[:-1], *config.grid)
 
 
 def attention_maps(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
-    """Yield the attention of each layer, from first to last: (B, H, N, N) float32, each row summing to 1.
+    """Yield the attention matrices of each layer, first to last: (B, H, N, N) float32, each row summing to 1.
 
-    Convolutional layers are left out. Layers are computed as they are requested, and only the matrices that the caller
-    keeps stay in memory.
+    Convolutional layers are left out. Each layer is computed when its matrices are requested. Matrices stay in memory
+    only if the caller keeps them.
 
     Args:
-        model: the model, compiled or not, in any precision; its mode and its gradients are not changed.
+        model: the model, compiled or not, in any precision. Its mode and gradients are not changed.
         images: (B, C, height, width), preprocessed.
 
     Raises:
@@ -192,7 +193,7 @@ def _taken(attention: Any) -> Tensor:
 
 
 def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
-    """Return the attention to each patch in one layer, for each attention head: (B, H, h, w), not normalised.
+    """Return each head's attention to each patch in one layer: (B, H, h, w), not normalised.
 
     Args:
         model: see `attention_maps`.
@@ -200,8 +201,8 @@ def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
         layer: see `find_layer`.
 
     Returns:
-        The attention of the class token to the patches. If the classification head reads other tokens, the mean of
-        their attention, weighted as by `readers`.
+        The attention of the class token to the patches. If the classification head reads other tokens, their attention
+        is averaged with the weights of `readers`.
 
     Raises:
         VitkitError: there is no such layer, or it has no attention.
@@ -215,7 +216,7 @@ def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
 
 
 def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fusion = "mean") -> Tensor:
-    """Return the attention to each patch in one layer with all heads fused: (B, h, w), not normalised.
+    """Return the attention to each patch in one layer, with heads combined: (B, h, w), not normalised.
 
     Args:
         model: see `attention_maps`.
@@ -236,27 +237,27 @@ def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fu
 
 
 def read_rows(attention: Tensor, config: ViTConfig) -> Tensor:
-    """Average the rows of the tokens that the classification head reads: (..., N, N) -> (..., N)."""
+    """Average the rows of the tokens that the classification head reads, weighted: (..., N, N) -> (..., N)."""
     with torch.autocast(attention.device.type, enabled=False):
         return readers(config).to(attention) @ attention
 
 
 def check_fusion(config: ViTConfig, fusion: Fusion) -> None:
-    """Check that a way to fuse the heads is known, or that a head exists."""
+    """Raise a `VitkitError` unless `fusion` is mean, max, min or the number of a head."""
     if fusion in ("mean", "max", "min") or (type(fusion) is int and 0 <= fusion < config.heads):
         return
     raise VitkitError(f"fusion must be mean, max, min or a head from 0 to {config.heads - 1}, not {fusion!r}")
 
 
 def fuse(attention: Tensor, fusion: Fusion) -> Tensor:
-    """Fuse the heads: (B, H, N, N) -> (B, N, N)."""
+    """Combine the heads into one matrix: (B, H, N, N) -> (B, N, N)."""
     if isinstance(fusion, int):
         return attention[:, fusion]
     return attention.mean(dim=1) if fusion == "mean" else getattr(attention, f"a{fusion}")(dim=1)
 
 
 def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> Tensor:
-    """Return the attention of one patch to all patches, in each layer with attention: (layers, heads, h, w).
+    """Return the attention of one patch to all patches, for each layer with attention and each head: (layers, H, h, w).
 
     Args:
         model: see `attention_maps`.
@@ -280,7 +281,7 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
 def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
     """Follow attention through all layers to the patches (arXiv 2005.00928; the paper's app. D.8): (B, h, w).
 
-    The result is the same for every class. It sums to less than 1, as the prefix tokens keep the rest.
+    The result is the same for every class. Its sum is less than 1 if prefix tokens receive some of the attention.
 
     Args:
         model: see `attention_maps`.
@@ -289,8 +290,8 @@ def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discar
         discard: see `rollout_matrix`.
 
     Returns:
-        The row of the class token, for the patches only. If the classification head reads other tokens, the mean of
-        their rows, weighted as by `readers`.
+        The row of the class token in `rollout_matrix`, for the patches only. If the classification head reads other
+        tokens, their rows are averaged with the weights of `readers`.
 
     Raises:
         VitkitError: `fusion` or `discard` is invalid, or no layer has attention.
@@ -300,16 +301,17 @@ def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discar
 
 
 def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
-    """Multiply the layers' fused attention matrices, each with the identity added and rows renormalised.
+    """Return the product of the attention matrices of all layers, with heads combined.
 
-    The identity stands for the residual connection. Convolutional layers count as the identity.
+    The identity is added to each matrix for the residual connection, and rows are renormalised to sum to 1.
+    Convolutional layers count as the identity.
 
     Args:
         model: see `attention_maps`.
         images: (B, C, height, width), preprocessed.
         fusion: the mean, maximum or minimum over heads, entry by entry, or the number of one head.
-        discard: the fraction of each fused matrix's attention to patches that is set to 0, the smallest entries first.
-            Attention to prefix tokens is always kept, since the class token may receive information through them.
+        discard: the fraction of entries that is set to 0 in each combined matrix, the smallest entries first. Only
+            attention to patches is discarded, because the class token may receive information through prefix tokens.
 
     Returns:
         (B, N, N) float32, each row summing to 1.
@@ -331,14 +333,14 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
 
 
 def roll_out(fused: Tensor, product: Tensor | None) -> Tensor:
-    """Take rollout one layer further.
+    """Extend rollout by one layer.
 
     Args:
-        fused: (B, N, N), the attention of the layer, heads fused; it is changed.
-        product: (B, N, N), rollout through the layers below; None at the first layer.
+        fused: attention of the layer with heads combined, (B, N, N). It is modified in place.
+        product: rollout through the previous layers, (B, N, N); None at the first layer.
 
     Returns:
-        (B, N, N) float32, rollout through this layer; each row sums to 1.
+        Rollout through this layer, (B, N, N) float32. Each row sums to 1.
     """
     fused.diagonal(dim1=-2, dim2=-1).add_(1.0)
     fused.div_(fused.sum(dim=-1, keepdim=True))
@@ -361,7 +363,7 @@ def token_norms(model: nn.Module, images: Tensor) -> Tensor:
     """Return the norm of each patch after the last layer, before the final normalisation: (B, h, w) float32.
 
     Args:
-        model: the model, compiled or not, in any precision; its mode is not changed.
+        model: the model, compiled or not, in any precision. Its mode is not changed.
         images: (B, C, height, width), preprocessed.
     """
     model = plain(model)
@@ -371,7 +373,7 @@ def token_norms(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def find_artefacts(norms: Tensor, factor: float = 3.0) -> Tensor:
-    """Flag the patches (B, h, w) whose norm is above `factor` times the median of their image.
+    """Flag patches (B, h, w) whose norm is above `factor` times the median norm of the image's patches.
 
     Raises:
         VitkitError: `factor` is not above 1.
@@ -382,10 +384,13 @@ def find_artefacts(norms: Tensor, factor: float = 3.0) -> Tensor:
 
 
 def mask_artefacts(maps: Tensor, artefacts: Tensor) -> Tensor:
-    """Replace values of flagged patches (B, h, w) in maps (B, h, w) or (B, H, h, w) by the mean of their neighbours.
+    """Replace the values of flagged patches in maps by the mean of their unflagged neighbours.
 
-    Flagged neighbours do not count. A group of flagged patches is filled from its edge inwards. Images in which all
-    patches are flagged are not changed.
+    Groups of flagged patches are filled from the edge inwards. Images in which all patches are flagged are not changed.
+
+    Args:
+        maps: (B, h, w) or (B, H, h, w).
+        artefacts: whether each patch is flagged, (B, h, w).
     """
     values = maps if maps.ndim == 4 else maps[:, None]  # (B, H, h, w)
     known = ~artefacts[:, None] | artefacts.flatten(1).all(dim=1)[:, None, None, None]  # (B, 1, h, w)
@@ -397,5 +402,5 @@ def mask_artefacts(maps: Tensor, artefacts: Tensor) -> Tensor:
 
 
 def _mean_around(x: Tensor) -> Tensor:
-    """Average each 3 x 3 neighbourhood; positions outside the grid count as 0."""
+    """Average each 3 x 3 neighbourhood. Positions outside the grid count as 0."""
     return F.avg_pool2d(x, 3, stride=1, padding=1)

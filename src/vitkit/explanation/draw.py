@@ -1,6 +1,6 @@
-"""Draw maps on photographs, alone, and in sheets of heads. Nothing here computes a model.
+"""Draw explanation maps on photographs, as heat maps, and in sheets of heads and layers. No model is run here.
 
-The colour map is magma, which is perceptually uniform and readable in grey print and for colour-blind readers.
+The colour map is magma. It is perceptually uniform, and readable in grey print and for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from vitkit.text.drawing import new_figure, whole_numbers
 
 FloatArray = npt.NDArray[np.float32]
 Box = tuple[float, float, float, float]
-"""The left, top, right and bottom edge of the model's input, in pixels of the photograph; may lie outside of it."""
+"""Left, top, right and bottom edge of the model's input in pixels of the photograph; may be outside the photograph."""
 
 _MAP = "magma"
 _STRENGTH = 0.6  # the opacity of the map on the photograph
-_FADED = 0.6  # the amount of white that is mixed into regions outside the model's input
-_SIDE, _SMALL_SIDE, _FRAME_SIDE = 280, 170, 360  # pixels of a head's, of a layer's and of a frame's longer side
-_LAYERS_IN_ROW, _GAP = 6, 8  # layers; pixels between pictures
+_FADED = 0.6  # the fraction of white that is mixed into regions outside the model's input
+_SIDE, _SMALL_SIDE, _FRAME_SIDE = 280, 170, 360  # long side in pixels of pictures of heads, of layers, and of frames
+_LAYERS_IN_ROW, _GAP = 6, 8  # number of layers in a row; pixels between pictures
 _FRAME_MILLISECONDS = 600
 _LEAST = 256  # a photograph whose long side has fewer pixels is enlarged
 
 
 def to_png(figure: Figure) -> bytes:
-    """Return the figure as the content of a PNG file, and close it."""
+    """Return a figure as the content of a PNG file, and clear the figure."""
     data = page.to_png(figure)
     figure.clear()  # a figure refers to itself, so its pixels would stay until the next garbage collection
     return data
@@ -48,7 +48,7 @@ def picture_to_png(picture: Image.Image) -> bytes:
 
 
 def thumbnail(picture: Image.Image, long_side: int) -> bytes:
-    """Return a picture, no larger than `long_side`, as the content of a JPEG file."""
+    """Reduce a picture to at most `long_side` pixels per side, and return the content of a JPEG file."""
     small = picture.copy()
     small.thumbnail((long_side, long_side))
     return to_jpeg(small)
@@ -62,9 +62,9 @@ def to_jpeg(picture: Image.Image) -> bytes:
 
 
 def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image, Box]:
-    """Return a photograph and its box, both reduced if a side is longer than `long_side`.
+    """Reduce a photograph and its box if a side is longer than `long_side`; enlarge a very small photograph.
 
-    A very small photograph, such as a digit, is enlarged by a whole factor without interpolation.
+    A small photograph, such as an image of a digit, is enlarged by a whole factor without interpolation.
     """
     longest = max(photograph.size)
     if longest > long_side:
@@ -102,7 +102,10 @@ def spread(values: FloatArray, box: Box, size: tuple[int, int]) -> tuple[FloatAr
 
 
 def _weights(patches: int, low: float, high: float, pixels: int) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Return each patch's weight at each pixel along one side, (pixels, patches), and whether it is in the box."""
+    """Return the interpolation weights of patches along one side, and whether each pixel is in the box.
+
+    The shapes are (pixels, patches) and (pixels,).
+    """
     centres = (np.arange(pixels) + 0.5 - low) / (high - low)  # 0 to 1 inside the box
     place = np.clip(centres * patches - 0.5, 0, patches - 1)
     weights = np.maximum(0, 1 - np.abs(place[:, None] - np.arange(patches)[None]))
@@ -110,9 +113,9 @@ def _weights(patches: int, low: float, high: float, pixels: int) -> tuple[FloatA
 
 
 def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image:
-    """Draw a map over its photograph, pixel by pixel: dark at its lowest value, bright at its highest.
+    """Draw a map over its photograph, dark at the lowest value of the map and bright at the highest.
 
-    The model's input is framed, and everything outside it is faded. Negative values are shown as 0.
+    The region of the model's input is framed, and the rest is faded. Negative values are drawn as 0.
 
     Args:
         photograph: RGB.
@@ -131,7 +134,7 @@ def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Imag
 
 
 def masked(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image:
-    """Multiply a photograph by a map, as Figure 6 of the paper does: black where the map is 0.
+    """Multiply a photograph by a map, as in Figure 6 of the paper. The result is black where the map is 0.
 
     Args:
         photograph: RGB.
@@ -145,7 +148,7 @@ def masked(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image
 
 
 def paper_sheet(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Figure:
-    """Draw pairs of a photograph and its attended regions, as in Figure 6 of the paper.
+    """Draw photographs next to their attended regions, as in Figure 6 of the paper.
 
     Args:
         pairs: the photograph and the result of `masked`, for each image.
@@ -176,7 +179,7 @@ def _frame(picture: Image.Image, seen: npt.NDArray[np.bool_]) -> None:
 
 
 def heatmap(values: FloatArray, title: str, label: str) -> Figure:
-    """Draw a map patch by patch, without the photograph, with a colour scale.
+    """Draw a map as a heat map of patches with a colour scale, without the photograph.
 
     Args:
         values: the map, (h, w).
@@ -194,7 +197,7 @@ def heatmap(values: FloatArray, title: str, label: str) -> Figure:
 
 
 def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, title: str) -> Figure:
-    """Draw the photograph, followed by each map on top of it, at most four in a row.
+    """Draw the photograph, followed by the overlay of each map on the photograph, at most four pictures in a row.
 
     Args:
         photograph: RGB.
@@ -221,7 +224,7 @@ def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: B
 
 
 def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
-    """Draw every head of every layer, each map scaled from its lowest to its highest value.
+    """Draw the maps of all heads in a grid with one row per layer. Each map is scaled to its own range of values.
 
     Args:
         maps: (layers, heads, h, w).
@@ -239,12 +242,12 @@ def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
 
 
 def heads_sheet(photograph: Image.Image, maps: FloatArray, box: Box) -> Image.Image:
-    """Draw the photograph, and next to it each head's map over it.
+    """Draw the photograph, followed by the overlay of each head's map on the photograph.
 
     Args:
         photograph: RGB.
         maps: (heads, h, w).
-        box: the region that the model saw.
+        box: the region of the photograph that the model received.
     """
     photograph, box = fit(photograph, box, _SIDE)
     cells = [("photograph", photograph)]
@@ -256,12 +259,12 @@ def heads_sheet(photograph: Image.Image, maps: FloatArray, box: Box) -> Image.Im
 def layers_sheet(
     photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, layers: Sequence[int]
 ) -> Image.Image:
-    """Draw maps of each layer over the photograph: the frames of `film` on one sheet, six layers in a row.
+    """Draw the maps of each layer on the photograph, all layers on one sheet with six layers in a row.
 
     Args:
         photograph: RGB.
-        maps: name to (layers, h, w); each name has a row.
-        box: the region that the model saw.
+        maps: maps of all layers, (layers, h, w), by name. Each name has rows of its own.
+        box: the region of the photograph that the model received.
         layers: the number of each layer.
     """
     photograph, box = fit(photograph, box, _SMALL_SIDE)
@@ -276,14 +279,14 @@ def layers_sheet(
 def film(
     photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, layers: Sequence[int], kind: str = "GIF"
 ) -> bytes:
-    """Show the maps of each layer over the photograph, one layer after another, as the content of an animated file.
+    """Return an animation of the maps on the photograph, one frame per layer, as the content of a file.
 
     Args:
         photograph: RGB.
-        maps: name to (layers, h, w), which are shown next to each other.
-        box: the region that the model saw.
+        maps: maps of all layers, (layers, h, w), by name. The names are shown next to each other.
+        box: the region of the photograph that the model received.
         layers: the number of each layer.
-        kind: GIF, or WEBP, which has all colours.
+        kind: `GIF` with at most 128 colours, or `WEBP` with all colours.
     """
     photograph, box = fit(photograph, box, _FRAME_SIDE)
     frames = []
@@ -292,7 +295,7 @@ def film(
         frames.append(sheet([cells]))
     data = io.BytesIO()
     options: dict[str, Any] = {"save_all": True, "duration": _FRAME_MILLISECONDS, "loop": 0}
-    if kind == "GIF":  # grains of dither would double the file
+    if kind == "GIF":  # dithering would double the size of the file
         frames = [frame.quantize(128, dither=Image.Dither.NONE) for frame in frames]
     else:
         options |= {"quality": 80, "method": 4}
@@ -301,7 +304,7 @@ def film(
 
 
 def sheet(rows: Sequence[Sequence[tuple[str, Image.Image]]]) -> Image.Image:
-    """Put pictures in rows on a white sheet, each below its caption.
+    """Arrange pictures in rows on a white sheet, each below its caption.
 
     Args:
         rows: the caption and the picture of each cell. Captions are ASCII and are not shortened.
@@ -331,7 +334,7 @@ def mosaic(
         colours: the name of the colour map.
         cell: the long side of a picture in inches.
         limits: the values at the ends of the colour map.
-        beside: inches for what is drawn on the right.
+        beside: additional width of the figure in inches, such as for a colour scale.
     """
     rows, columns, h, w = cells.shape
     sheet = np.full((rows, h + 1, columns, w + 1), np.nan, dtype=np.float32)
@@ -347,20 +350,20 @@ def mosaic(
 
 
 def describe_flat(values: FloatArray) -> str | None:
-    """Say why an overlay is dark everywhere; None if it is not."""
+    """Describe why the overlay of a map is dark everywhere; None if the map has different positive values."""
     if values.max() <= 0:
         return "nowhere above 0"
     return "the same everywhere" if np.ptp(np.maximum(values, 0)) == 0 else None
 
 
 def unit(values: FloatArray) -> FloatArray:
-    """Scale the values to 0..1; a constant map becomes 0."""
+    """Scale the values of a map to the range from 0 to 1; a constant map becomes 0."""
     low, high = float(values.min()), float(values.max())
     return ((values - low) / (high - low) if high > low else np.zeros_like(values)).astype(np.float32)
 
 
 def shorten(name: str, most: int) -> str:
-    """Return a name in one line of at most `most` characters, as matplotlib can draw it."""
+    """Shorten a name to one line of at most `most` characters, and escape it for matplotlib."""
     name = " ".join(name.encode(errors="replace").decode().split())  # it may have line breaks or invalid UTF-8
     text = name if len(name) <= most else name[: most - 1] + "…"
     return text.replace("$", r"\$")  # matplotlib renders text between dollar signs as mathematics

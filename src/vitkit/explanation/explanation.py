@@ -1,7 +1,7 @@
-"""Explain one image: the prediction, and where in the photograph it comes from.
+"""Explain the prediction for an image by maps of the regions that support it.
 
-The explained pixels are exactly those that a prediction uses. `choose_methods` returns the methods for a model.
-`worst_mistakes_page` writes a page of mistakes: each image with the regions that support the wrong and the true class.
+The explained pixels are exactly the pixels that a prediction uses. `choose_methods` returns the methods that apply to a
+model. `worst_mistakes_page` writes a page of mistakes, with the regions that support the wrong and the true class.
 
 Shapes: h x w patch grid.
 """
@@ -59,7 +59,7 @@ def can_explain(model: Model) -> bool:
 
 
 def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
-    """Return the method of this name, or with `all` every method that suits the model.
+    """Return the requested method, or with `all` every method that applies to the model.
 
     Raises:
         VitkitError: the method or layer does not exist, or does not apply to this model.
@@ -93,7 +93,7 @@ def _methods_of_network(method: str, layer: int | None, model: Network) -> list[
 
 
 def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]:
-    """Return `target` and `layer` as options, as far as the method accepts them."""
+    """Return the keyword arguments of a method: those of `target` and `layer` that it accepts."""
     of_class = {"target": target} if METHODS[method].of_class else {}
     of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}
     return of_class | of_layer
@@ -102,7 +102,11 @@ def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]
 def read_photograph(
     preprocess: Preprocess, source: str | Place | bytes | Image.Image | npt.NDArray[Any] | Tensor
 ) -> tuple[str | None, Image.Image, Tensor, Box]:
-    """Return the path, the photograph, the model's input (C, height, width), and its region in the photograph.
+    """Read an image and preprocess it for the model.
+
+    Returns:
+        The path (None for bytes and for a picture in memory), the photograph, the model's input (C, height, width), and
+        the region of the photograph that the input covers.
 
     Raises:
         UnreadableImageError: the source is not a picture that can be read.
@@ -128,7 +132,7 @@ def _read(path: str | Place, preprocess: Preprocess, content: bytes | None = Non
     box = preprocess.box(*picture.image.size)
     if picture.image.size == (picture.width, picture.height):
         return picture.image, pixels, box
-    with picture_of(path, content=content) as whole:  # for the prediction it was decoded at a smaller scale
+    with picture_of(path, content=content) as whole:  # `picture` was decoded at a smaller scale
         photograph = whole.image
     x, y = photograph.width / picture.image.width, photograph.height / picture.image.height
     return photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
@@ -160,17 +164,18 @@ class Explanation:
     """The prediction for an image, and the explanation of each method.
 
     Attributes:
-        path: the path of the image as the caller named it; None for a picture in memory.
+        path: the path of the image as the caller gave it; None for a picture in memory.
         photograph: the upright RGB picture in its original resolution.
         target: the class that is explained.
         probability: the probability of that class.
         ranking: every class with its probability, the most probable first.
-        maps: the map (h, w) of each method on the grid of patches. The units differ between methods.
-        heads: the attention of each head, (layers, heads, h, w), if it was requested.
+        maps: the map (h, w) of each method on the grid of patches, by name. The units differ between methods.
+        box: the region that the model received: left, top, right and bottom in pixels of the photograph. The region
+            reaches beyond the photograph if the input was padded.
+        heads: the attention of each head, (layers, heads, h, w); None if it was not requested.
         layers: the numbers of the layers in `heads`.
-        rollouts: (layers, h, w), rollout from the first layer to each of `layers`; None for one layer.
-        box: the region that the model received: left, top, right and bottom in pixels of the photograph. It reaches
-            beyond the photograph if the input was padded.
+        rollouts: rollout from the first layer to each of `layers`, (layers, h, w); None if a single layer was
+            requested.
     """
 
     path: str | None
@@ -192,7 +197,7 @@ class Explanation:
 
     @property
     def title(self) -> str:
-        """Return the image's name, the class and its probability."""
+        """The file name of the image, the explained class and its probability, in one line."""
         name = "" if self.path is None else f"{Path(self.path).name}: "
         return f"{name}{self.target} {self.probability:.3f}"
 
@@ -229,7 +234,7 @@ class Explanation:
         return f"<div><b>{escape(self.title)}</b></div>{shown}"
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw the overlay of each method, and all methods side by side, by name."""
+        """Return functions that draw figures, by name: one for each method, and `all` for all maps side by side."""
         single = {method: partial(self._draw, method) for method in self.methods}
         return {"all": self._draw_all, **single} if len(self.maps) > 1 else dict(single)
 
@@ -237,8 +242,9 @@ class Explanation:
         """Draw an overlay with matplotlib, and return its axes.
 
         Args:
-            picture: a method, or `all` for all of them side by side; by default all that there are.
-            figure: the figure or subfigure to draw on; by default a new one of pyplot, which a notebook shows.
+            picture: a method, or `all` for all maps side by side. By default, `all` if there are several maps,
+                otherwise the first method.
+            figure: the figure or subfigure to draw on. By default, a new pyplot figure, which a notebook displays.
 
         Raises:
             VitkitError: there is no map of this method.
@@ -248,16 +254,17 @@ class Explanation:
     def save(self, target: str | Path, fonts: Fonts = "sans") -> Path:
         """Write the explanation to a folder, or to one file in the format of its suffix.
 
-        `.png`, `.svg` and `.pdf` contain the overlays side by side, `.gif` and `.webp` the film through the layers,
-        `.npz` the arrays, and `.html` is a page with everything. A folder gets the overlays as PNG, the film, the
-        arrays, and the page as `index.html`.
+        `.png`, `.svg` and `.pdf` files contain the overlays side by side. `.gif` and `.webp` files contain an animation
+        through the layers, and `.npz` files contain the arrays. An `.html` file is a page with all results. A folder
+        gets the overlays as PNG files, the animation, the arrays, and the page as `index.html`.
 
         Args:
             target: the folder or file.
             fonts: `latex` sets the text of an SVG or PDF picture in a serif font like that of LaTeX documents.
 
         Raises:
-            VitkitError: the suffix is another one, or there is no film, which requires the method `heads`.
+            VitkitError: the suffix is not supported, or an animation is requested but the method `heads` was not run on
+                all layers.
             OSError: the file or folder cannot be written.
         """
         target = Path(target)
@@ -295,7 +302,7 @@ class Explanation:
         self._write_page(folder / PAGE)
 
     def _draw(self, method: str) -> Figure:
-        """Draw the overlay of a method with its title; heads as a mosaic of their maps."""
+        """Draw the overlay of a method with a title. For `heads`, draw a grid of the maps of all heads."""
         if method == HEADS:
             assert self.heads is not None
             return self._mosaic(self.heads)
@@ -319,7 +326,7 @@ class Explanation:
         return draw.head_sheet(heads, self.layers, "Each head's attention")
 
     def _head_sheets(self) -> dict[int, Image.Image]:
-        """Return each layer's heads on the photograph."""
+        """Return a picture for each layer, by number: the maps of its heads on the photograph."""
         assert self.heads is not None
         return {
             layer: draw.heads_sheet(self.photograph, maps, self.box)
@@ -396,8 +403,9 @@ class Explanation:
         """Return the photograph and a thumbnail of each method, as HTML.
 
         Args:
-            page: the address of the image's page, to whose parts the thumbnails link; empty on the page itself.
-            has_texts: whether a sentence below each thumbnail says what the method shows.
+            page: the address of the page of this explanation, to which the thumbnails link; empty if the thumbnails are
+                on this page.
+            has_texts: whether a sentence below each thumbnail describes the method.
         """
         photograph = draw.fit(self.photograph, self.box, _THUMBNAIL)[0]
         link, cells = f'<a href="{page}">' if page else "<a>", []
@@ -434,7 +442,7 @@ def explain_classes(
     method: str = "gradient",
     layer: int | None = None,
 ) -> list[Explanation]:
-    """Explain several classes of one image, which is read and classified once; see `Classifier.explain`."""
+    """Explain several classes of one image. The image is read and classified once; see `Classifier.explain`."""
     with evaluating(classifier.model):
         return _explain_classes(classifier, source, targets, method, layer)
 
@@ -478,7 +486,7 @@ def _explain_classes(
 
 
 def _methods(classifier: Explainable, method: str, layer: int | None) -> list[str]:
-    """Return the requested methods; a multi-label model leaves out methods that compare with rival classes."""
+    """Return the requested methods, for a multi-label model without methods that compare rival classes."""
     methods = choose_methods(method, layer, classifier.model)
     if classifier.task != "multi":
         return methods
@@ -489,7 +497,7 @@ def _methods(classifier: Explainable, method: str, layer: int | None) -> list[st
 
 
 def _maps(model: Model, images: Tensor, method: str, targets: list[int], layer: int | None) -> FloatArray:
-    """Return one image's map for each of T classes, (T, h, w)."""
+    """Return the maps of one image for T classes, (T, h, w)."""
     row = methods_for(is_network=isinstance(model, Network))[method]
     if row.of_class:
         images = images.expand(len(targets), -1, -1, -1)
@@ -498,7 +506,12 @@ def _maps(model: Model, images: Tensor, method: str, targets: list[int], layer: 
 
 
 def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:
-    """Return the index of a class: `top` for the most probable one, a name, or an index if no class has that name.
+    """Return the index of a class.
+
+    Args:
+        classes: the names of the classes.
+        target: `top` for the most probable class, the name of a class, or an index if no class has this name.
+        probabilities: the probabilities of the classes, (K,).
 
     Raises:
         VitkitError: there is no such class; the message suggests similar names.
@@ -518,9 +531,9 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
 
 
 def _heads(wanted: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...], FloatArray | None]:
-    """Return (layers, heads, h, w), the numbers of the layers, and rollout through each, (layers, h, w).
+    """Return the maps of all heads, the numbers of their layers, and rollout to each layer.
 
-    The heads are those of one layer, without rollout, or of every layer with attention.
+    The shapes are (layers, heads, h, w), (layers,) and (layers, h, w). If one layer is requested, rollout is None.
     """
     model = vit_of(wanted, HEADS)
     config = model.config
@@ -546,19 +559,19 @@ def _clean(text: str) -> str:
 def worst_mistakes_page(
     classifier: Explainable, rows: Iterable[tuple[str, str, str]], out: str | Path, method: str = "gradient"
 ) -> int:
-    """Write a page of mistakes: each image with the regions that support its wrong class and its true class.
+    """Write a page of mistakes: each image with the regions that support the predicted class and the true class.
 
     Args:
-        classifier: the classifier whose mistakes they are.
+        classifier: the classifier that made the mistakes.
         rows: path, true class and predicted class of each image, in the order of the page.
         out: the HTML file.
         method: a class-specific method.
 
     Returns:
-        The number of images that the page shows. For an image that cannot be explained it gives the reason.
+        The number of images that the page shows. For an image that cannot be explained, the page gives the reason.
 
     Raises:
-        VitkitError: a class is not the classifier's, or the method is unknown or not class-specific.
+        VitkitError: the classifier does not know a class, or the method is unknown or not class-specific.
     """
     if method not in class_specific():
         raise VitkitError(f"method {method!r} is not class-specific; use one of {', '.join(class_specific())}")
@@ -579,13 +592,13 @@ def worst_mistakes_page(
 def explain_mistake(
     classifier: Explainable, path: str | Place, true: str, predicted: str, method: str = "gradient"
 ) -> list[tuple[str, bytes]] | str:
-    """Show a misclassified photograph next to the maps of its wrong class and its true class.
+    """Draw a misclassified photograph and the maps of the predicted class and the true class.
 
     Returns:
-        Captions and JPEGs, or the reason why the photograph cannot be read or explained.
+        Captions with the contents of JPEG files, or the reason why the photograph cannot be read or explained.
 
     Raises:
-        VitkitError: a class is not the classifier's, or the method is unknown.
+        VitkitError: the classifier does not know a class, or the method is unknown.
     """
     try:
         for_predicted, for_true = explain_classes(classifier, path, (predicted, true), method)

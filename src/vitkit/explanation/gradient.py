@@ -1,9 +1,9 @@
-"""Methods that use the gradient of a class: gradient-weighted attention, and Grad-CAM for convolutional networks.
+"""Explain a class by gradients: gradient-weighted attention, and Grad-CAM for convolutional networks.
 
-The relevance of a layer is the mean over heads of the positive part of A times the gradient of the class's logit with
-respect to A (arXiv 2012.09838 and 2103.15679, sec. 3.1). The forward pass stores only the input of each layer. The
-backward pass computes one layer at a time again with explicit attention, so the matrices of only one layer are in
-memory.
+The relevance of a layer is computed from its attention matrix A. A is multiplied elementwise by the gradient of the
+class's logit with respect to A. The positive part of the product is averaged over heads (arXiv 2012.09838 and
+2103.15679, sec. 3.1). The forward pass stores only the input of each layer. The backward pass recomputes one layer at a
+time with explicit attention, so that only the matrices of one layer are in memory.
 
 Grad-CAM (arXiv 1610.02391, sec. 3) weights each channel of the last feature map by the mean gradient of the class's
 logit (eq. 1) and keeps the positive part of the sum (eq. 2).
@@ -25,16 +25,16 @@ from vitkit.model.names import Config
 from vitkit.model.network import Network
 from vitkit.model.vit import Attention, VisionTransformer
 
-Target = Tensor | int | None  # a class for each image, or one for all; None is the class that the model predicts
+Target = Tensor | int | None  # a class for each image, or one for all images; None is the predicted class
 
 
 class WrittenAttention(Attention):
-    """Explicit attention, eq. 6 in float32, which keeps the matrix (B, H, N, N) in `seen` for its gradient."""
+    """Explicit attention (eq. 6 in float32), which stores the matrix (B, H, N, N) in `seen` to compute its gradient."""
 
     seen: Tensor
 
     def attend_within(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Attend to all tokens, with weights of 0 outside the windows, so that there is one matrix."""
+        """Compute windowed attention as one matrix over all tokens, with weights of 0 outside the windows."""
         return self.attend(q, k, v, bias if self.windows is None else self.windows.masked(bias, q))
 
     def matrix(self, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -43,19 +43,19 @@ class WrittenAttention(Attention):
 
 
 def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
-    """Follow the relevance of a class through all layers: (B, h, w), not normalised.
+    """Follow the relevance of a class through all layers to the patches: (B, h, w), not normalised.
 
-    R starts as the identity, and each layer adds its relevance times R. Only the required row of R is computed here,
-    from the last layer to the first.
+    The accumulated relevance R starts as the identity, and each layer adds its relevance times R. Only the required row
+    of R is computed, from the last layer to the first.
 
     Args:
-        model: the model, compiled or not, in any precision; its mode and its gradients are not changed.
+        model: the model, compiled or not, in any precision. Its mode and gradients are not changed.
         images: (B, C, height, width), preprocessed.
         target: one class for each image (B,), or one for all; None is the predicted class.
 
     Returns:
-        The row of the class token, for the patches only. If the classification head reads other tokens, the mean of
-        their rows, weighted as by `readers`.
+        The row of the class token in R, for the patches only. If the classification head reads other tokens, their rows
+        are averaged with the weights of `attention.readers`.
 
     Raises:
         VitkitError: there is no such class, the model has no head, or no layer has attention.
@@ -71,7 +71,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) ->
 def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, layer: int = -1) -> Tensor:
     """Return the attention to each patch in one layer, weighted by its effect on a class: (B, h, w).
 
-    Earlier layers mix information between tokens, which this map does not show. This matters most with mean pooling.
+    Earlier layers mix information between tokens, but the map ignores this. The effect is strongest with mean pooling.
 
     Args:
         model: see `gradient_rollout`.
@@ -90,10 +90,10 @@ def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, 
 
 
 def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
-    """Return the class to explain for each image, (B,); by default the one with the largest logit (B, K).
+    """Return the class to explain for each image, (B,). By default, this is the class with the largest logit (B, K).
 
     Raises:
-        VitkitError: there is no such class, or their number is not that of the images.
+        VitkitError: a class does not exist, or the number of classes differs from the number of images.
     """
     if target is None:
         return logits.argmax(dim=-1)
@@ -108,13 +108,13 @@ def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
 
 
 def check_head(config: Config) -> None:
-    """Refuse a model without a classification head."""
+    """Raise a `VitkitError` if the model has no classification head."""
     if config.num_classes == 0:
         raise VitkitError("the model has no head, so there is no class to explain; use rollout or raw")
 
 
 def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tuple[int, Tensor]]:
-    """Yield the index and the relevance (B, N, N) of each layer with attention, last to first."""
+    """Yield the index and the relevance (B, N, N) of each layer with attention, from last to first."""
     check_head(plain(model).config)
     copied, inputs = _forward(model, images)
     gradient = _enter(copied, inputs.pop(), target)
@@ -128,7 +128,7 @@ def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tu
 @torch.inference_mode(mode=False)  # autograd refuses tensors that were created in inference mode
 @torch.no_grad()
 def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[Tensor]]:
-    """Return a twin of the model, the input of each layer and the output of the last, (B, N, D) each."""
+    """Return the `twin` of the model, and the inputs of all layers followed by the last output, (B, N, D) each."""
     copied, x = prepare(model, images, WrittenAttention)
     copied.fused_attention, inputs = True, [x]
     for layer in range(copied.config.layers):
@@ -149,7 +149,10 @@ def _enter(model: VisionTransformer, tokens: Tensor, target: Target) -> Tensor:
 @torch.inference_mode(mode=False)
 @torch.enable_grad()
 def _back(model: VisionTransformer, layer: int, x: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Compute a layer's relevance and the gradient of its input from the gradient of its output."""
+    """Return a layer's relevance and the gradient at its input `x`, from the gradient at its output.
+
+    The relevance is None for a convolutional layer.
+    """
     x.requires_grad_()
     attention = model.blocks[layer].attn
     if not isinstance(attention, WrittenAttention):
@@ -170,10 +173,10 @@ def _times(row: Tensor, relevance: Tensor) -> Tensor:
 @torch.inference_mode(mode=False)  # autograd refuses tensors that were created in inference mode
 @torch.enable_grad()
 def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
-    """Return the Grad-CAM of a class in the last feature map: (B, h, w), not normalised.
+    """Return the Grad-CAM of a class for the last feature map: (B, h, w), not normalised.
 
     Args:
-        model: a network of another library; its mode and its gradients are not changed.
+        model: a network of another library. Its mode and gradients are not changed.
         images: (B, C, height, width), preprocessed.
         target: see `gradient_rollout`.
 
@@ -189,10 +192,10 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
 
     def keep(_module: nn.Module, _inputs: object, made: Tensor) -> Tensor:
         seen.append(made.detach().requires_grad_())
-        return seen[-1].clone()  # later layers may change it in place
+        return seen[-1].clone()  # later layers may modify the feature map in place
 
     place = still.network.get_submodule(str(model.anatomy.map))
-    place._forward_hooks = OrderedDict()  # the twin shares these with the model
+    place._forward_hooks = OrderedDict()  # the twin would share the hooks of the model
     place.register_forward_hook(keep)
     images = images.detach().to(next(still.parameters()))
     logits = still(images.clone() if images.is_inference() else images).float()
@@ -206,7 +209,7 @@ def check_map(model: Network) -> None:
     """Check that a network has a feature map before its head.
 
     Raises:
-        VitkitError: it has none, because its last layers use attention or the images are too small.
+        VitkitError: the network has no feature map, because its last layers use attention or the images are too small.
     """
     if model.anatomy.map is None:
         raise VitkitError(

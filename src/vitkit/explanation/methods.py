@@ -1,6 +1,7 @@
-"""The explanation methods, one row each. Importing this module does not import torch.
+"""The registry of explanation methods. Importing this module does not import torch.
 
-To add a method, add a function and a row. The choices of the command line and the texts of pages come from this table.
+To add a method, write a function and add a row to `METHODS`. The choices of the command line and the texts of pages
+come from this registry.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A method that makes a map of an image.
+    """An explanation method, which computes a map of an image.
 
     Attributes:
-        name: the name by which it is requested.
+        name: the name by which the method is requested.
         tells: a description of the map for pages, one or two sentences.
         module: the module of the function.
         function: the name of a function (model, images) -> (B, h, w) float32; for `heads`, (B, H, h, w).
         of_class: whether the function also takes `target`, because its map is specific to a class.
         of_layer: whether the function also takes `layer`, because its map is specific to a layer.
-        of_rivals: whether the map compares a class with its rivals, so that it does not apply to multi-label models.
+        of_rivals: whether the map compares a class with rival classes. Such a method does not apply to multi-label
+            models.
     """
 
     name: str
@@ -37,18 +39,18 @@ class Method:
     of_rivals: bool = False
 
     def __call__(self, model: object, images: Tensor, *arguments: object, **options: object) -> Tensor:
-        """Compute the map. The options are `target` and `layer`, if the method takes them, and its function's."""
+        """Compute the maps of images. `options` are keyword arguments of the function, such as `target` and `layer`."""
         compute: Callable[..., Tensor] = getattr(import_module(self.module), self.function)
         return compute(model, images, *arguments, **options)
 
 
 METHODS: dict[str, Method] = {}
-OF_NETWORKS: dict[str, Method] = {}  # the methods for another library's network, by the same names
-HEADS = "heads"  # makes one map per head; the other methods make one in total
+OF_NETWORKS: dict[str, Method] = {}  # the methods for networks of other libraries, by the same names
+HEADS = "heads"  # the method that computes one map per head; other methods compute one map per image
 
 
 def register(method: Method) -> None:
-    """Add a method. The command line offers it if it is imported afterwards.
+    """Add a method. The command line offers the method if it is registered before the command line is imported.
 
     Raises:
         ValueError: a method with this name exists already.
@@ -69,12 +71,12 @@ def method_names() -> tuple[str, ...]:
 
 
 def class_specific() -> tuple[str, ...]:
-    """Return the methods whose map is of one class."""
+    """Return the names of the methods whose map is specific to a class."""
     return tuple(name for name, method in METHODS.items() if method.of_class)
 
 
 def by_layer() -> tuple[str, ...]:
-    """Return the methods whose map is of one layer."""
+    """Return the names of the methods whose map is specific to a layer."""
     return tuple(name for name, method in METHODS.items() if method.of_layer)
 
 

@@ -1,6 +1,7 @@
-"""Measure what a model has learned, as in the paper's Figure 7 and app. D.7, and draw the results.
+"""Measure properties of a trained model, as in the paper's Figure 7 and app. D.7, and draw the results.
 
-The colour maps, viridis and cividis, are perceptually uniform and readable in grey print and for colour-blind readers.
+The colour maps are viridis and cividis. They are perceptually uniform, and readable in grey print and for colour-blind
+readers.
 
 Shapes: B images, C channels, L layers, H heads, N tokens, h x w patch grid. All results are numpy arrays.
 """
@@ -33,11 +34,11 @@ _TINY = 1e-12
 def filter_components(model: VisionTransformer, number: int = 28) -> FloatArray:
     """Return the first principal components of the patch embedding's filters (Figure 7, left).
 
-    The filters are centred on their mean. The sign of a component is arbitrary; its largest entry is made positive.
+    The mean filter is subtracted first. The sign of a component is arbitrary; here its largest entry is positive.
 
     Returns:
-        (number, patch height, patch width, C), each of length 1, in decreasing order of explained variance. There are
-        fewer if the filters have a lower rank.
+        Components of length 1 in decreasing order of explained variance, (number, patch height, patch width, C). There
+        are fewer than `number` if the model has fewer filters or filter weights.
 
     Raises:
         VitkitError: the model is a hybrid, whose filters apply to a feature map and cannot be drawn.
@@ -60,7 +61,7 @@ def position_similarity(model: VisionTransformer) -> FloatArray:
     If each layer adds its own position embeddings, those of the first layer are compared.
 
     Returns:
-        (h, w, h, w); [i, j] contains the similarities of the patch in row i and column j to all patches.
+        (h, w, h, w). Entry [i, j] contains the similarities of the patch in row i and column j to all patches.
 
     Raises:
         VitkitError: the model has no position embeddings that are added to the tokens.
@@ -77,7 +78,7 @@ def position_similarity(model: VisionTransformer) -> FloatArray:
 
 
 def row_and_column_contrast(similarity: FloatArray) -> tuple[float, float, float]:
-    """Measure whether position embeddings reflect rows and columns, as in the paper.
+    """Measure whether position embeddings are more similar within rows and columns, as in the paper.
 
     Returns:
         The mean similarity of different positions in the same row, in the same column, and in neither.
@@ -94,9 +95,9 @@ def row_and_column_contrast(similarity: FloatArray) -> tuple[float, float, float
 def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
     """Return the mean attention distance of each head in pixels (Figure 7, right).
 
-    It is the distance from each query patch to all patches, weighted by attention, and averaged over queries and images
-    (app. D.7). Prefix tokens have no position: they are not used as queries, and the attention to the patches is
-    normalised to sum to 1. Distances are between the centres of patches, in pixels of the model's input.
+    The attention distance of a query patch is the mean distance to all patches, weighted by attention (app. D.7). The
+    result is averaged over queries and images. Prefix tokens are ignored because they have no position, so attention to
+    the patches is normalised to sum to 1. Distances are between the centres of patches, in pixels of the model's input.
 
     Args:
         model: the model.
@@ -127,7 +128,8 @@ def uniform_distance(model: VisionTransformer) -> float:
 def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
     """Return the mean entropy of each head's attention, in bits.
 
-    It is 0 if each token attends to a single token, and log2(N) if it attends to all equally. Prefix tokens count.
+    The entropy is 0 if each token attends to a single token, and log2(N) if each token attends to all tokens equally.
+    Prefix tokens are included.
 
     Returns:
         (L, H); NaN in convolutional layers.
@@ -141,8 +143,8 @@ def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
 def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
     """Return the norm of each token after each layer, before the final normalisation.
 
-    A few patches with very large norms in late layers are artefacts: the model stores global information there, which
-    is unrelated to the content of the patch (arXiv 2309.16588).
+    A few patches with very large norms in late layers are artefacts. The model uses them to store global information,
+    which is unrelated to the content of the patch (arXiv 2309.16588).
 
     Returns:
         (L, B, N), prefix tokens first.
@@ -152,9 +154,10 @@ def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
 
 
 def layer_similarity(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """Return the linear CKA of each pair of layers, which measures how similarly they represent the images.
+    """Return the linear CKA of each pair of layers, a measure of how similarly two layers represent the images.
 
-    The representation of an image is the concatenation of all its tokens (arXiv 1905.00414). See `linear_cka`.
+    The representation of an image in a layer is the concatenation of all its tokens (arXiv 1905.00414). See
+    `linear_cka`.
 
     Returns:
         (L, L), 1 on the diagonal.
@@ -167,11 +170,11 @@ def layer_similarity(model: VisionTransformer, images: Tensor) -> FloatArray:
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Return the centred kernel alignment of two representations (n, features) of the same n images.
+    """Return the linear centred kernel alignment (CKA) of two representations (n, features) of the same n images.
 
-    It is 1 for equal representations and 0 for unrelated ones, and invariant to rotation and scaling. HSIC is estimated
-    without bias (Song et al., JMLR 2012, as in arXiv 2010.15327), because the biased estimate approaches 1 if there are
-    fewer images than features. The result may therefore be slightly below 0.
+    CKA is 1 for equal representations and 0 for unrelated ones. It is invariant to rotation and scaling. HSIC is
+    estimated without bias (Song et al., JMLR 2012, as in arXiv 2010.15327), because with the biased estimate, CKA
+    approaches 1 if there are fewer images than features. The unbiased result may be slightly below 0.
 
     Raises:
         VitkitError: there are fewer than 4 images.
@@ -188,7 +191,7 @@ def _patch_distances(config: ViTConfig) -> npt.NDArray[np.float64]:
 
 
 def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor], Tensor]) -> FloatArray:
-    """Average a measure of attention, (B, H, N, N) -> (B, H), over images for each layer: (L, H)."""
+    """Average over images a measure of one layer's attention, (B, H, N, N) -> (B, H), for each layer: (L, H)."""
     config = plain(model).config
     _check_images(images)
     layers = attending(config)
@@ -201,7 +204,7 @@ def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor
 
 
 def _tokens_by_layer(model: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
-    """Yield the tokens after each layer, (B, N, D) float32. Only those of one layer are in memory."""
+    """Yield the tokens after each layer, (B, N, D) float32. Only the tokens of one layer are in memory."""
     model = twin(plain(model), Attention)  # in evaluation mode, so that the model's mode need not be restored
     _check_images(images)
     images = images.detach().to(model.patch_embed.proj.weight)
@@ -217,7 +220,7 @@ def _check_images(images: Tensor) -> None:
 
 
 def _gram(x: Tensor) -> npt.NDArray[np.float64]:
-    """Return the Gram matrix (n, n) with a zero diagonal, for the unbiased estimator."""
+    """Return the Gram matrix (n, n) of n representations, with a zero diagonal for the unbiased estimator."""
     if len(x) < 4:
         raise VitkitError(f"CKA compares layers over at least 4 images, not {len(x)}")
     x = x.double()
@@ -247,7 +250,7 @@ def filters(components: FloatArray) -> Figure:
     """Draw the components of the patch embedding's filters, seven in a row (Figure 7, left).
 
     Args:
-        components: (number, patch height, patch width, C); each is scaled to the range from black to white.
+        components: (number, patch height, patch width, C). Each component is scaled to the range from black to white.
 
     Raises:
         VitkitError: C is neither 1 nor 3.
@@ -267,10 +270,11 @@ def filters(components: FloatArray) -> Figure:
 
 
 def position_grid(similarity: FloatArray) -> Figure:
-    """Draw the similarity of each position to all others, arranged as the patches are (Figure 7, middle).
+    """Draw the similarities of each position to all positions as a grid of grids (Figure 7, middle).
 
     Args:
-        similarity: (h, w, h, w). In large grids, only every second (third, ...) position is shown.
+        similarity: (h, w, h, w), from `position_similarity`. In large grids, only every second (third, ...) position is
+            drawn.
     """
     h, w = similarity.shape[:2]
     step = -(-max(h, w) // _MOST_QUERIES)
@@ -289,10 +293,10 @@ def by_head(values: FloatArray, title: str, label: str, reference: float | None 
     """Plot a value for each head by layer (Figure 7, right).
 
     Args:
-        values: (L, H); NaN is not drawn.
+        values: value of each head in each layer, (L, H). NaN is not drawn.
         title: the title of the figure.
         label: the label of the vertical axis.
-        reference: the value of a head that attends to all patches equally, which is drawn as a dotted line.
+        reference: the value of a head that attends to all patches equally. It is drawn as a dotted line.
     """
     figure = new_figure(5.2, 3.8)
     axis = figure.subplots()
@@ -319,7 +323,7 @@ def layer_grid(similarity: FloatArray) -> Figure:
     """Draw the similarity of each pair of layers.
 
     Args:
-        similarity: (L, L).
+        similarity: (L, L), from `layer_similarity`.
     """
     figure = new_figure(4.6, 3.8)
     axis = figure.subplots()
@@ -332,7 +336,7 @@ def layer_grid(similarity: FloatArray) -> Figure:
 
 
 def norms(values: FloatArray, prefix_tokens: int) -> Figure:
-    """Draw token norms by layer: the patches' median, middle 98 % and maximum, and the class token's.
+    """Draw token norms by layer: median, middle 98 % and maximum of patches, and the mean of the first prefix token.
 
     Args:
         values: (L, B, N), prefix tokens first.

@@ -1,7 +1,7 @@
 """Occlusion: how the probability of a class changes when a part of the image is covered (arXiv 1311.2901, sec. 4.2).
 
-It uses neither attention nor gradients, so it can verify the methods that do. It needs one forward pass for each
-position of the square.
+Occlusion uses neither attention nor gradients, so it can verify methods that use them. Each position of the covering
+square needs one forward pass.
 
 Shapes: B batch, C channels, S positions of the square, h x w patch grid, K classes.
 """
@@ -19,7 +19,7 @@ from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import Network
 from vitkit.model.vit import Attention
 
-_PARTS = 14  # of an image's side, as many as a ViT of 16-pixel patches has at 224 pixels
+_PARTS = 14  # grid size for networks without patches, equal to that of a ViT with 16-pixel patches at 224 pixels
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def occlusion(
     fill: float = 0.0,
     batch_size: int = 32,
 ) -> Tensor:
-    """Return how much a class's probability drops when a square of patches is covered: (B, h, w), -1 to 1.
+    """Return how much the probability of a class drops when a square of patches is covered: (B, h, w), -1 to 1.
 
     Args:
         model: the model, compiled or not, in any precision; its mode is not changed.
@@ -70,7 +70,7 @@ def occlusion(
 
 
 def square_places(grid: tuple[int, int], square: int, stride: int) -> Tensor:
-    """Return the patches that each position of the square covers, (S, h, w). Each patch is covered at least once."""
+    """Return masks (S, h, w) of the patches that the square covers at each position. All patches are covered."""
     height, width = (min(square, side) for side in grid)
     places = []
     for top in _starts(grid[0], height, stride):
@@ -87,7 +87,10 @@ def _starts(side: int, length: int, stride: int) -> list[int]:
 
 
 def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor) -> Tensor:
-    """Replace the pixels of patches (S, h, w) by `fill` in images (S, C, height, width), or in one image S times."""
+    """Replace the pixels of masked patches (S, h, w) by `fill`: (S, C, height, width).
+
+    `images` are S images, or one image that is covered S times, (1, C, height, width).
+    """
     down, across = _patch(config)
     pixels = patches.repeat_interleave(down, dim=1).repeat_interleave(across, dim=2)
     height, width = images.shape[-2:]  # a hybrid's last patches may reach beyond the image
@@ -95,7 +98,7 @@ def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor)
 
 
 def _plain(model: nn.Module) -> Model:
-    """Return a Vision Transformer or another library's network, without the wrapper of `torch.compile`."""
+    """Return the model without the wrapper of `torch.compile`."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, Network) else plain(inner)
 
@@ -112,11 +115,11 @@ def _grid(config: Config) -> tuple[int, int]:
     if not isinstance(config, NetworkConfig):
         return config.grid
     (height, width), (down, across) = config.image_size, _patch(config)
-    return -(-height // down), -(-width // across)  # the last parts may reach beyond the image
+    return -(-height // down), -(-width // across)  # the last squares may reach beyond the image
 
 
 def _probabilities(model: Model, image: Tensor, places: Tensor, fill: float, batch_size: int) -> Tensor:
-    """Return the probabilities of an image (C, height, width) covered at each position: (S, K)."""
+    """Return the class probabilities (S, K) of an image (C, height, width) with the square at each position."""
     batches = [
         model(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
     ]

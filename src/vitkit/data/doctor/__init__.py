@@ -1,1 +1,1 @@
-"""Find what would spoil a training run: unreadable files, copies across splits, classes that are too small."""
+"""Find problems that would spoil a training run, such as unreadable files, leaks between splits and tiny classes."""

@@ -1,8 +1,12 @@
 """Find altered copies: pictures that were cropped, captioned, recoloured, framed, rotated or put into a collage.
 
-Keypoints that may correspond are found by a hash of the signs of their descriptors. If at least three keypoints of two
-pictures have the same arrangement, all keypoints of both are matched, and the matches that agree with one affine map of
-the plane are counted. As in `likeness`, whether two pictures are altered copies depends on these two pictures only
+The search has three steps:
+
+1. Find candidates for corresponding keypoints by a hash of the signs of their descriptors.
+2. If at least three candidates of two pictures have the same arrangement, match all keypoints of both pictures.
+3. Count the matches that agree with one affine map of the plane.
+
+As in `likeness`, whether two pictures are altered copies depends only on these two pictures
 (docs/decisions/0009-duplicates.md).
 """
 
@@ -64,9 +68,9 @@ class Described:
     """The appearance of n pictures: their keypoints and thumbnails.
 
     Attributes:
-        words: the packed descriptors of all keypoints, one picture after the other, (keypoints,).
+        words: the packed descriptors of all keypoints, picture by picture, (keypoints,).
         places: x and y of each keypoint, in 4095ths of the picture's width and height, (keypoints, 2).
-        ends: indices into `words`: picture i has the keypoints from ends[i] up to ends[i + 1], (n + 1,).
+        ends: indices into `words`, (n + 1,). Picture i has the keypoints `words[ends[i]:ends[i+1]]`.
         aspects: width / height, (n,).
         pixels: the thumbnails, (n, 16, 16, 3).
     """
@@ -90,9 +94,9 @@ class Described:
 
     @cached_property
     def has_much(self) -> Bools:
-        """Return whether each picture has as much detail as photographs do, (n,).
+        """Return whether each picture has as much detail as a photograph, (n,).
 
-        Two drawings or digits may have all their keypoints in common without being copies.
+        Pictures with less detail, such as drawings or digits, may share all of their keypoints without being copies.
         """
         return np.diff(self.ends) == MOST
 
@@ -126,7 +130,7 @@ class Described:
 
     @cached_property
     def points(self) -> npt.NDArray[np.complex128]:
-        """Return the position x + y i of each keypoint; the unit is the short side of its picture."""
+        """Return the position x + y i of each keypoint, in units of the short side of its picture."""
         wide = self.aspects / np.minimum(self.aspects, 1)
         high = 1 / np.minimum(self.aspects, 1)
         x, y = self.places.T
@@ -136,14 +140,14 @@ class Described:
     def tags(self) -> npt.NDArray[np.uint64]:
         """Return a number for each picture that depends only on its keypoints, (n,).
 
-        It decides which picture of a pair is mapped onto the other.
+        The numbers decide which picture of a pair is mapped onto the other.
         """
         sums = np.concatenate([[np.uint64(0)], np.cumsum(self.words)])
         return sums[self.ends[1:]] - sums[self.ends[:-1]]
 
 
 def _unpack(packed: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
-    """Return the descriptors (keypoints,) and the positions (keypoints, 2) of the keypoints of several pictures.
+    """Unpack the keypoints of several pictures to descriptors (keypoints,) and positions (keypoints, 2).
 
     Positions are x and y in 4095ths of the picture's width and height.
     """
@@ -170,21 +174,21 @@ _SPREAD = np.array([4, 4, 3.3, 3.5, 3.5, 3.3, 3.3, 2.3, 3.3, 3.3, 2.7, 2.7, 1.9,
 
 
 def ends_of(counts: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Ints:
-    """Return the index of each picture's first keypoint, and the number of all keypoints, (n + 1,)."""
+    """Return the index of each picture's first keypoint, and last the total number of keypoints, (n + 1,)."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence that the two pictures of a pair show the same, one entry per pair.
+    """The evidence that the pictures of each pair are copies, one entry per pair.
 
     Attributes:
-        matches: the number of pairs of keypoints that are each other's most similar one.
-        agreeing: the number of these matches that agree with the best affine map.
-        off: the median distance of the agreeing keypoints from their mapped positions, as a fraction of the short side
-            of the picture with the larger scale.
-        reached: the share of the keypoints in the overlap that have an agreeing keypoint nearby; the lower of the two
-            pictures' shares.
+        matches: the number of matches, which are pairs of mutually most similar keypoints.
+        agreeing: the number of matches that agree with the best affine map.
+        off: the median distance of the agreeing keypoints from their mapped positions, in units of the short side of
+            the picture with the larger scale.
+        reached: the share of the keypoints in the overlap that have an agreeing keypoint nearby. It is the lower of the
+            shares of the two pictures.
         correlation: the correlation of the thumbnails' greys in the overlap; -1 if the overlap is small or uniform.
     """
 
@@ -215,13 +219,13 @@ def find_altered(
 ) -> Pairs | None:
     """Find all pairs of altered copies, mirrored or not.
 
-    Return None if too many pictures look alike to decide.
+    Return None if too many pictures are similar to one another.
 
     Args:
         pictures: the pictures to search for.
-        others: the pictures to compare them with; None to compare `pictures` with one another. Each pair then occurs
-            once, with the lower index first.
-        progress: receives the number of pictures that have been searched for, and their total.
+        others: the pictures to compare `pictures` with; None to compare `pictures` with one another. Each pair then
+            occurs once, with the lower index first.
+        progress: receives the number of pictures done and their total.
     """
     if not (pictures.has_much.any() or (others is not None and others.has_much.any())):
         if progress is not None:
@@ -260,7 +264,7 @@ def _is_too_many(looks: int, pictures: int) -> bool:
 
 @dataclass(frozen=True)
 class _SearchTask:
-    """A range of pictures of one set, to be searched for in the other set.
+    """A range of pictures of one set that are searched for in the other set.
 
     The range is `start` to `stop` of `pictures`, or of `others` if `is_swapped`.
     """
@@ -277,8 +281,9 @@ class _Index:
     Attributes:
         starts: the position of the first keypoint with each hash.
         numbers: the indices of the keypoints, sorted by hash, (keypoints,).
-        codes, lengths: their descriptors and the norms of these, in the same order.
-        ranks: the ranks of their pictures, in the same order; of a pair, the picture with the lower rank is looked up.
+        codes, lengths: the descriptors of the keypoints and the norms of the descriptors, in the same order.
+        ranks: the ranks of the keypoints' pictures, in the same order. The picture of a pair with the lower rank is
+            looked up in the index.
     """
 
     starts: Ints
@@ -299,8 +304,9 @@ class _Index:
 class _Search:
     """A search for pairs of pictures whose keypoints have equal hashes.
 
-    Of each pair, the picture with less detail is looked up, or the one with the lower tag if both are detailed. The
-    result then does not depend on which set a picture is in. Two pictures with little detail are not compared.
+    For each pair, the picture with less detail is looked up among the keypoints of the other picture's set. If both
+    pictures are detailed, the picture with the lower tag is looked up. The result therefore does not depend on which
+    set a picture is in. Two pictures with little detail are not compared.
 
     Args:
         pictures, others: the sets of pictures, as for `find_altered`.
@@ -324,7 +330,11 @@ class _Search:
         self.size = sum(map(len, sides))
 
     def block(self, task: _SearchTask) -> tuple[Pairs | None, int]:
-        """Return the pairs that a task finds, None if there are too many, and the number of detailed comparisons."""
+        """Search for the pictures of one task.
+
+        Returns:
+            The pairs, or None if there are too many; and the number of detailed comparisons.
+        """
         source = self._sides[task.is_swapped]
         target = 0 if self._within or task.is_swapped else 1
         side = self._sides[target]
@@ -350,9 +360,12 @@ class _Search:
     def _hits(
         self, source: Described, index: _Index, task: _SearchTask, *, is_mirrored: bool
     ) -> tuple[Ints, Ints] | None:
-        """Return similar keypoints as two arrays of indices: those of the task's pictures, and those of the index.
+        """Find pairs of similar keypoints (hits) between the pictures of a task and the pictures in the index.
 
-        Only pictures of a higher rank are searched. Return None if there are too many.
+        Only pictures in the index with a higher rank are searched.
+
+        Returns:
+            The indices of the keypoints of the task's pictures, and those of the index; None if there are too many.
         """
         ends = source.ends[task.start : task.stop + 1]
         span = slice(int(ends[0]), int(ends[-1]))
@@ -386,9 +399,9 @@ class _Search:
 
 
 def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> Ints:
-    """Return the hashes of keypoints (keypoints, probes): signs of the descriptor, some of them flipped.
+    """Return the hashes of keypoints, (keypoints, probes): the signs of the descriptor, with some signs flipped.
 
-    The values nearest to zero have the least certain signs; the likeliest combinations come first.
+    The values nearest to zero have the least certain signs. The most likely combinations of flips come first.
     """
     codes = side.codes[rows] * (_MIRROR if is_mirrored else np.int8(1))
     bright = side.is_bright[rows]
@@ -412,7 +425,7 @@ def _choices(probes: int) -> Ints:
 
 
 def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, is_mirrored: bool) -> tuple[Ints, Ints]:
-    """Return the pairs of pictures in which at least three hits have the same arrangement."""
+    """Return the pairs of pictures in which at least three hits have the same arrangement in both pictures."""
     pair = source.owner[first] * len(side) + side.owner[second]
     order = np.argsort(pair, kind="stable")
     starts = np.flatnonzero(np.diff(pair[order], prepend=-1))
@@ -444,7 +457,7 @@ def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, 
 
 
 def _distinct(numbers: Ints, which: Bools) -> Ints:
-    """Return the number of distinct values of each row among those that are selected, (rows,)."""
+    """Return the number of distinct selected values in each row, (rows,)."""
     ordered = np.sort(np.where(which, numbers, -1), axis=1)
     return (np.diff(ordered, axis=1, prepend=-1) > 0).sum(axis=1)
 
@@ -461,10 +474,14 @@ def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.c
 def _movements(
     a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, p: Ints, q: Ints
 ) -> tuple[npt.NDArray[np.complex128], Bools]:
-    """Return the rotation and scale that pairs of matches imply, as complex numbers, and whether they are plausible.
+    """Return the rotation and scale implied by each pair of matches, as a complex number, and whether it is plausible.
 
-    The matches are points `a` and `b` (..., m); p and q are the indices of the two matches of each pair. `grown` is the
-    difference between the size levels of the two keypoints.
+    Args:
+        a: the keypoint positions of m matches in the first picture, (..., m).
+        b: the keypoint positions of the matches in the second picture, (..., m).
+        grown: the difference between the size levels of the two keypoints of each match.
+        p: the index of the first match of each pair.
+        q: the index of the second match of each pair.
     """
     before = a[..., q] - a[..., p]
     movement = (b[..., q] - b[..., p]) / np.where(before == 0, 1, before)
@@ -477,7 +494,7 @@ def _movements(
 
 
 def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_mirrored: bool) -> Evidence:
-    """Gather the evidence that each picture i of one set is an altered copy of the picture j of the other set."""
+    """Gather the evidence that picture i of one set is an altered copy of picture j of the other, for each pair."""
     n = len(i)
     first, second = _padded(source, i), _padded(side, j)  # (n, 96) keypoints, -1 for none
     a_codes, b_codes = (
@@ -520,7 +537,7 @@ def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_
 
 
 def _padded(side: Described, pictures: Ints) -> Ints:
-    """Return the indices of the keypoints of each picture, (n, 96), padded with -1."""
+    """Return the indices of each picture's keypoints, padded with -1, (n, 96)."""
     numbers = side.ends[pictures, None] + np.arange(MOST)
     return np.where(numbers < side.ends[pictures + 1, None], numbers, -1)
 
@@ -528,10 +545,11 @@ def _padded(side: Described, pictures: Ints) -> Ints:
 def _best_movement(
     a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, there: Bools
 ) -> tuple[Bools, Floats, Floats]:
-    """Find, for each pair of pictures, the affine map that agrees with most matches.
+    """Find the affine map that agrees with the most matches, for each pair of pictures.
 
-    Return three arrays: which matches agree with the map (n, 48), the map (n, 3, 2), and the median distance of these
-    matches from their mapped positions (n,).
+    Returns:
+        Whether each match agrees with the map (n, 48), the map (n, 3, 2), and the median distance of the agreeing
+        matches from their mapped positions (n,).
     """
     n, m = a.shape
     p, q = np.triu_indices(_BASES, 1)
@@ -574,7 +592,7 @@ def _inverse(plane: Floats) -> Floats:
 
 
 def _extent(aspect: float) -> Floats:
-    """Return the width and height of a picture; the unit is its short side."""
+    """Return the (width, height) of a picture in units of its short side."""
     return np.array([aspect, 1.0]) / min(aspect, 1.0)
 
 
@@ -585,7 +603,7 @@ def _reached(
 
     Args:
         points: the keypoints of a picture.
-        agreeing: the keypoints of this picture whose matches agree.
+        agreeing: the keypoints of this picture whose matches agree with the map.
         onto: the affine map to the other picture, (3, 2).
         aspect: the width / height of the other picture.
     """

@@ -1,7 +1,8 @@
-"""Find photographs that occur more than once: the same file, a resized or recompressed picture, or an altered copy.
+"""Find photographs that occur more than once: identical files, resized or recompressed pictures, and altered copies.
 
-Two pictures count as copies if their 16 x 16 thumbnails agree in structure (correlation of the greys) and in colour, or
-if their keypoints lie in the same arrangement. The limits were measured (docs/decisions/0009-duplicates.md).
+Two pictures count as copies if their 16 x 16 thumbnails agree in structure (correlation of the greys) and in colour.
+They also count as copies if their keypoints have the same arrangement. The limits were measured
+(docs/decisions/0009-duplicates.md).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Link:
     """Two images, by index, that show the same picture.
 
     The kinds are `exact` (equal bytes), `near` (resized or recompressed), `altered` (cropped, captioned, recoloured and
-    the like) and `mirrored` (left and right are swapped, whatever else was done).
+    so on) and `mirrored` (left and right are swapped, with or without other changes).
     """
 
     first: int
@@ -41,17 +42,17 @@ class Link:
 def find_known(
     new: Described, known: Described, progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[tuple[int, int, Kind]], LookedFor]:
-    """Find the new pictures that show a known one: resized, recompressed, altered or mirrored.
+    """Find new pictures that are resized, recompressed, altered or mirrored copies of known pictures.
 
     Args:
         new: the pictures to search for.
-        known: the pictures to compare them with.
+        known: the pictures to compare `new` with.
         progress: receives the number of comparisons done and their total.
 
     Returns:
-        Tuples of the index of a new picture, the index of a known one and the kind (near, altered, mirrored); and how
-        far the search went: to `exact`, `near` or `altered` copies. It stops early if a large share of the new pictures
-        are similar to one another, as from a fixed camera.
+        Tuples of the index of a new picture, the index of a known picture and the kind (near, altered or mirrored); and
+        the last kind of copies that was searched for (`exact`, `near` or `altered`). The search stops early if a large
+        share of the new pictures are similar to one another, as from a fixed camera.
     """
     first, second = _halves(progress)
     pairs = find_pairs(new.pixels, known.pixels, _MOST_PAIRS * (len(new) + len(known)), first)
@@ -68,7 +69,7 @@ def find_known(
 
 
 def _halves(progress: Callable[[int, int], None] | None) -> tuple[Callable[[int, int], None], ...]:
-    """Return the progress callbacks of two successive searches; each fills one half of the whole progress."""
+    """Return the progress callbacks of two successive searches, which each report half of the whole progress."""
 
     def tell(done: int, total: int) -> None:
         if progress is not None:
@@ -82,7 +83,7 @@ def _with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
 
 
 def _are_alike(links: Sequence[tuple[int, int, Kind]], new: int, known: int) -> bool:
-    """Return whether the links would make copies of a large share of the new pictures."""
+    """Return whether the links would connect a large share of the new pictures into one group of copies."""
     forest = Forest(new + known)
     for i, j, _ in links:
         forest.join(i, new + j)
@@ -92,13 +93,13 @@ def _are_alike(links: Sequence[tuple[int, int, Kind]], new: int, known: int) -> 
 
 @dataclass(frozen=True)
 class Compared:
-    """Contents of files that have all been compared with one another, and the pairs of copies among them.
+    """The contents of files that have been compared with one another, and the pairs of copies among them.
 
     Attributes:
         digests: the SHA-256 digests of the contents, sorted.
-        pairs: near and mirrored copies, by thumbnails: pairs of indices into `digests`, the lower first; None if there
-            are too many to be meaningful.
-        altered: further altered and mirrored copies, by keypoints; None if there are too many.
+        pairs: near and mirrored copies, found by thumbnails. They are pairs of indices into `digests`, the lower index
+            first. None if there are too many pairs to be meaningful.
+        altered: further altered and mirrored copies, found by keypoints; None if there are too many pairs.
     """
 
     digests: tuple[bytes, ...]
@@ -109,10 +110,10 @@ class Compared:
 def compare(
     facts: Sequence[Facts], before: Compared | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Compared:
-    """Compare all pictures with one another, except those that `before` has compared already.
+    """Compare all pictures with one another, except pairs that `before` has compared already.
 
     Args:
-        facts: the facts of the images, all of them readable.
+        facts: the facts of the images. All images must be readable.
         before: the result of an earlier comparison, which may include some of these images.
         progress: receives the number of images compared and their total.
     """
@@ -163,7 +164,10 @@ def _none() -> Pairs:
 
 
 def _kept(pairs: Pairs, before: Sequence[bytes], now: Sequence[bytes]) -> Pairs:
-    """Return the pairs whose contents both remain, by their new indices. Digests before and now are sorted."""
+    """Return the pairs whose contents are still present, with their new indices.
+
+    The digests `before` and `now` are sorted.
+    """
 
     def place(pair: int) -> int | None:
         i = bisect_left(now, before[pair])
@@ -188,14 +192,14 @@ def find_duplicates(
     """Find all pictures that occur more than once.
 
     Args:
-        facts: the facts of the images, all of them readable.
+        facts: the facts of the images. All images must be readable.
         progress: receives the number of images compared and their total.
         compared: the result of `compare` for these images, if it is known.
 
     Returns:
-        Links that connect all copies of a picture, mirrored ones last; and how far the search went: to `exact`, `near`
-        or `altered` copies. It stops early if a large share of the images are similar to one another, as from a fixed
-        camera.
+        The links that connect all copies of a picture, mirrored copies last; and the last kind of copies that was
+        searched for (`exact`, `near` or `altered`). The search stops early if a large share of the images are similar
+        to one another, as from a fixed camera.
     """
     first_of: dict[bytes, int] = {}
     exact = []
@@ -227,7 +231,7 @@ def _links(
     altered: Sequence[tuple[int, int]],
     mirrored: Sequence[tuple[int, int]],
 ) -> list[Link]:
-    """Return the fewest links that connect all near and altered pairs, and the mirrored pairs that remain separate."""
+    """Return the fewest links that connect all near and altered pairs, and the mirrored pairs between their groups."""
     forest = Forest(images)
     links = [Link(i, j, "near") for i, j in near if forest.join(i, j)]
     links += [Link(i, j, "altered") for i, j in altered if forest.join(i, j)]
@@ -263,7 +267,7 @@ class Forest:
 
 
 def connect(links: Sequence[Link], images: int) -> list[int]:
-    """Return a number for each image, equal for all images that links connect: the lowest index among them."""
+    """Return the group of each image: the lowest index among the images that links connect with it."""
     forest = Forest(images)
     for link in links:
         forest.join(link.first, link.second)

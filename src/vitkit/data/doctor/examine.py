@@ -1,6 +1,6 @@
-"""Look for problems that would invalidate a training, before it starts, and report them.
+"""Examine data for problems that would invalidate a training run, and report them before the run starts.
 
-Each finding is a sentence that names the problem, how many images it concerns, and what to do.
+Each finding is a sentence that names the problem, the number of affected images, and the remedy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _SUFFIXES_OF = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something the user should know: a `problem` invalidates the result, a `warning` may, a `note` does not."""
+    """Information for the user about a data set.
+
+    A `problem` invalidates results, a `warning` may invalidate them, and a `note` does not.
+    """
 
     severity: Literal["problem", "warning", "note"]
     text: str
@@ -52,14 +55,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Copies:
-    """Images, by index, that show the same picture.
+    """A group of images that show the same picture.
 
     Attributes:
         images: the indices of two or more images.
-        kind: the least similar kind of link among them: `exact` if all files are equal, `mirrored` if one is a mirror
-            image of another.
-        is_leak: the images are in more than one split, so the model would be tested on what it was trained on.
-        is_conflict: the images have more than one label.
+        kind: the least similar kind of link in the group. It is `exact` if all files are equal, and `mirrored` if one
+            image is a mirror image of another.
+        is_leak: whether the images are in more than one split, so that a model may be tested on its training images.
+        is_conflict: whether the images have more than one label.
     """
 
     images: tuple[int, ...]
@@ -69,7 +72,7 @@ class Copies:
 
 
 def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
-    """Report files that are ignored or unreadable, and what a label file changed."""
+    """Report ignored and unreadable files, and the changes that a label file made."""
     if unreadable:
         named = _list([f"{path} ({reason})" for path, reason in unreadable.items()], "; ")
         were = f"{len(unreadable)} of {len(table)} images {'is' if len(unreadable) == 1 else 'are'}"
@@ -83,7 +86,7 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
 
 
 def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
-    """Report pictures that occur more than once, with examples of those that spoil the result."""
+    """Report pictures that occur more than once, with examples of those that invalidate results."""
     conflicts, leaks = [group for group in copies if group.is_conflict], [group for group in copies if group.is_leak]
     what = table.task.conflict
     same = [group for group in conflicts if group.kind != "altered"]
@@ -110,7 +113,7 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
 
 
 def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
-    """Report copies that could not be searched for, and mirror images in other classes.
+    """Report the kinds of copies that could not be searched for, and mirror images in other classes.
 
     `opposite` is the number of links between mirror images in different classes.
     """
@@ -127,14 +130,20 @@ def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
 
 
 def of_sets(table: ImageTable) -> Iterator[Finding]:
-    """Report that images may have several classes. The user should know, since a single `;` in a label decides it."""
+    """Report that images may have several classes, if the table is multi-label.
+
+    The user should know, because a single `;` in a label makes a table multi-label.
+    """
     summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
     if summary is not None:
         yield Finding("note", summary)
 
 
 def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]:
-    """Report classes without images, with few, or with far fewer than others. `lost` are the unreadable ones."""
+    """Report classes without images, with few images, or with far fewer images than other classes.
+
+    `lost` holds the names of classes whose images are all unreadable.
+    """
     if gone := sorted({*lost, *table.empty}):
         have, are = ("class folder has", "is") if len(gone) == 1 else ("class folders have", "are")
         yield Finding("warning", f"{len(gone)} {have} no readable image and {are} left out: {_list(gone)}")
@@ -149,7 +158,7 @@ def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]
 
 
 def of_splits(table: ImageTable) -> Iterator[Finding]:
-    """Report classes that have no image in a split."""
+    """Report classes without an image in one of the splits, and data without training images."""
     have = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
     if have and "train" not in have:
         there = " and ".join(have)
@@ -170,7 +179,7 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
 
 
 def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
-    """Report in one line the classes that have no image in the same splits."""
+    """Report the classes that have no image in the same splits, in one line."""
     lesson = ", so the model cannot learn them" if "train" in missing else ""
     have = plural(len(counts), "class has", "classes have")
     named = _list([f"{name} ({count})" for name, count in counts])
@@ -180,7 +189,7 @@ def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Findi
 
 
 def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
-    """Report scenes whose images are spread over several of the data's own splits."""
+    """Report scenes whose images are in more than one of the data's original splits."""
     splits: dict[int, set[str | None]] = {}
     for group, split in zip(groups, table.splits, strict=True):
         splits.setdefault(group, set()).add(split)
@@ -208,7 +217,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
-    """Report if the crop removes much of the pictures."""
+    """Report if the crop of the preprocessing removes much of the pictures."""
     sizes = Counter((fact.width, fact.height) for fact in facts)
     lost = {size: 1 - preprocess.kept(*size) for size in sizes}
     cropped = sum(images for size, images in sizes.items() if lost[size] > MOST_LOST)
@@ -246,14 +255,14 @@ def _list(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the examination of a data set found.
+    """The result of examining a data set.
 
     Attributes:
-        table: the readable images, without classes that have none.
+        table: the table of the readable images. Classes without readable images are dropped.
         facts: the facts of these images.
-        unreadable: the reason why each unreadable image was left out, by path.
-        copies: the pictures that occur more than once.
-        twins: a number for each image; copies of one picture have the same number.
+        unreadable: the reason why an image is unreadable, by the path of each unreadable image.
+        copies: the groups of images that show the same picture.
+        twins: a number for each image. Copies of one picture have the same number.
         findings: the findings in words, the most severe first.
     """
 
@@ -266,7 +275,7 @@ class Diagnosis:
 
     @property
     def has_problems(self) -> bool:
-        """Return whether a result on this data could not be trusted."""
+        """Return whether there is a problem that would invalidate results on this data."""
         return any(finding.severity == "problem" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -309,7 +318,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
 
     Args:
         table: the images.
-        preprocess: the model's preprocessing; if it is None, the loss of area by the crop is not examined.
+        preprocess: the model's preprocessing, to report how much a crop removes; None to skip this check.
         known: the facts of all files, if they were examined elsewhere.
 
     Raises:
@@ -343,10 +352,11 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
     """Return a number for each image, equal for copies of one picture.
 
-    A group of copies may fall apart when images are left out; this function finds the groups among those that remain.
+    A group of copies may fall apart when images are left out. This function finds the groups among the remaining
+    images.
 
     Args:
-        table: the images, all of which have been examined before.
+        table: the images. All of them must have been examined before.
         facts: the facts of each image.
     """
     with Memory() as memory:
@@ -356,7 +366,7 @@ def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
 
 
 def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], None]) -> tuple[list[Link], LookedFor]:
-    """Find the copies among images. Pairs that were compared before are not compared again."""
+    """Find the copies among images. Pairs of contents that were compared earlier are not compared again."""
     digests = tuple(sorted({fact.digest for fact in facts}))
     before = memory.compared(digests)
     compared = None if before is None else Compared(before[0], *before[1])
@@ -377,10 +387,10 @@ def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
 
 
 def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequence[Facts]) -> tuple[list[Link], int]:
-    """Remove links between mirror images that have different classes; also return their number.
+    """Remove the links between mirror images of different classes. Return the other links and the number removed.
 
-    Such pictures are no copies if the classes distinguish left from right. A link is between contents, and files with
-    the same content may have several classes; one class in common is enough to keep it.
+    Such pictures are not copies if the classes distinguish left from right. Files with the same content may have
+    several classes. A link is kept if its two contents have a class in common.
     """
     labels: dict[bytes, set[int]] = {}
     for fact, label in zip(facts, table.labels, strict=True):

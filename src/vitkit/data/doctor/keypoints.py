@@ -1,10 +1,10 @@
-"""Keypoints: positions in a picture that are recognised again after it was cropped, captioned, recoloured or framed.
+"""Keypoints: positions in a picture that can be recognised after it was cropped, captioned, recoloured or framed.
 
-A keypoint is a bright or a dark blob (an extremum of a difference of Gaussians: Lowe 2004,
-doi:10.1023/B:VISI.0000029664.99615.94) at one of eight sizes. Its descriptor consists of the 20 lowest cosine
-coefficients of the patch around it, without mean and contrast, in three bits each. Patches are upright, so a picture
-that is rotated by more than about 15 degrees is not recognised. The coefficients of the mirror image differ only in the
-sign of those that are odd from left to right. All arithmetic up to the patches is in integers.
+A keypoint is a bright or a dark blob at one of eight sizes: an extremum of a difference of Gaussians (Lowe 2004,
+doi:10.1023/B:VISI.0000029664.99615.94). Its descriptor consists of the 20 lowest cosine coefficients of the patch
+around the blob, without mean and contrast, in three bits each. Patches are upright, so a picture that is rotated by
+more than about 15 degrees is not recognised. In a mirror image, only the coefficients that are odd from left to right
+change, and only in sign. All arithmetic up to the patches is in integers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Fine = npt.NDArray[np.uint16]
 
 
 def working_copy(picture: Image.Image) -> Grey:
-    """Return the greys of a picture (height, width) at the size at which keypoints are searched."""
+    """Return the greys of a picture (height, width), resized for the search for keypoints."""
     scale = SHORT / min(picture.size)
     width, height = (min(_LONGEST, max(SHORT, round(side * scale))) for side in picture.size)
     filter_ = Image.Resampling.BILINEAR if scale < 1 else Image.Resampling.BICUBIC
@@ -57,10 +57,11 @@ def working_copy(picture: Image.Image) -> Grey:
 
 
 def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
-    """Find the keypoints of each picture: at most 96, packed into 12 bytes each, which `altered.Described` reads.
+    """Find at most 96 keypoints of each picture, packed into 12 bytes each. `altered.Described` unpacks them.
 
     Args:
-        pictures: results of `working_copy`. Those of similar shape are processed together, which only saves time.
+        pictures: results of `working_copy`. Pictures of similar shape are processed together to save time, with the
+            same result.
     """
     descriptors = [b""] * len(pictures)
     alike: dict[tuple[int, ...], list[int]] = {}
@@ -76,7 +77,7 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
 
 @dataclass(frozen=True)
 class _Level:
-    """The images of one blob size in `_Pyramid.images`: where they start, their size, and the size of a pixel."""
+    """The position of one level in `_Pyramid.images`: its start, its height and width, and the size of its pixels."""
 
     start: int
     height: int
@@ -86,13 +87,13 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Pyramid:
-    """Pictures at eight levels of blur, one level after the other. Each level is (n, height, width), flattened.
+    """Pictures at eight levels of blur, one level after the other. Each level is a flattened (n, height, width).
 
     Attributes:
         images: the blurred pictures.
-        differences: each level minus the level before.
+        differences: each level minus the previous level.
         levels: the start and the shape of each level.
-        extrema: indices into `differences` whose absolute value is larger than all within two pixels.
+        extrema: indices into `differences` of the values with the largest absolute value within two pixels.
     """
 
     images: Fine
@@ -128,7 +129,10 @@ class _Points:
 
 
 def _find(canvas: Grey, sizes: Ints) -> list[bytes]:
-    """Return the packed keypoints of pictures on canvases (n, H, W); `sizes` (n, 2) has heights and widths."""
+    """Return the packed keypoints of pictures on canvases (n, H, W).
+
+    `sizes` (n, 2) holds the heights and widths of the pictures.
+    """
     pyramid = _pyramid(canvas)
     points = _blobs(pyramid)
     inside = (points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1])
@@ -196,7 +200,7 @@ def _smooth(images: Fine, apart: int = 1) -> Fine:
 
 
 def _extrema(differences: npt.NDArray[np.int16]) -> Ints:
-    """Return flat indices of the numbers (n, h, w) whose absolute value is the largest within two rows and columns."""
+    """Return the flat indices of the values (n, h, w) with the largest absolute value within two rows and columns."""
     _, h, w = differences.shape
     size = np.abs(differences.reshape(-1))
     best = size
@@ -244,7 +248,7 @@ def _blobs(pyramid: _Pyramid) -> _Points:
 def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
     """Select the strongest keypoints of each picture, spread over the cells of a grid.
 
-    First comes the strongest of each cell, then the second of each cell, and so on.
+    The strongest keypoint of each cell comes first, then the second strongest of each cell, and so on.
     """
     cells = np.maximum(np.round(_CELLS * sizes / sizes.min(axis=1, keepdims=True)), 1)[points.picture]  # (points, 2)
     row, column = (
@@ -258,7 +262,7 @@ def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
 
 
 def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
-    """Return each entry's rank in its group by descending merit, and the order by group and rank."""
+    """Return each entry's rank in its group by descending merit, and the indices sorted by group and rank."""
     index = np.arange(len(group))
     order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)  # much faster than by two keys
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
@@ -303,9 +307,9 @@ def frequencies() -> tuple[Ints, Ints]:
 
 @cache
 def _waves(size: int) -> npt.NDArray[np.float64]:
-    """Return the cosine basis of patches as whole numbers, (64, 20).
+    """Return the cosine basis of patches in whole numbers, (64, 20).
 
-    Higher frequencies have larger factors, since they are weaker in photographs.
+    Higher frequencies have larger factors, because they are weaker in photographs.
     """
     down, right = frequencies()
     x = np.pi * (_SAMPLES[size] / _REACH[size] + 1) / 2

@@ -1,7 +1,8 @@
 """Find pairs of thumbnails that show the same picture, without comparing every pair in full.
 
-The comparison uses whole numbers and depends on the two pictures alone. The order of the pictures and their neighbours
-have no effect, so earlier results stay valid when pictures are added (docs/decisions/0009-duplicates.md).
+Whether two pictures match depends only on these two pictures, and is computed in integers. The order of the pictures
+and the other pictures have no effect. Earlier results therefore stay valid when pictures are added
+(docs/decisions/0009-duplicates.md).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def find_pairs(
 
     Args:
         pixels: the thumbnails, (n, 16, 16, 3).
-        others: the thumbnails to compare them with, (m, 16, 16, 3); None to compare `pixels` with one another. Each
+        others: the thumbnails to compare `pixels` with, (m, 16, 16, 3); None to compare `pixels` with one another. Each
             pair then occurs once, with the lower index first.
         most: the largest number of pairs, mirrored ones included.
         progress: receives the number of pictures compared and their total.
@@ -75,8 +76,8 @@ def find_pairs(
 class _LikenessSearch:
     """A search for similar thumbnails, sorted along the axis of the largest variance.
 
-    Along this axis, similar pictures are close together, so each block of pictures is compared only with the pictures
-    near it.
+    Similar pictures are close together along this axis. Each block of pictures is therefore compared only with nearby
+    pictures.
 
     Args:
         pixels, others: the thumbnails, as for `find_pairs`.
@@ -97,7 +98,7 @@ class _LikenessSearch:
         )
 
     def block(self, start: int) -> Pairs:
-        """Return the pairs of the block of pictures that starts at this position of the sorted order."""
+        """Return the pairs of one block of pictures, which begins at position `start` of the sorted order."""
         first, second = self._likely(start)
         even = _dot(self._spectra[first, :_EVEN], self._beside[second, :_EVEN])
         odd = _dot(self._spectra[first, _EVEN:], self._beside[second, _EVEN:])
@@ -110,7 +111,7 @@ class _LikenessSearch:
         return matches
 
     def _likely(self, start: int) -> tuple[Places, Places]:
-        """Return the pairs whose upper bound on the correlation is large enough."""
+        """Return candidate pairs: those whose upper bound on the correlation is large enough."""
         end = min(start + _BLOCK, len(self._keys))
         low = start if self._within else int(np.searchsorted(self._keys_beside, self._keys[start] - _REACH))
         high = int(np.searchsorted(self._keys_beside, self._keys[end - 1] + _REACH, side="right"))
@@ -128,28 +129,33 @@ class _LikenessSearch:
 
 
 def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Places, Floats, Floats]:
-    """Sort pictures along an axis: return their order, their sorted positions, and the sorted bounds."""
+    """Sort pictures along an axis. Return the order, the sorted positions on the axis, and the bounds in this order."""
     keys = bounds @ axis.astype(np.float32)
     order = np.argsort(keys, kind="stable")
     return order, keys[order], bounds[order]
 
 
 def _bounds(spectrum: Floats) -> Floats:
-    """Return (n, 20) unit vectors; the product of two is an upper bound on the correlation of their pictures.
+    """Return unit vectors (n, 20). The dot product of two is an upper bound on the correlation of their pictures.
 
-    The bound also holds if one picture is mirrored: the frequencies that change sign are replaced by their norm
-    (Cauchy-Schwarz).
+    The bound also holds if one picture is mirrored, because the frequencies that change sign are replaced by their norm
+    (Cauchy-Schwarz inequality).
     """
     return np.hstack([spectrum[:, :_EVEN], np.linalg.norm(spectrum[:, _EVEN:], axis=1, keepdims=True)])
 
 
 def spectra(pixels: Pixels) -> Floats:
-    """Return (n, 37): the low frequencies of each thumbnail's greys and, in one number, the rest.
+    """Return the low frequencies of each thumbnail's greys, and the norm of the high frequencies, (n, 37).
 
-    The columns are the low frequencies that do not change in a mirror image, the norm of the high frequencies, and the
-    low frequencies that change sign. In the cosine basis, the correlation of two pictures is the dot product of their
-    low frequencies plus that of the high ones; the latter is at most the product of their norms. For the mirror image,
-    the products of the frequencies that change sign are subtracted.
+    The columns are, in this order:
+
+    - the low frequencies that do not change in a mirror image
+    - the norm of the high frequencies
+    - the low frequencies that change sign in a mirror image
+
+    In the cosine basis, the correlation of two pictures is the dot product of their low frequencies plus that of their
+    high frequencies. The latter is at most the product of the two norms. If one picture is mirrored, the products of
+    the frequencies that change sign are subtracted.
     """
     basis = cosines()[:_COARSE]
     waves = np.kron(basis, basis)  # (36, 256)
@@ -169,7 +175,7 @@ def spectra(pixels: Pixels) -> Floats:
 
 
 def cosines() -> Floats:
-    """Return the orthonormal discrete cosine basis (DCT-II), (16, 16), with a row for each frequency."""
+    """Return the orthonormal basis of the discrete cosine transform (DCT-II), (16, 16), one row per frequency."""
     k, x = np.mgrid[:THUMBNAIL, :THUMBNAIL]
     basis = np.cos(np.pi * k * (2 * x + 1) / (2 * THUMBNAIL)) * np.sqrt(2 / THUMBNAIL)
     basis[0] /= np.sqrt(2)
@@ -177,7 +183,7 @@ def cosines() -> Floats:
 
 
 def _structure(pixels: Pixels) -> Floats:
-    """Return the greys of thumbnails without their mean, as unit vectors (n, 256); zero for a uniform picture."""
+    """Return the greys of thumbnails minus their mean, as unit vectors (n, 256); zero for a uniform picture."""
     grey = (pixels.reshape(-1, 3) @ (_LUMA / 1000).astype(np.float32)).reshape(len(pixels), -1)
     grey -= grey.mean(axis=1, keepdims=True)
     length = np.linalg.norm(grey, axis=1, keepdims=True)
@@ -188,7 +194,7 @@ def _structure(pixels: Pixels) -> Floats:
 def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_mirrored: bool) -> npt.NDArray[np.bool_]:
     """Return which pairs of thumbnails agree in structure and colour, (pairs,).
 
-    With `is_mirrored`, the first of each pair is mirrored before.
+    With `is_mirrored`, the first picture of each pair is mirrored before the comparison.
     """
     result = np.zeros(len(first), bool)
     for start in range(0, len(first), _REPORT_EVERY):
