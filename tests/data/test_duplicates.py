@@ -227,7 +227,7 @@ def test_frames_of_one_scene_cannot_be_told_and_only_equal_files_are_linked() ->
 
 def test_many_frames_are_given_up_early() -> None:
     rng, scene = np.random.default_rng(0), np.asarray(texture(0, 16, 16)).astype(float)
-    facts = [thumbnail(scene + rng.integers(-1, 2, scene.shape), bytes([i // 256, i % 256])) for i in range(500)]
+    facts = [thumbnail(scene + rng.integers(-1, 2, scene.shape), i.to_bytes(32, "big")) for i in range(500)]
     assert find_duplicates(facts) == ([], "exact")
 
 
@@ -292,7 +292,7 @@ def albums(draw: st.DrawFn) -> list[np.ndarray]:
 @given(pictures=albums())
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_groups_are_those_of_all_pairs(pictures: list[np.ndarray]) -> None:
-    links, looked_for = find_duplicates([thumbnail(own, bytes([i])) for i, own in enumerate(pictures)])
+    links, looked_for = find_duplicates([thumbnail(own, i.to_bytes(32, "big")) for i, own in enumerate(pictures)])
     assert looked_for == "altered"
     groups = connect(links, len(pictures))
     strict, generous = brute_force(pictures, -1e-5), brute_force(pictures, 1e-5)
@@ -370,7 +370,7 @@ def test_where_too_many_were_alike_all_are_compared_again(monkeypatch: pytest.Mo
     monkeypatch.setattr("vitkit.data.doctor.duplicates._MOST_PAIRS", 10)
     rng, scene = np.random.default_rng(0), np.asarray(texture(0, 16, 16)).astype(float)
     noisy = [np.clip(scene + rng.integers(-1, 2, scene.shape), 0, 255) for _ in range(60)]
-    frames = [thumbnail(own, bytes([i])) for i, own in enumerate(noisy)]
+    frames = [thumbnail(own, i.to_bytes(32, "big")) for i, own in enumerate(noisy)]
     others = [facts_of(texture(seed)) for seed in range(1, 20)]
     stored = compare([*frames, *others])
     assert stored.pairs is None

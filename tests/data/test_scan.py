@@ -56,7 +56,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def look(files: list[Path], **options: Any) -> list[Facts]:
     with Memory() as memory:
-        return scan(files, memory, **options)
+        return list(scan(files, memory, **options))
 
 
 def files_of(root: Path) -> list[Path]:

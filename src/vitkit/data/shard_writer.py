@@ -266,17 +266,17 @@ class _ShardPlan:
 def _plan(table: ImageTable, size: int) -> _ShardPlan:
     with Memory() as memory:
         facts = scan(table.files(), memory, partial(progress, "examining images"))
-    readable = [row for row, fact in enumerate(facts) if fact.error is None]
+    readable = [row for row, error in enumerate(facts.column("error")) if error is None]
     left_out = [
-        LeftOut(table.paths[row], table.name_of(row), table.splits[row], str(fact.error))
-        for row, fact in enumerate(facts)
-        if fact.error is not None
+        LeftOut(table.paths[row], table.name_of(row), table.splits[row], str(error))
+        for row, error in enumerate(facts.column("error"))
+        if error is not None
     ]
     left_out += [LeftOut(*row, "left out by the label file") for row in table.left_out]
     if not readable:
         raise VitkitError(f"no image of {table.name} can be read (first: {left_out[0].key}: {left_out[0].reason})")
     table = table.take(readable).compact()
-    digests = tuple(facts[row].digest for row in readable)
+    digests = tuple(facts.take(readable).column("digest"))
     shards = tuple(_divide(table, size))
     content = [
         (table.task.name, table.classes, size),

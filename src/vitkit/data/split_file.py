@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,10 +96,11 @@ def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
         table: n images.
         groups: a number for each image, (n,); images of a group have the same number.
     """
-    members: dict[int, list[str]] = {}
+    sizes, members = Counter(groups), dict[int, list[str]]()
     for path, number in zip(table.paths, groups, strict=True):
-        members.setdefault(number, []).append(path)
-    return [paths for paths in members.values() if len(paths) > 1]
+        if sizes[number] > 1:
+            members.setdefault(number, []).append(path)
+    return list(members.values())
 
 
 def groups_from_file(path: Path) -> dict[str, int]:

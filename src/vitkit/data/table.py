@@ -111,6 +111,8 @@ class ImageTable:
 
     def name_of(self, index: int) -> str:
         """Return the class names of an image, joined by `;`."""
+        if not self.sets:
+            return self.classes[self.labels[index]]
         return JOINT.join(self.classes[label] for label in self.classes_of(index))
 
     def cell_of(self, index: int) -> str:

@@ -58,7 +58,7 @@ def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
     """Return the functions that draw the images of each class and the sizes of the images, by caption."""
     images = diagnosis.table
     by_split = {name: images.of_split(name).counts() for name in SPLITS if name in images.splits}
-    sizes = [(fact.width, fact.height) for fact in diagnosis.facts]
+    sizes = list(zip(diagnosis.facts.column("width"), diagnosis.facts.column("height"), strict=True))
     return {
         "Images per class": lambda: plots.class_counts(by_split or {"images": images.counts()}, images.classes),
         "Sizes": lambda: plots.sizes(sizes),
@@ -67,8 +67,8 @@ def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
 
 def _kinds(diagnosis: Diagnosis) -> dict[str, Counter[str]]:
     return {
-        "format": Counter(fact.format for fact in diagnosis.facts),
-        "colours": Counter(fact.mode for fact in diagnosis.facts),
+        "format": Counter(diagnosis.facts.column("format")),
+        "colours": Counter(diagnosis.facts.column("mode")),
         "ignored": Counter(diagnosis.table.ignored),
     }
 

@@ -28,7 +28,6 @@ from vitkit.system import windows
 from vitkit.system.environment import cache_folder
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 _IN_MEMORY = 2**28  # bytes of an array that is no file
@@ -521,8 +520,8 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def empty_array(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Return an array of float32 that is to be filled in.
+def empty_array(shape: tuple[int, ...], dtype: str = "float32") -> npt.NDArray[Any]:
+    """Return an array that is to be filled in.
 
     The probabilities of 50,000 images in 21,843 classes take 4.4 GB. An array above 256 MiB is therefore a temporary
     file in vitkit's cache folder, if the system can reserve its disk space. The system keeps it in main memory only
@@ -530,11 +529,11 @@ def empty_array(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """
     import numpy as np
 
-    size = 4 * math.prod(shape)
+    size = np.dtype(dtype).itemsize * math.prod(shape)
     if size > _IN_MEMORY and hasattr(os, "posix_fallocate"):
         with suppress(OSError):
             cache_folder().mkdir(parents=True, exist_ok=True)  # a folder for temporary files may be in memory, too
             with TemporaryFile(dir=cache_folder()) as file:
                 os.posix_fallocate(file.fileno(), 0, size)  # without space on the disk, writing would end the process
-                return np.asarray(np.memmap(file, np.float32, "r+", shape=shape))
-    return np.empty(shape, np.float32)
+                return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
+    return np.empty(shape, dtype)

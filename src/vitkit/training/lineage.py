@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from vitkit.data.doctor.examine import Diagnosis, Finding, find_twins
-from vitkit.data.file_facts import Facts
+from vitkit.data.file_facts import FactTable
 from vitkit.data.labels import Proposal
 from vitkit.data.seen import DIGEST, Overlap, PictureRecord, exposures, find_overlap, inherit, make_record
 from vitkit.data.splits import SPLITS, scenes, split
@@ -44,7 +44,7 @@ class RunImages:
     """
 
     table: ImageTable
-    facts: tuple[Facts, ...]
+    facts: FactTable
     twins: tuple[int, ...]
     groups: tuple[int, ...]
 
@@ -56,8 +56,8 @@ class RunImages:
 
     def take(self, indices: Sequence[int]) -> RunImages:
         """Return the images at these indices."""
-        facts, twins, groups = (tuple(values[i] for i in indices) for values in (self.facts, self.twins, self.groups))
-        return RunImages(self.table.take(list(indices)).compact(), facts, twins, groups)  # type: ignore[arg-type]
+        twins, groups = (tuple(values[i] for i in indices) for values in (self.twins, self.groups))
+        return RunImages(self.table.take(list(indices)).compact(), self.facts.take(indices), twins, groups)
 
 
 @dataclass(frozen=True)
@@ -198,14 +198,15 @@ def _compare(images: RunImages, record: PictureRecord, whose: str) -> Overlap:
 def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
     """Return the record of the weights after a run; `has_labels` says whether the labels were learned."""
     images = split_images.images
-    labels = [images.table.name_of(i) if has_labels else UNLABELLED for i, _ in enumerate(images.facts)]
+    labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
     roles = exposures(images.table, images.twins, split_images.overlap)
     return before.merge(make_record(images.facts, labels, roles, is_whole=True))
 
 
 def contents_of(images: RunImages) -> dict[str, str]:
     """Return the first bytes of each file's SHA-256 in hexadecimal, by path, to recognise files that were moved."""
-    return {path: fact.digest[:DIGEST].hex() for path, fact in zip(images.table.paths, images.facts, strict=True)}
+    digests = images.facts.column("digest")
+    return {path: digest[:DIGEST].hex() for path, digest in zip(images.table.paths, digests, strict=True)}
 
 
 def _source(recipe: Recipe) -> str:
@@ -306,13 +307,11 @@ def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str 
         split_images: the images of this run.
     """
     parent = Path("runs") if out is None else Path(out).parent
-    trained = {
-        fact.digest[:DIGEST]
-        for fact, name in zip(split_images.images.facts, split_images.images.table.splits, strict=True)
-        if name == "train"
-    }
+    images = split_images.images
     folders = sorted(parent.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime, reverse=True)
     shared = []
+    digests = zip(images.facts.column("digest"), images.table.splits, strict=True) if folders else ()
+    trained = {digest[:DIGEST] for digest, split in digests if split == "train"}
     for file in folders[:_MOST_RUNS]:
         if out is not None and file.parent.resolve() == Path(out).resolve():
             continue

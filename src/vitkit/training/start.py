@@ -448,8 +448,8 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[
     names, role_of = listed(proposed.teachers), proposed.taught.role_of()
     held_out = held_out_split(part.images.table)
     spoilt = sum(
-        split == held_out and role_of.get(fact.digest[:DIGEST]) == "train"
-        for fact, split in zip(part.images.facts, part.images.table.splits, strict=True)
+        split == held_out and role_of.get(digest[:DIGEST]) == "train"
+        for digest, split in zip(part.images.facts.column("digest"), part.images.table.splits, strict=True)
     )
     if spoilt:
         text = (

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
 from vitkit.data.doctor.keypoints import BYTES, COEFFICIENTS, MOST, PLACES, frequencies
-from vitkit.data.doctor.likeness import THUMBNAIL, Pairs, Pixels, as_pixels
-from vitkit.data.file_facts import Facts
+from vitkit.data.doctor.likeness import THUMBNAIL, Pairs, Pixels
+from vitkit.data.file_facts import Facts, FactTable
 
 LEAST_SCORE = 4.5
 PRECISE, DEARER = 0.0035, 1300.0  # the score must be so much more for each short side that matches are off beyond that
@@ -84,10 +84,11 @@ class Described:
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> Described:
         """Collect the keypoints and thumbnails of some pictures from their facts."""
-        counts = [len(fact.keypoints) // BYTES for fact in facts]
-        aspects = np.array([fact.width / fact.height for fact in facts], np.float64)
-        words, places = _unpack([fact.keypoints for fact in facts])
-        return cls(words, places, ends_of(counts), aspects, as_pixels([fact.thumbnail for fact in facts]))
+        table = FactTable.of(facts)
+        keypoints = table.column("keypoints")
+        counts = [len(packed) // BYTES for packed in keypoints]
+        aspects = np.array(table.column("width"), np.float64) / np.array(table.column("height"), np.float64)
+        return cls(*_unpack(keypoints), ends_of(counts), aspects, table.thumbnails())
 
     def __len__(self) -> int:
         return len(self.aspects)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from vitkit.data.doctor.altered import Described, find_altered
 from vitkit.data.doctor.likeness import Pairs, find_pairs
-from vitkit.data.file_facts import Facts
+from vitkit.data.file_facts import Facts, FactTable, column
 
 Kind = Literal["exact", "near", "altered", "mirrored"]
 LookedFor = Literal[
@@ -117,8 +117,9 @@ def compare(
         before: the result of an earlier comparison, which may include some of these images.
         progress: receives the number of images compared and their total.
     """
-    content = {fact.digest: fact for fact in facts}
-    digests = tuple(sorted(content))
+    table = FactTable.of(facts)
+    row_of = {digest: row for row, digest in enumerate(table.column("digest"))}
+    digests = tuple(sorted(row_of))
     known: frozenset[bytes] = frozenset()
     kept, kept_altered = _none(), _none()
     if before is not None and before.pairs is not None and before.altered is not None:
@@ -126,7 +127,7 @@ def compare(
         kept, kept_altered = (_kept(indices, before.digests, digests) for indices in (before.pairs, before.altered))
     there = [i for i, digest in enumerate(digests) if digest in known]
     new = [i for i, digest in enumerate(digests) if digest not in known]
-    fresh, old = (Described.of([content[digests[i]] for i in indices]) for indices in (new, there))
+    fresh, old = (Described.of(table.take([row_of[digests[i]] for i in indices])) for indices in (new, there))
     most = _MOST_PAIRS * len(digests)
     first_half, second_half = _halves(progress)
 
@@ -203,8 +204,8 @@ def find_duplicates(
     """
     first_of: dict[bytes, int] = {}
     exact = []
-    for i, fact in enumerate(facts):
-        first = first_of.setdefault(fact.digest, i)
+    for i, digest in enumerate(column(facts, "digest")):
+        first = first_of.setdefault(digest, i)
         if first != i:
             exact.append(Link(first, i, "exact"))
     compared = compare(facts, None, progress) if compared is None else compared

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
-from vitkit.data.file_facts import Facts, Memory, scan
+from vitkit.data.file_facts import Facts, FactTable, Memory, column, scan
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS
 from vitkit.data.table import ImageTable
@@ -200,17 +200,18 @@ def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
 
 def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report unusual properties of readable pictures."""
-    if modes := Counter(fact.mode for fact in facts if fact.mode not in ("RGB", "L")):
+    if modes := Counter(mode for mode in column(facts, "mode") if mode not in ("RGB", "L")):
         named = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
         were = plural(sum(modes.values()), "image is", "images are")
         yield Finding("note", f"{were} neither RGB nor grey, and converted (transparency becomes white): {named}")
-    if animated := sum(fact.is_animated for fact in facts):
+    if animated := sum(column(facts, "is_animated")):
         yield Finding("note", f"of {plural(animated, 'file', 'files')} with several frames, the first one is used")
-    doubtful = [f"{path} ({fact.doubt})" for path, fact in zip(table.paths, facts, strict=True) if fact.doubt]
+    doubtful = [f"{path} ({doubt})" for path, doubt in zip(table.paths, column(facts, "doubt"), strict=True) if doubt]
     if doubtful:
         were = plural(len(doubtful), "picture is", "pictures are")
         yield Finding("warning", f"{were} possibly read too dark or too light: {_list(doubtful, '; ', 3)}")
-    misnamed = [path for path, fact in zip(table.paths, facts, strict=True) if not _fits_name(path, fact.format)]
+    formats = zip(table.paths, column(facts, "format"), strict=True)
+    misnamed = [path for path, form in formats if not _fits_name(path, form)]
     if misnamed:
         were = plural(len(misnamed), "image is", "images are")
         yield Finding("note", f"{were} of another format than the name says, and read anyway: {_list(misnamed)}")
@@ -218,7 +219,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
 
 def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
     """Report if the crop of the preprocessing removes much of the pictures."""
-    sizes = Counter((fact.width, fact.height) for fact in facts)
+    sizes = Counter(zip(column(facts, "width"), column(facts, "height"), strict=True))
     lost = {size: 1 - preprocess.kept(*size) for size in sizes}
     cropped = sum(images for size, images in sizes.items() if lost[size] > MOST_LOST)
     if cropped > MOST_CROPPED * len(facts):
@@ -267,7 +268,7 @@ class Diagnosis:
     """
 
     table: ImageTable
-    facts: tuple[Facts, ...]
+    facts: FactTable
     unreadable: dict[str, str]
     copies: tuple[Copies, ...]
     twins: tuple[int, ...]
@@ -281,6 +282,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as plain JSON types."""
         table, facts = self.table, self.facts
+        widths, heights = facts.column("width"), facts.column("height")
         return {
             "data": table.name,
             "root": str(table.place),
@@ -290,11 +292,11 @@ class Diagnosis:
             "splits": dict(Counter(split for split in table.splits if split is not None)),
             "ignored": table.ignored,
             "unreadable": self.unreadable,
-            "formats": dict(Counter(fact.format for fact in facts).most_common()),
-            "modes": dict(Counter(fact.mode for fact in facts).most_common()),
-            "width": _range([fact.width for fact in facts]),
-            "height": _range([fact.height for fact in facts]),
-            "aspect": _range([round(fact.width / fact.height, 3) for fact in facts]),
+            "formats": dict(Counter(facts.column("format")).most_common()),
+            "modes": dict(Counter(facts.column("mode")).most_common()),
+            "width": _range(widths),
+            "height": _range(heights),
+            "aspect": _range([round(width / height, 3) for width, height in zip(widths, heights, strict=True)]),
             "copies": [
                 {
                     "kind": copies.kind,
@@ -324,13 +326,13 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
     Raises:
         VitkitError: fewer than two classes have a readable image, or a table of one class has no readable image.
     """
-
-    files = table.files()
     with Memory() as memory:
-        everything = scan(files, memory, partial(progress, "reading images")) if known is None else known
-        unreadable = {table.paths[i]: fact.error for i, fact in enumerate(everything) if fact.error is not None}
+        report_step = partial(progress, "reading images")
+        everything = scan(table.files(), memory, report_step) if known is None else FactTable.of(known)
+        errors = everything.column("error")
+        unreadable = {path: error for path, error in zip(table.paths, errors, strict=True) if error is not None}
         readable = _readable(table, unreadable)
-        facts = [fact for fact in everything if fact.error is None]
+        facts = everything.take([i for i, error in enumerate(errors) if error is None])
         links, looked_for = _compare(facts, memory, partial(progress, "comparing images"))
     links, opposite = _set_opposites_apart(links, readable, facts)
     twins = connect(links, len(facts))
@@ -346,7 +348,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
         *(of_crop(facts, preprocess) if preprocess is not None else ()),
     ]
     noted.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
-    return Diagnosis(readable, tuple(facts), unreadable, tuple(copies), tuple(twins), tuple(noted))
+    return Diagnosis(readable, facts, unreadable, tuple(copies), tuple(twins), tuple(noted))
 
 
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
@@ -360,14 +362,16 @@ def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
         facts: the facts of each image.
     """
     with Memory() as memory:
-        links, _ = _compare(list(facts), memory, lambda *_: None)
+        links, _ = _compare(facts, memory, lambda *_: None)
     links, _ = _set_opposites_apart(links, table, facts)
     return tuple(connect(links, len(facts)))
 
 
-def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], None]) -> tuple[list[Link], LookedFor]:
+def _compare(
+    facts: Sequence[Facts], memory: Memory, progress: Callable[[int, int], None]
+) -> tuple[list[Link], LookedFor]:
     """Find the copies among images. Pairs of contents that were compared earlier are not compared again."""
-    digests = tuple(sorted({fact.digest for fact in facts}))
+    digests = tuple(sorted(set(column(facts, "digest"))))
     before = memory.compared(digests)
     compared = None if before is None else Compared(before[0], *before[1])
     if compared is None or compared.digests != digests:
@@ -392,9 +396,11 @@ def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequen
     Such pictures are not copies if the classes distinguish left from right. Files with the same content may have
     several classes. A link is kept if its two contents have a class in common.
     """
+    if not any(link.kind == "mirrored" for link in links):
+        return list(links), 0
     labels: dict[bytes, set[int]] = {}
-    for fact, label in zip(facts, table.labels, strict=True):
-        labels.setdefault(fact.digest, set()).add(label)
+    for digest, label in zip(column(facts, "digest"), table.labels, strict=True):
+        labels.setdefault(digest, set()).add(label)
     kept = [
         link
         for link in links

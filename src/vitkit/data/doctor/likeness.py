@@ -35,11 +35,6 @@ Places = npt.NDArray[np.intp]
 Pairs = tuple[list[tuple[int, int]], list[tuple[int, int]]]  # near ones, and mirrored ones
 
 
-def as_pixels(thumbnails: list[bytes]) -> Pixels:
-    """Return thumbnails as an array (n, 16, 16, 3)."""
-    return np.frombuffer(b"".join(thumbnails), np.uint8).reshape(-1, THUMBNAIL, THUMBNAIL, 3)
-
-
 def find_pairs(
     pixels: Pixels, others: Pixels | None, most: int, progress: Callable[[int, int], None] | None = None
 ) -> Pairs | None:
