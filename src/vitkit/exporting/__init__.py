@@ -1,9 +1,9 @@
 """Write a classifier as one file for another runtime, and check that the file predicts as the model does.
 
 Open `formats.py` first: it lists ONNX, OpenVINO and torch.export, with one module each. `writing.py` writes a file
-under a temporary name and compares it with the model before it gets its final name. `loading.py` opens such a file as a
-classifier. Preprocessing, class names, temperature and thresholds are stored in the file as a `Card` (`card.py`). Names
-are imported when they are first used.
+under a temporary name, compares its predictions with the model's, and then moves it to its final name. `loading.py`
+opens an exported file as a classifier. Preprocessing, class names, temperature and thresholds are stored in the file as
+a `Card` (`card.py`). Names are imported when they are first used.
 """
 
 from __future__ import annotations

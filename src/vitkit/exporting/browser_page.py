@@ -1,10 +1,10 @@
 """One HTML file that classifies photographs in a browser, without a network and without an installation.
 
 The page contains the model as an ONNX file, ONNX Runtime Web, and the scripts in `static/`. `pixels.js` computes the
-pixels as `Preprocess` does, and `unknown.js` the score for images of unknown things. A Content-Security-Policy forbids
+pixels as `Preprocess` does, and `unknown.js` computes the score for unknown images. A Content-Security-Policy forbids
 every request, so that photographs stay on the machine.
 
-The runtime is published on npm. It is not part of vitkit: the caller downloads it once, and hands over its archive.
+ONNX Runtime Web is published on npm and is not part of vitkit. The caller downloads its archive and passes the path.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def write_page(path: Path, name: str, onnx: bytes, card: Card, about: str, runti
     Args:
         path: the file to write.
         name: the name of the model, the title of the page.
-        onnx: the content of its ONNX file.
-        card: the card of the file.
+        onnx: the content of the model's ONNX file.
+        card: the card of the ONNX file.
         about: a text about the model, such as its model card; empty if there is none.
         runtime: the archive from `RUNTIME_URL`.
 
     Raises:
-        VitkitError: the page would be larger than `LARGEST`, or the archive is not the runtime's.
+        VitkitError: the page would be larger than `LARGEST`, or `runtime` is not the expected archive.
     """
     script, wasm = _runtime(runtime)
     parts = {"worker": script + _worker(), "wasm": wasm, "model": onnx}
@@ -106,7 +106,8 @@ def read_model(path: Path) -> bytes:
 def _runtime(archive: Path) -> tuple[bytes, bytes]:
     """Return the script and the WebAssembly module of the runtime.
 
-    A page from a file can start a classic worker, but none of a module: the module's exports become an object `ort`.
+    A page that is opened from a file can start a classic worker but not a module worker. Therefore the exports of the
+    runtime's module are converted to an object `ort` in a classic script.
     """
     try:
         with tarfile.open(archive) as files:
@@ -124,7 +125,7 @@ def _runtime(archive: Path) -> tuple[bytes, bytes]:
 
 
 def _worker() -> bytes:
-    """Return the scripts of the worker in a scope of their own, as the runtime's names are short."""
+    """Return the worker's scripts in a scope of their own, because the runtime has short global names."""
     texts = [(_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js")]
     return f"(() => {{\n{''.join(texts)}}})();\n".encode()
 
@@ -169,7 +170,7 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
 
 
 def _data(card: Card) -> dict[str, Any]:
-    """Return what the scripts read: the card, the order in which pictures are resampled, and the score of `_score`."""
+    """Return the data for the scripts: the card, Pillow's order of resampling, and the score for unknown images."""
     data: dict[str, Any] = json.loads(replace(card, trust=None).to_json())
     data |= {"preprocess": data["preprocess"] | {"columns_first": columns_first()}}
     unknown = None if card.trust is None else parsed(card.trust, len(card.classes)).unknown
@@ -177,7 +178,7 @@ def _data(card: Card) -> dict[str, Any]:
 
 
 def _score(unknown: Unknown) -> dict[str, Any]:
-    """Return what `unknown.js` needs to say how unfamiliar a picture is."""
+    """Return the score for unknown images as the input of `unknown.js`."""
     parts = [
         {
             "name": score.method,
@@ -191,7 +192,7 @@ def _score(unknown: Unknown) -> dict[str, Any]:
 
 
 def _bytes(array: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return an array as base64, row by row, with the number of bytes of a value."""
+    """Return an array as base64, in row-major and little-endian order, with the number of bytes per value."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return {"bytes": base64.b64encode(little.tobytes()).decode(), "size": array.dtype.itemsize}
 

@@ -1,7 +1,7 @@
 """The card of an exported file: everything that a classifier has besides its weights, as text inside the file.
 
-The card contains a checksum of the weights, the graph and the card itself; while it is computed, the checksum's own
-field is set to zeros. It detects damaged and mixed-up files. It does not protect against forgery. For that, the reader
+The card contains a checksum of the weights, the graph and the card itself, computed with zeros in the checksum's field.
+The checksum detects damaged and mixed-up files, but not forged ones. As a protection against forged files, the reader
 of each format refuses everything that vitkit does not write.
 """
 
@@ -180,7 +180,7 @@ class Card:
         """Check that the values are valid.
 
         Raises:
-            ValueError: a value is not.
+            ValueError: a value is invalid.
         """
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
             raise ValueError(f"classes are {self.classes!r:.80}")

@@ -144,13 +144,13 @@ class LogitComparison:
         difference: the largest absolute difference of two logits.
         cosine: the lowest cosine similarity of an image's two rows of logits.
         agreement: the fraction of images with the same most probable class; for a multi-label model, the fraction of
-            equal decisions for or against a class. Ties that rounding in the dtype can turn do not count.
+            equal decisions for or against a class. Near-ties that rounding to the dtype can decide are left out.
         drift: the largest difference, relative to the largest logit.
         scale: the factor between the model's logits and the file's, by least squares.
         noise: the root mean square of the differences, relative to that of the logits.
         peak: the largest difference, relative to the root mean square of the logits.
-        shift: the average difference of the probabilities: half the summed differences of an image, averaged over
-            images; for a multi-label model, the mean over classes and images.
+        shift: the average difference of the probabilities. This is the total variation distance, averaged over images;
+            for a multi-label model, it is the mean absolute difference over classes and images.
         shift_by_noise: the `shift` that errors of the size `NOISE` would cause, to first order.
     """
 
@@ -263,7 +263,7 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
 
 
 def _centred(logits: Tensor, card: Card) -> Tensor:
-    """Subtract from each image's logits (B, K) their mean, which does not affect a softmax.
+    """Subtract the mean of each image's logits (B, K), which does not affect a softmax.
 
     Logits of multi-label models are returned unchanged.
     """
@@ -286,7 +286,7 @@ def _distance(ours: Tensor, theirs: Tensor, card: Card) -> float:
 
 
 def _sensitivity(p: Tensor, card: Card) -> Tensor:
-    """Return how much `_distance` grows, to first order, with independent errors of standard deviation 1 in each logit.
+    """Return a first-order bound of `_distance` for independent errors of standard deviation 1 in all logits.
 
     For a softmax, dp_i = p_i (e_i - sum_j p_j e_j), whose standard deviation is p_i sqrt((1 - p_i)^2 + sum_{j != i}
     p_j^2). For a sigmoid, dp = p (1 - p) e. The mean of |e| is less than its standard deviation, so the result is an
@@ -300,7 +300,7 @@ def _sensitivity(p: Tensor, card: Card) -> Tensor:
 
 
 def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float:
-    """Return the fraction of equal decisions, without those that errors of `unsure` in a logit can change."""
+    """Return the fraction of equal decisions, ignoring decisions that an error of `unsure` in a logit can change."""
     if card.thresholds is not None:
         limits = torch.tensor(card.thresholds, dtype=torch.float64)
         first, second = (_probabilities(logits, card) for logits in (ours, theirs))
@@ -319,10 +319,10 @@ def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float
 
 
 def check_features(classifier: Classifier, exported: Classifier, images: list[Tensor]) -> None:
-    """Check that a file computes the features by which unknown images are recognised.
+    """Check that a file computes the features from which unknown images are recognised.
 
     Raises:
-        Refused: the features of an image have another direction.
+        Refused: the cosine similarity between the file's and the model's features of an image is too low.
     """
     pixels = torch.stack(images[:_FEATURES]).numpy()
     ours, theirs = (torch.from_numpy(each.seeing()(pixels).features.copy()) for each in (classifier, exported))

@@ -105,7 +105,7 @@ def format_of(path: Path) -> Format:
     """Return the format of a file, by its suffix.
 
     Raises:
-        VitkitError: the suffix is that of no export format.
+        VitkitError: no export format has this suffix.
     """
     for form in FORMATS.values():
         if path.suffix.lower() == form.suffix:
@@ -114,7 +114,7 @@ def format_of(path: Path) -> Format:
 
 
 def wrong_suffix(path: Path, possible: tuple[str, ...] | None = None) -> str:
-    """Describe a file with none of the possible suffixes; by default, those of export formats."""
+    """Return an error message for a path with none of these suffixes, by default those of all export formats."""
     is_torchscript = path.suffix.lower() in (".pt", ".ts", ".torchscript")
     return f"{path} must end in {one_of(possible or suffixes())}" + (f": {TORCHSCRIPT}" if is_torchscript else "")
 

@@ -52,7 +52,7 @@ class Exported(Classifier):
 
     @property
     def model(self) -> Model:  # type: ignore[override]
-        """An exported file has no model.
+        """Raise an error, because an exported file has no model.
 
         Raises:
             VitkitError: always.
@@ -94,7 +94,7 @@ class Exported(Classifier):
         return see
 
     def calibrated(self, logits: npt.NDArray[np.floating[Any]]) -> Array:
-        """Return the probabilities of logits (B, K)."""
+        """Convert logits (B, K) to calibrated probabilities (B, K)."""
         with np.errstate(all="ignore"):
             logits = logits / np.float32(self.temperature)
         is_finite = np.isfinite(logits).all(axis=-1, keepdims=True)

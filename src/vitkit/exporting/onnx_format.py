@@ -1,9 +1,9 @@
 """Write an ONNX file with its card, and open it with ONNX Runtime, without PyTorch.
 
-Before the runtime opens a file, it is checked to contain only what vitkit writes. An ONNX file can refer to other files
-for its weights, contain nested graphs, and use custom operations; files of vitkit do none of this. An ONNX file is a
-protocol buffer, that is, a sequence of numbered fields, whose values may be such sequences again. A field that vitkit
-does not write is refused by its number.
+Before the runtime opens a file, vitkit checks that the file contains only what vitkit writes. In general, an ONNX file
+can refer to other files for its weights, contain nested graphs, and use custom operations; files of vitkit do none of
+this. An ONNX file is a protocol buffer: a sequence of numbered fields, whose values may again be sequences of numbered
+fields. A file with a field that vitkit does not write is refused.
 """
 
 from __future__ import annotations

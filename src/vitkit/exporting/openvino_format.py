@@ -1,8 +1,8 @@
 """Write an OpenVINO model (.xml and .bin) with its card, and open it with OpenVINO, without PyTorch.
 
-Before the runtime opens a file, it is checked to contain only what vitkit writes. The .xml lists the operations, their
-connections, and the positions of their constants in the .bin. Files of vitkit have no nested graphs, no custom
-operations, no document type, and no references to files other than the .bin.
+Before the runtime opens a file, vitkit checks that the file contains only what vitkit writes. The .xml lists the
+operations, their connections, and the positions of their constants in the .bin. Files of vitkit have no nested graphs,
+no custom operations, no document type, and no references to files other than the .bin.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Package:
     Attributes:
         name: the name by which users request it.
         suffix: the suffix of its file.
-        title: what it is, for a list.
+        title: a short description for lists.
         needs_runtime: whether the archive of ONNX Runtime Web is part of it (`browser_page.RUNTIME_URL`).
     """
 
@@ -57,7 +57,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 def package_of(path: Path) -> Package | None:
-    """Return the kind of package that a path would be, by its suffix; None if it is none."""
+    """Return the kind of package with the suffix of this path; None if there is no such kind."""
     return next((kind for kind in PACKAGES.values() if path.suffix.lower() == kind.suffix), None)
 
 
@@ -72,7 +72,7 @@ def write_package(
     batch: int | None = None,
     precision: str = "float32",
 ) -> Outcome:
-    """Export a classifier as ONNX, with the same check as any export, and write it into a package.
+    """Export a classifier as ONNX with the usual check, and write the ONNX file into a package.
 
     Args:
         classifier: a classifier with a model.
@@ -122,7 +122,7 @@ def _write_page(
 
 
 def _write_zip(path: Path, name: str, onnx: bytes, model: Path, classifier: Classifier, about: str) -> None:
-    """Write the archive: everything lies in one folder in it, named after the archive."""
+    """Write the archive, in which all files are in one folder `name`, and check that it can be read back."""
     texts = {
         _HOW_TO: Template((_STATIC / _HOW_TO).read_text(encoding="utf-8")).substitute(name=name),
         _CARD: about,

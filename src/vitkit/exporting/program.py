@@ -63,7 +63,7 @@ def read_entries(source: Any) -> dict[str, bytes]:
                 entries[name] = archive.read(info)
             return entries
     except (zipfile.BadZipFile, EOFError, NotImplementedError, OverflowError, OSError, RuntimeError) as error:
-        # A place before the file's beginning is an OSError, a password a RuntimeError.
+        # A negative position raises an OSError, an encrypted entry a RuntimeError.
         raise ValueError(str(error)) from error
 
 
@@ -75,12 +75,12 @@ def write_entries(entries: Mapping[str, bytes], path: Path) -> None:
 
 
 def sealed(entries: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the entries with the checksum of all entries filled in in the card."""
+    """Return the entries after writing the checksum of all entries into the card."""
     return {**entries, CARD_ENTRY: seal.sealed(entries[CARD_ENTRY], *_beside_card(entries))}
 
 
 def _beside_card(entries: Mapping[str, bytes]) -> list[bytes]:
-    """Return name and content of each entry but the card, sorted by name, as the checksum includes them."""
+    """Return the names and contents of all entries except the card, in the order of the checksum."""
     others = sorted(entries.keys() - {CARD_ENTRY})
     return [part for name in others for part in (name.encode(), entries[name])]
 
@@ -230,7 +230,7 @@ def _parse(entries: Mapping[str, bytes], card: str) -> Program:
 
 
 def _refuse_code(described: dict[str, Any]) -> None:
-    """Refuse fields that PyTorch's reader would evaluate. They are not used here."""
+    """Refuse a description with fields that PyTorch's reader would evaluate as code."""
     graph = described["graph_module"]["graph"]
     if described["guards_code"] or graph["custom_obj_values"] or graph["sym_float_values"] or graph["sym_bool_values"]:
         raise VitkitError("it is refused: it contains code or objects, which vitkit does not write")
@@ -356,7 +356,7 @@ def _integer(value: Any) -> int:
 
 
 class ProgramRunner(GraphRunner):
-    """Run a traced program in the dtype of its weights."""
+    """A runner of a traced program, which computes in the dtype of its weights."""
 
     backend = "eager"
 
@@ -412,7 +412,7 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 
 def _copy_of(model: Model) -> Model:
-    """Return a copy without hooks, whose parameters are its own."""
+    """Return a copy of the model, without hooks unless the model computes features."""
     if classes_and_features(model)[1]:
         return copy.deepcopy(model)
     copied = build(model.config)

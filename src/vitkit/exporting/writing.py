@@ -1,4 +1,4 @@
-"""Write an exported file. It gets its final name only after it was read back and predicted as the model does."""
+"""Write an exported file. The file gets its final name only after a check that it predicts as the model does."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def check_free(files: Sequence[Path], *, force: bool) -> None:
     """Check that the files of an export can be created.
 
     Raises:
-        VitkitError: there is a folder, or there is a file and `force` is False.
+        VitkitError: a path is a folder, or a file exists and `force` is False.
     """
     for path in files:
         if path.is_dir():

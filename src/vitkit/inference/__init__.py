@@ -1,8 +1,8 @@
-"""Predict many images: read them, compute batches, and write the results.
+"""Predict many images: read images, compute predictions in batches, and write the results.
 
-Open `pipeline.py` first: it reads pictures in threads while batches are computed. `backends/` contains the backends:
-the optimised PyTorch model, ONNX Runtime and OpenVINO, listed in `backends/registry.py`. `prediction.py` ranks the
-classes of an image, and reads and writes CSV and JSON files.
+Open `pipeline.py` first: it reads images in threads while batches are computed. `backends/` contains the optimised
+PyTorch model, ONNX Runtime and OpenVINO; `backends/registry.py` lists them. `prediction.py` ranks the classes of an
+image, and reads and writes CSV and JSON files.
 """
 
 from __future__ import annotations

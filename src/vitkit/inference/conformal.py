@@ -1,13 +1,13 @@
-"""Sets of classes that contain the true one as often as promised (split conformal prediction).
+"""Prediction sets with guaranteed coverage: split conformal prediction.
 
 `HeldOut` records how a trained model ranked the classes of images that it was not trained on. The score of a class
-says how poorly it fits the model's probabilities of an image. A set contains every class whose score is at most a
-quantile of the scores that the true classes of the held-out images have. With n of these images the quantile is the
-ceil((n + 1) c)-th smallest score, so that the set of a new image of the same kind contains its class with a probability
-from c to c + 1 / (n + 1), if scores are distinct, whatever the model (Vovk et al. 2005; Angelopoulos & Bates 2021,
-arXiv 2107.07511, theorem 1). The probability is over the held-out images as well as the new one.
+measures how poorly the class fits the predicted probabilities of an image. A set contains every class whose score is at
+most a quantile of the scores of the held-out images' true classes. For n held-out images and a coverage of c, the
+quantile is the ceil((n + 1) c)-th smallest of these scores. If scores are distinct, the set of a new image from the
+same distribution contains its class with a probability from c to c + 1 / (n + 1), whatever the model (Vovk et al. 2005;
+Angelopoulos & Bates 2021, arXiv 2107.07511, theorem 1). The probability is over the held-out images and the new one.
 
-Nothing is drawn at random, so an image always has the same set. This module imports numpy alone.
+The sets are deterministic. This module imports only numpy.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 SetScore = Literal["lac", "aps", "raps"]
 VALIDATION, CROSS_VALIDATED = "validation images", "cross-validated images"
-_PENALTY, _FREE = 0.1, 2  # RAPS: what each class adds to the score beyond the first so many
+_PENALTY, _FREE = 0.1, 2  # RAPS: the penalty for each class beyond the first `_FREE`
 _EXACT = 1e-9  # rounding of (n + 1) c
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """The predictions of a model for n independent labelled images that its weights were not trained on.
+    """The predictions for n independent labelled images by weights that were not trained on them.
 
     Attributes:
         label: true class of each image, (n,).
         predicted: most probable class, (n,).
         rest: 1 minus the probability of the true class, (n,), computed without rounding it to 0.
         above: total probability of the classes that are more probable than the true one, (n,).
-        rank: number of these classes, (n,).
+        rank: number of classes that are more probable than the true one, (n,).
         doubt: 1 minus the probability of the most probable class, (n,).
-        chosen: what was chosen with the help of these images, such as `temperature`.
-        folds: number of folds if the model was trained on these images, and each was predicted by a model that was
-            trained without its fold; 0 if the model itself predicted them.
+        chosen: the settings that were chosen on these images, such as `temperature`.
+        folds: number of folds if the images were predicted by cross-validation: the model was trained on all of them,
+            but each was predicted by another model, trained without its fold. 0 if the model itself predicted them.
     """
 
     label: Ints
@@ -71,7 +71,7 @@ class HeldOut:
 
     @property
     def kind(self) -> str:
-        """What the images are called in messages."""
+        """The name of these images in messages."""
         return CROSS_VALIDATED if self.folds else VALIDATION
 
     def scores(self, kind: SetScore) -> Floats:
@@ -81,17 +81,18 @@ class HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class ClassSets:
-    """A rule that gives each image a set of classes.
+    """A rule that assigns each image a set of classes.
 
     Attributes:
-        kind: the score: `lac`, 1 minus the probability of the class (Sadinle et al. 2019, arXiv 1609.00451), which
-            gives the smallest sets; an image can have an empty one. `aps`, the probability of all classes that are more
-            probable (Romano et al. 2020, arXiv 2006.02544, without its random part); sets are never empty, and contain
-            the true class more often than promised if the model is accurate. `raps`, the same plus a penalty for each
-            class beyond the second (Angelopoulos et al. 2021, arXiv 2009.14193).
-        coverage: how often sets contain the true class.
-        limits: the highest score of a class that is in the set, one for each class, (K,).
-        images: number of held-out images that determine the limits; the fewest of a class if they are by class.
+        kind: the score of a class. `lac` is 1 minus the probability of the class (Sadinle et al. 2019, arXiv
+            1609.00451); it gives the smallest sets, which can be empty. `aps` is the total probability of all classes
+            that are more probable (Romano et al. 2020, arXiv 2006.02544, without its random part); its sets are never
+            empty, and exceed the coverage if the model is accurate. `raps` is `aps` plus a penalty for each class
+            beyond the second (Angelopoulos et al. 2021, arXiv 2009.14193).
+        coverage: the fraction of sets that contain the true class.
+        limits: for each class, the highest score with which it is in a set, (K,).
+        images: number of held-out images that determine the limits; for limits by class, the smallest number of any
+            class.
     """
 
     kind: SetScore
@@ -108,14 +109,14 @@ class ClassSets:
 def class_sets(
     held_out: HeldOut, classes: tuple[str, ...], coverage: float, kind: SetScore = "lac", *, by_class: bool = False
 ) -> ClassSets:
-    """Return the rule whose sets contain the true class as often as requested.
+    """Return the rule whose sets have the requested coverage.
 
     Args:
         held_out: the model's predictions of held-out images.
         classes: the names of the model's classes.
         coverage: the fraction of images whose set contains their class, above 0 and below 1.
         kind: the score of a class.
-        by_class: whether the fraction is to hold for the images of each class, instead of all images together.
+        by_class: whether the coverage must hold for the images of each class, instead of for all images together.
 
     Raises:
         VitkitError: there are too few images, so that every set would contain all classes; or the coverage is not
@@ -144,7 +145,7 @@ def class_sets(
 
 
 def quantile(scores: Floats, coverage: float) -> float:
-    """Return the ceil((n + 1) coverage)-th smallest of n scores; infinity if there are not so many."""
+    """Return the ceil((n + 1) coverage)-th smallest of n scores; infinity if n is less than that."""
     k = math.ceil((len(scores) + 1) * coverage - _EXACT)
     return float(np.partition(scores, k - 1)[k - 1]) if k <= len(scores) else math.inf
 
@@ -155,7 +156,7 @@ def images_needed(coverage: float) -> int:
 
 
 def most_coverage(images: int) -> float:
-    """Return the highest coverage for which `quantile` is finite with so many images."""
+    """Return the highest coverage for which `quantile` is finite with this number of images."""
     return images / (images + 1)
 
 
@@ -168,9 +169,9 @@ def doubt_of(probabilities: npt.NDArray[np.float32]) -> Floats:
 
 
 def _against_others(probabilities: npt.NDArray[Any]) -> tuple[Floats, Floats, Ints]:
-    """Return for each image and class the arrays `rest`, `above` and `rank` of `HeldOut`, (n, K) each.
+    """Return `rest`, `above` and `rank` of `HeldOut` with each class in turn as the true one, (n, K) each.
 
-    Classes of equal probability count as ranked by their number, so that ranks differ.
+    Classes of equal probability are ranked by their index, so that all ranks of an image differ.
     """
     p = probabilities.astype(np.float64)
     total = p.sum(axis=1, keepdims=True)  # float32 probabilities sum to 1 up to 1e-7

@@ -47,10 +47,10 @@ def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
 
 
 def with_features(model: Model) -> Model:
-    """Return a model that computes the features `head` together with the logits, (B, K + D) instead of (B, K).
+    """Return a model that outputs the features `head` after the logits, (B, K + D) instead of (B, K).
 
-    Its head passes its input on (`FeatureHead`). It is an ordinary model, so every backend and export can compute it.
-    All other weights are those of `model`, which are not copied.
+    A `FeatureHead` replaces the head. The result is an ordinary model, so every backend and export format supports it.
+    It shares its weights with `model`.
 
     Raises:
         VitkitError: the model has no head.
@@ -70,7 +70,7 @@ def with_features(model: Model) -> Model:
 
 
 def classes_and_features(model: Model) -> tuple[int, int]:
-    """Return the numbers of logits and of features that the model computes, K and D; D is 0 unless `with_features`."""
+    """Return the numbers of logits and features that a model outputs, K and D; D is 0 without a `FeatureHead`."""
     from vitkit.model.layers import FeatureHead
 
     head = model.head

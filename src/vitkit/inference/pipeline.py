@@ -1,8 +1,8 @@
-"""Read and compute many images at once, in order and in bounded memory.
+"""Read and predict many images concurrently, in order and in bounded memory.
 
-If a backend can compute in several threads (PyTorch on a CPU, OpenVINO), each core reads and computes its own batches
-from start to end, so that no core waits for another. Any other backend uses the cores by itself; its batches are
-computed one at a time while the next ones are read.
+If a backend can compute in several threads (PyTorch on a CPU, OpenVINO), each core reads and computes batches of its
+own, so that no core waits for another. Any other backend distributes a batch over the cores by itself. Its batches are
+computed one at a time while threads read the next ones.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ def cores() -> int:
 
 
 def limit_cores(count: int) -> None:
-    """Let this process use at most `count` cores, because others of the same command use the rest."""
+    """Let this process use at most `count` cores, because other processes of the same command use the rest."""
     _LIMITS[:] = [max(1, count)]
     set_threads(min(threads(), cores()))
 
 
 def threads() -> int:
-    """Return the number of threads to compute with in this thread: PyTorch's number, or ours if it is not loaded.
+    """Return the number of threads that a computation started in this thread uses.
 
-    Our number is OMP_NUM_THREADS or the number of cores, until `set_threads` changes it.
+    If PyTorch is loaded, this is PyTorch's setting. Otherwise it is the number from `set_threads`, by default
+    OMP_NUM_THREADS or the number of cores.
     """
     of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if of_torch is not None:
@@ -65,7 +66,7 @@ def threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Set the number of threads of computations in this thread. PyTorch's number also applies to later threads."""
+    """Set the number that `threads` returns in this thread. If PyTorch is loaded, new threads inherit it."""
     of_torch = getattr(sys.modules.get("torch"), "set_num_threads", None)
     if of_torch is not None:
         of_torch(count)
@@ -75,10 +76,11 @@ def set_threads(count: int) -> None:
 
 @dataclass(frozen=True)
 class Among:
-    """The places of some images among all images of a command, of which they are a part.
+    """The positions of a subset of images among all images of a command.
 
-    The last bits of an image's result depend on the number of images in its batch and on the number of threads that
-    compute one, but not on its neighbours in the batch. With this, a part has the results of the whole, to the bit.
+    The last bits of a result depend on the size of the batch and on the number of threads that compute it, but not on
+    the other images in the batch. With these positions, the results of a subset are bitwise equal to those of a run
+    over all images.
 
     Attributes:
         positions: the position of each image, in ascending order.
@@ -98,15 +100,15 @@ def flow(
     is_concurrent: bool,
     among: Among | None = None,
 ) -> Iterator[tuple[T, Row]]:
-    """Yield each source in order, with its row of the result or the reason why there is none.
+    """Yield each source in order, with its row of the output or the reason why there is none.
 
     Args:
-        sources: paths or pictures in memory; they are taken a few batches ahead.
+        sources: paths or pictures in memory; they are consumed a few batches ahead.
         read: converts a source to (C, height, width), or returns an error message; called in several threads.
         compute: (B, C, height, width) -> (B, ...).
         batch_size: the number of images in a batch.
         is_concurrent: whether `compute` may run in several threads at once.
-        among: the places of the sources among all images of a command, whose results they shall have.
+        among: the positions of the sources among all images of a command; None if the sources are all images.
     """
     batches = _in_batches(sources, batch_size, among)
     start = list(islice(batches, 2))
@@ -134,7 +136,7 @@ def flow(
 
 
 def _in_batches(items: Iterable[T], size: int, among: Among | None) -> Iterator[tuple[list[T], int]]:
-    """Yield batches, each with the number of rows to compute: that of the batch which the whole command computes."""
+    """Yield each batch with the number of rows to compute: its batch size in a run over all images (`Among`)."""
     items = iter(items)
     if among is None:
         while batch := list(islice(items, size)):
@@ -150,10 +152,10 @@ def _in_batches(items: Iterable[T], size: int, among: Among | None) -> Iterator[
 def join(
     sources: list[T], images: list[Images | str], compute: Callable[[Images], Images], rows: int | None = None
 ) -> list[tuple[T, Row]]:
-    """Return the sources with their rows; all images that could be read are computed in one batch.
+    """Compute one batch, and return each source with its row of the output or its error message.
 
-    The batch has `rows` images, by default one for each source. Places of images that are missing, or could not be
-    read, are filled with another image, so that no result depends on how many there are.
+    The batch has `rows` images, by default one for each source. If fewer images could be read, it is filled up with
+    copies of the first one, so that no result depends on the number of unreadable images.
     """
     readable = [image for image in images if not isinstance(image, str)]
     filled = readable + readable[:1] * ((rows or len(sources)) - len(readable))
@@ -178,11 +180,11 @@ def _if_finite(row: npt.NDArray[np.float32]) -> Row:
 
 @contextmanager
 def crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
-    """Start threads, and yield them, their number, and the event that stops them.
+    """Start a thread pool; yield the pool, its number of threads, and an event that is set when the block ends.
 
     Args:
-        is_concurrent: whether each core computes in a thread of its own; otherwise all cores compute together, and the
-            threads read.
+        is_concurrent: whether all threads compute at once, on one core each. Otherwise one thread computes at a time,
+            on all cores, while the others read.
     """
     count = cores() if is_concurrent else cores() + 1  # one of them computes
     before, ended = threads(), Event()
@@ -204,7 +206,7 @@ def try_read(read: Callable[[T], Images], source: T) -> Images | str:
 
 
 def unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tuple[str, T]]:
-    """Iterate, and raise a `VitkitError` if memory runs out."""
+    """Yield the rows; raise a `ShortageError` if memory runs out."""
     try:
         yield from rows
     except (MemoryError, RuntimeError) as error:

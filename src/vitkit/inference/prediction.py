@@ -1,10 +1,10 @@
-"""Predictions, and the CSV and JSON Lines files of them.
+"""Predictions, and the files that store them: CSV, JSON Lines, Excel and Parquet.
 
-A `Ranking` has the classes of one image by probability, and sorts only as many as are requested.
+A `Ranking` orders the classes of one image by probability. It sorts only as many classes as are requested.
 
-In files, a prediction is a row. File names may contain anything, including line ends, and need not be UTF-8. Rows are
-collected in `NAME.partial` next to the final file. An incomplete record at its end is ignored, so that a later run can
-continue after an interruption.
+A file has one row for each prediction. Paths may contain line ends and bytes that are not UTF-8. Rows of CSV and JSON
+Lines files are first appended to `NAME.partial` next to the final file. After an interruption, a later run resumes from
+the partial file and ignores an incomplete record at its end.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ Place = tuple[str, float]
 
 
 class Ranking(Sequence[Place]):
-    """Every class with its probability, most probable first; ties keep the order of the classes.
+    """All classes of one image with their probabilities, most probable first.
 
-    It is equal to the tuple of all classes and probabilities, and has the same hash.
+    Ties keep the order of the classes. A ranking equals the tuple of its (class, probability) pairs, and has the same
+    hash.
 
     Attributes:
-        classes: the K names.
-        probabilities: their probabilities, (K,).
+        classes: the K class names.
+        probabilities: the probability of each class, (K,).
     """
 
     def __init__(self, classes: Sequence[str], probabilities: npt.NDArray[np.float32]) -> None:
@@ -75,7 +76,7 @@ class Ranking(Sequence[Place]):
         return repr(tuple(self))
 
     def _first(self, count: int) -> tuple[Place, ...]:
-        """Return the most probable classes without sorting the others."""
+        """Return the `count` most probable classes without sorting the others."""
         p = self.probabilities
         if count == 1:
             order = np.array([p.argmax()])
@@ -100,14 +101,14 @@ class Prediction:
 
     Attributes:
         path: the path as the caller named it.
-        label: the most probable class; None if there is no prediction. For a multi-label model, the classes that reach
-            their thresholds, in the order of the classes, joined by `;`; "" if there are none.
-        confidence: the probability of the label. For several classes, the lowest of theirs; for none, 1 - the highest
-            of all.
+        label: the most probable class; None if there is no prediction. A multi-label model joins all classes that reach
+            their thresholds by `;`, in the order of its classes. The label is "" if no class does.
+        confidence: the probability of the label. For a label of several classes, it is their lowest probability. For
+            the label "", it is 1 - the highest probability.
         ranking: every class with its probability, the most probable first (`Ranking`).
         error: why there is no prediction: the image cannot be read, or the model's output is not finite.
-        unknown: the fraction of known images, above 0 to 1, that look at least as unfamiliar to the model; None if the
-            model has no score for this.
+        unknown: the p-value of the image (`unknown.Unknown`): the fraction of known images, in (0, 1], that are at
+            least as unfamiliar to the model. None if the model has no score for unknown images.
     """
 
     path: str
@@ -118,7 +119,7 @@ class Prediction:
     unknown: float | None = None
 
     def _repr_html_(self) -> str:
-        """Return the most probable classes for a notebook, with a bar for each."""
+        """Return HTML for a notebook: the five most probable classes, with a bar for each."""
         title = f"<b>{escape(self.path)}</b>"
         if self.error is not None:
             return f"<div>{title}: {escape(self.error)}</div>"
@@ -134,7 +135,7 @@ class Prediction:
 def rank(
     path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None, unknown: float | None = None
 ) -> Prediction:
-    """Make the prediction from a ranking; `thresholds` (K,) are given for a multi-label model."""
+    """Return the prediction for a ranking; `thresholds` are those of a multi-label model, (K,), otherwise None."""
     if thresholds is None:
         return Prediction(path, *ranking[0], ranking, unknown=unknown)
     p = ranking.probabilities
@@ -153,15 +154,15 @@ class Row(NamedTuple):
     Attributes:
         path: the path as the caller named it.
         name: the most probable class, even if it is rejected; None if there is no prediction. For a multi-label model,
-            the predicted classes joined by `;`, or "".
+            the predicted classes joined by `;`; "" if there are none.
         confidence: the probability of the label (see `Prediction`).
         is_rejected: whether the label is withheld, because of low confidence for example.
         error: why there is no prediction.
         top: the most probable classes with their probabilities, if more than one was requested.
-        set: the classes that contain the true one as often as requested, the most probable first; None if no sets were
-            requested.
+        set: the prediction set, which contains the true class with the requested coverage; the most probable class is
+            first. None if no sets were requested.
         unknown: see `Prediction`.
-        is_unknown: whether the image is called unknown, so that its label is `?`.
+        is_unknown: whether the image is called unknown; its label is then `?`.
     """
 
     path: str
@@ -176,13 +177,13 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str | None:
-        """Return `name`; None if it is rejected, and `?` if the image is called unknown."""
+        """Return `?` for an unknown image, None for a rejected label, and otherwise `name`."""
         if self.is_unknown:
             return UNKNOWN
         return None if self.is_rejected else self.name
 
     def cells(self) -> dict[str, str | float | None]:
-        """Return the cells of the row by the names of their columns, with confidences as numbers."""
+        """Return the values of the row by column name; confidences are numbers."""
         cells: dict[str, str | float | None] = {"path": self.path, "label": self.label, "confidence": self.confidence}
         cells |= {
             "error": self.error,
@@ -211,7 +212,7 @@ class Row(NamedTuple):
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Row:
-        """Read what `to_dict` returns."""
+        """Create a row from the object that `to_dict` returns."""
         rejected, names = row.get("rejected"), row.get("set")
         return cls(
             row["path"],
@@ -228,14 +229,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a prediction file.
+    """The columns of a prediction file, and the rules by which labels are withheld.
 
     Attributes:
         top: the number of most probable classes with their own columns.
         reject: the confidence below which the label is withheld; None for no rejection.
         multi: whether the model is multi-label, so that the label may differ from the most probable class.
-        rules: the rules for sets of classes and for labels that are withheld.
-        has_unknown: whether the model says how unfamiliar images look.
+        rules: the rules for prediction sets and for withheld labels.
+        has_unknown: whether the model has a score for unknown images, which adds the column `unknown`.
     """
 
     top: int = 1
@@ -257,11 +258,11 @@ class Columns:
 
     @property
     def ranks(self) -> range:
-        """Return the ranks of the classes that have their own columns, apart from the label."""
+        """Return the ranks that have the columns `label_RANK` and `confidence_RANK`."""
         return range(1 if self.multi and self.top > 1 else 2, self.top + 1)
 
     def row(self, prediction: Prediction) -> Row:
-        """Make the row of a prediction."""
+        """Return the row of a prediction."""
         confidence, sure = prediction.confidence, self.rules.sure
         is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
         if sure is not None and confidence is not None:
@@ -287,7 +288,7 @@ class Columns:
             return None
         probabilities, classes = _probabilities(prediction), _classes(prediction)
         contained = np.flatnonzero(self.rules.sets.of(probabilities[None])[0])
-        # With a limit for each class, a class can be in the set while a more probable one is not.
+        # Limits can differ by class, so a set can contain a class but not a more probable one.
         return tuple(classes[i] for i in contained[np.argsort(-probabilities[contained], kind="stable")])
 
     def agree_with(self, row: Row) -> bool:
@@ -313,7 +314,7 @@ def _classes(prediction: Prediction) -> Sequence[str]:
 
 
 class RowFormat(Protocol):
-    """A format in which rows are written and read.
+    """A file format for rows.
 
     Attributes:
         columns: the columns of the rows.
@@ -329,21 +330,22 @@ class RowFormat(Protocol):
     def opening(self) -> str: ...
 
     def encode(self, prediction: Prediction) -> str:
-        """Encode a record with its line end."""
+        """Return the record of a prediction, with its line end."""
 
     def decode(self, record: str) -> Row:
-        """Decode a whole record; raise ValueError, TypeError or csv.Error if it has other columns."""
+        """Return the row of a complete record; raise ValueError, TypeError or csv.Error if its columns differ."""
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
-        """Yield the complete records up to the end of the file; an incomplete last one is skipped."""
+        """Yield the complete records up to the end of the file; skip an incomplete last record."""
 
 
 @dataclass(frozen=True)
 class Csv:
-    """`path,label,confidence,error[,unknown][,rejected][,set][,label_2,confidence_2 ...]`.
+    """Rows as CSV: `path,label,confidence,error[,unknown][,rejected][,set][,label_2,confidence_2 ...]`.
 
-    For a multi-label model, further columns start with `label_1`, and a rejected label without a class is `;`. Unless
-    `is_raw` is set, text is written so that spreadsheets and terminals do not interpret it (`cells`).
+    For a multi-label model, the additional columns start with `label_1`, and a rejected label without any class is
+    written as `;`. Unless `is_raw` is set, text is escaped so that spreadsheets and terminals do not interpret it
+    (`text.cells.harmless`).
     """
 
     columns: Columns
@@ -410,7 +412,11 @@ class Csv:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One object per line: path, label, confidence, and if they apply, rejected, unknown, error, set and top."""
+    """Rows as JSON Lines, one object per line.
+
+    Every object has the keys path, label and confidence. The keys rejected, unknown, error, set and top are present
+    where they apply.
+    """
 
     columns: Columns
     is_raw: bool = True  # always: JSON has its own escapes
@@ -450,20 +456,20 @@ FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines
 
 
 TABLES = (".xlsx", ".parquet")  # files that are written at the end, and cannot be resumed
-_NUMBERS = ("confidence", "unknown")  # the columns whose names begin so
+_NUMBERS = ("confidence", "unknown")  # prefixes of the names of numeric columns
 
 
 def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row], *, is_raw: bool = False) -> None:
-    """Write rows to a .csv, .jsonl, .xlsx or .parquet file, completely or not at all.
+    """Write rows to a .csv, .jsonl, .xlsx or .parquet file atomically.
 
     Args:
         out: the file, which is replaced if it exists.
-        names: the columns of a .csv file with these rows.
+        names: the column names that a .csv file of these rows has.
         rows: the rows.
         is_raw: whether to write text to a .csv file unchanged.
 
     Raises:
-        VitkitError: a workbook has too few rows, or Parquet requires a package that is not installed.
+        VitkitError: there are too many rows for a workbook, or the package for Parquet is not installed.
         OSError: the file cannot be written.
     """
     suffix = out.suffix.lower()
@@ -481,9 +487,10 @@ def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row], *, is_raw: 
 
 
 def write_parquet(file: Path, names: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> None:
-    """Write a table as a Parquet file, completely or not at all, through pyarrow. None is an empty cell.
+    """Write a table to a Parquet file atomically, with pyarrow; None is an empty cell.
 
-    Columns of confidences are float64, others are text. Bytes of a file name that are not UTF-8 become escapes.
+    Columns of confidences and of `unknown` are float64, others are text. Bytes that are not UTF-8 become backslash
+    escapes.
 
     Raises:
         VitkitError: pyarrow is not installed.
@@ -516,7 +523,7 @@ def check_parquet() -> None:
 
 
 def read_parquet(file: Path, form: Csv) -> Iterator[Row]:
-    """Yield the rows of a Parquet file, whose columns are those of a .csv file of this form."""
+    """Yield the rows of a Parquet file that has the columns of `form`."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(str(file)) as table:
@@ -532,7 +539,7 @@ def _as_utf8(cell: str | float | None) -> str | float | None:
 
 
 def csv_line(row: Row, names: Sequence[str], *, is_raw: bool) -> str:
-    """Return a row as a line of CSV with these columns; unless `is_raw`, spreadsheets do not interpret its text."""
+    """Return a row as a line of CSV with these columns. Unless `is_raw`, text is escaped (`harmless`)."""
     cells = row.cells()
     return _csv_record([_csv_cell(cells.get(name), is_raw=is_raw) for name in names])
 
@@ -551,7 +558,7 @@ def _csv_record(cells: Sequence[str | None]) -> str:
 
 @dataclass
 class Tally:
-    """The number of images and how they were classified."""
+    """Counts of images: all, unreadable, rejected and unknown ones."""
 
     images: int = 0
     unreadable: int = 0
@@ -568,14 +575,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Stock:
-    """The rows that exist already, and the paths without a row.
+    """The rows that an earlier run has written, and the paths that have no row yet.
 
     Attributes:
         missing: the paths without a row, in order.
         file: the file with the rows; None if there are none yet.
         size: the number of bytes up to the end of the last complete row.
-        is_in_order: whether the rows are those of the first paths.
-        tally: the tally of the rows.
+        is_in_order: whether the rows are those of the first paths, in the same order.
+        tally: the counts of the images that have a row.
     """
 
     missing: Sequence[str]
@@ -586,7 +593,7 @@ class Stock:
 
 
 def partial_of(out: Path) -> Path:
-    """Return the path of the partial file, which becomes the finished one when it is complete."""
+    """Return the path of the partial file, which becomes `out` when it is complete."""
     return out.with_name(f"{out.name}.partial")
 
 
@@ -596,7 +603,7 @@ def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
     Args:
         out: the finished file.
         form: the format of this run.
-        paths: the images that shall have a row, without repetition.
+        paths: the images that need a row, without duplicates.
 
     Raises:
         VitkitError: the file has rows that this run would not write.
@@ -625,7 +632,7 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
     """Yield the byte range and content of each complete row of a file.
 
     Raises:
-        VitkitError: the file has other content.
+        VitkitError: the file is not in this format.
     """
     opening, end = form.opening.encode(), len(form.header.encode())
     with file.open("rb") as stream:
@@ -643,14 +650,15 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
 
 @contextmanager
 def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) -> Iterator[Callable[[Prediction], None]]:
-    """Yield a function that adds a prediction's row; after the block, `out` has a row for each path, in order.
+    """Yield a function that appends the row of a prediction to the partial file.
 
-    If the block fails, the partial file is kept if it has rows.
+    After the block, `out` has one row for each path, in order. If the block raises, the partial file is kept if it has
+    rows.
 
     Args:
         out: the finished file.
         form: the format of the rows.
-        paths: the images of the finished file, in order and without repetition.
+        paths: the images of the finished file, in order and without duplicates.
         stock: the existing rows; the block must add the missing ones, in order.
 
     Raises:
@@ -686,7 +694,7 @@ def _append(file: FileIO, text: str) -> None:
 
 
 def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str]) -> None:
-    """Write `out` from the rows of `partial`, one for each path; only the positions of the rows are in memory."""
+    """Write the rows of `partial` to `out` in the order of `paths`; only their positions are held in memory."""
     number = {path: i for i, path in enumerate(paths)}
     starts = array("q", bytes(8 * len(paths)))
     for span, row in read_rows(partial, form):

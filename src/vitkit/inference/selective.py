@@ -1,15 +1,18 @@
-"""The confidence above which predictions are right as often as promised (selective classification).
+"""Confidence thresholds with a guaranteed accuracy: selective classification.
 
-The threshold is found by fixed-sequence testing of held-out images (Angelopoulos et al. 2021, Learn then Test, arXiv
-2110.01052, section 3). Let the images be sorted by confidence. The hypothesis at m says that images which are more
-confident than the (m + 1)-th are right less often than promised. It is rejected if so few of the first m are wrong
-that a binomial distribution would give as few with a probability of at most `RISK`, which is the one-sided test of
-Clopper and Pearson (1934). The values of m are the smallest that allow 0, 1, 2, ... errors, and finally all images;
-they do not depend on the labels. Testing stops at the first hypothesis that is not rejected, and the threshold is that
-of the last rejected one. If accuracy does not fall with confidence, the probability that predictions above the
-threshold are right less often than promised is then at most `RISK`.
+The threshold comes from fixed-sequence testing on held-out images (Angelopoulos et al. 2021, Learn then Test, arXiv
+2110.01052, section 3). The images are sorted by confidence, the highest first. The m-th hypothesis states that
+predictions more confident than that of the (m + 1)-th image are less accurate than required. It is tested with the
+number of errors among the first m images. The hypothesis is rejected if predictions of exactly the required accuracy
+would make at most so many errors with a probability of at most `RISK`. This is the one-sided binomial test of Clopper
+and Pearson (1934).
 
-This module imports numpy alone.
+The tested values of m are the smallest ones that allow 0, 1, 2, ... errors, and finally the number of all images. They
+do not depend on the labels. Testing stops at the first hypothesis that is not rejected. The last rejected hypothesis
+determines the threshold. If accuracy never falls as confidence rises, the accuracy above the threshold is lower than
+required with a probability of at most `RISK`.
+
+This module imports only numpy.
 """
 
 from __future__ import annotations
@@ -24,22 +27,22 @@ import numpy.typing as npt
 from vitkit.errors import VitkitError
 from vitkit.inference.conformal import Floats, HeldOut, doubt_of
 
-RISK = 0.05  # probability that the promise does not hold
+RISK = 0.05  # probability that the guarantee does not hold
 _NO_LIMIT = 2.0  # more than any doubt
 
 
 @dataclass(frozen=True)
 class SureThreshold:
-    """A threshold above which predictions are right as often as promised.
+    """A confidence threshold above which predictions have a guaranteed accuracy.
 
     Attributes:
-        accuracy: how often they are right.
-        doubt: images are answered if the probability of their most probable class is above 1 - doubt. Probabilities
-            near 1 have more digits in this form.
+        accuracy: the guaranteed accuracy.
+        doubt: an image is answered if the probability of its most probable class is above 1 - doubt. This form stores
+            thresholds near 1 with more digits.
         answered: number of held-out images that are answered.
-        wrong: number of these whose prediction is wrong.
+        wrong: number of answered held-out images whose prediction is wrong.
         images: number of held-out images.
-        kind: what these images are called in messages.
+        kind: the name of the held-out images in messages.
     """
 
     accuracy: float
@@ -74,12 +77,12 @@ class SureThreshold:
 
 
 def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> SureThreshold:
-    """Return the threshold above which predictions have an accuracy, except with a probability of at most `risk`.
+    """Return a threshold above which predictions have the requested accuracy with a probability of at least 1 - risk.
 
     Args:
         held_out: the model's predictions of held-out images.
         accuracy: the accuracy of answered images, above 0 and below 1.
-        risk: the highest probability that the accuracy is lower.
+        risk: the highest allowed probability that the accuracy is lower than requested.
 
     Raises:
         VitkitError: the images do not show that any threshold has this accuracy; or `accuracy` is not between 0 and 1.
@@ -112,12 +115,12 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
 
 
 def answers_needed(accuracy: float, risk: float = RISK) -> int:
-    """Return the number of images that must be answered, all of them correctly, to show an accuracy."""
+    """Return the smallest number of answers that can show an accuracy, if all of them are right."""
     return math.ceil(math.log(risk) / math.log(accuracy) - 1e-9)
 
 
 def most_accuracy(images: int, risk: float = RISK) -> float:
-    """Return the highest accuracy that so many images can show, if all of them are right."""
+    """Return the highest accuracy that this number of answers can show, if all of them are right."""
     return risk ** (1 / images) if images else 0.0
 
 
@@ -134,7 +137,7 @@ def binomial_tail(k: int, n: int, p: float) -> float:
 
 @lru_cache(maxsize=64)
 def _sequence(images: int, accuracy: float, risk: float) -> tuple[int, ...]:
-    """Return the numbers of images that are tested: the smallest that allow 0, 1, 2, ... errors, and finally all."""
+    """Return the values of m to test: the smallest ones that allow 0, 1, 2, ... errors, and finally `images`."""
     tested, m, errors = list[int](), answers_needed(accuracy, risk), 0
     while m < images:
         if binomial_tail(errors, m, 1 - accuracy) <= risk:

@@ -1,7 +1,7 @@
-"""The record of held-out images in a model folder, by which predictions come with promises.
+"""A classifier's record of held-out images, and the guarantees that predictions derive from it.
 
-`Trust` is the content of `trust.safetensors`. `rules_for` makes the rules of one `predict` from what the user
-requests, and refuses what the images cannot support.
+`Trust` is the content of `trust.safetensors` in a model folder. `rules_for` converts a user's requests to rules for
+predictions. It refuses requests for which there are too few held-out images.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Trust:
 
     Attributes:
         held_out: the predictions.
-        unknown: how unfamiliar the images look, and how this is computed for other images; None if it was not fitted.
+        unknown: the out-of-distribution detector with its scores of held-out images; None if none was fitted.
     """
 
     held_out: HeldOut
     unknown: Unknown | None = None
 
     def to_bytes(self) -> bytes:
-        """Return the content of a .safetensors file."""
+        """Return the record as the content of a .safetensors file."""
         from safetensors.numpy import save
 
         tensors: dict[str, npt.NDArray[Any]] = {name: getattr(self.held_out, name) for name in _FLOATS}
@@ -60,7 +60,7 @@ class Trust:
 
     @classmethod
     def from_bytes(cls, data: bytes, classes: int) -> Trust:
-        """Read what `to_bytes` wrote.
+        """Parse the result of `to_bytes`.
 
         Args:
             data: the content of the file.
@@ -90,7 +90,7 @@ class Trust:
 
 @lru_cache(maxsize=8)
 def parsed(data: bytes, classes: int) -> Trust:
-    """Return `Trust.from_bytes`, which is remembered for a few models.
+    """Return `Trust.from_bytes(data, classes)`, cached for the last eight models.
 
     Raises:
         VitkitError: the content is damaged, or a later version of vitkit wrote it.
@@ -99,7 +99,7 @@ def parsed(data: bytes, classes: int) -> Trust:
 
 
 def _header_of(data: bytes) -> Mapping[str, Any]:
-    """Return what `to_bytes` wrote about the tensors. The header of the file is JSON after its length in 8 bytes."""
+    """Return the metadata that `to_bytes` wrote. A file starts with 8 bytes, the length of its JSON header."""
     length = int.from_bytes(data[:8], "little")
     about: Mapping[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
     return about
@@ -124,14 +124,15 @@ def _held_out(tensors: Mapping[str, npt.NDArray[Any]], chosen: tuple[str, ...], 
 
 @dataclass(frozen=True)
 class PredictionRules:
-    """The rules for the set of classes of an image, and for withholding its label.
+    """The rules for prediction sets and for withheld labels.
 
     Attributes:
-        sets: the rule for its set of classes; None if none is requested.
-        sure: the threshold of sufficient confidence; None if no label is withheld.
-        unknown: the fraction of known images at which an image is called unknown; None if none is.
-        chosen: what was chosen with the help of the held-out images that make the rules.
-        folds: number of folds if these images were predicted by other models (`conformal.HeldOut`), else 0.
+        sets: the rule for prediction sets; None if no sets are requested.
+        sure: the confidence threshold below which labels are withheld; None if no accuracy is requested.
+        unknown: the highest p-value of an image that is called unknown; None to call no image unknown.
+        chosen: the settings that were chosen on the same held-out images.
+        folds: the number of folds if the held-out images were predicted by cross-validation (`conformal.HeldOut`), else
+            0.
     """
 
     sets: ClassSets | None = None
@@ -141,7 +142,7 @@ class PredictionRules:
     folds: int = 0
 
     def notes(self) -> list[str]:
-        """Return lines about the rules; none if there are no rules."""
+        """Return lines of text that explain the rules; an empty list if there are no rules."""
         lines = []
         kind = CROSS_VALIDATED if self.folds else VALIDATION
         if self.sets is not None:
@@ -182,13 +183,13 @@ def rules_for(
     """Return the rules that a user requests.
 
     Args:
-        trust: what the classifier knows about held-out images; None if it knows nothing.
-        classes: the names of its classes.
-        coverage: how often sets are to contain the true class; None for no sets.
-        set_score: the score of a class, one of `conformal.ClassSets`.
-        by_class: whether sets are to contain the true class as often for each class.
-        accuracy: how often answers are to be right; None to answer every image.
-        unknown: the fraction of known images at which an image is called unknown; None to call none unknown.
+        trust: the classifier's record of held-out images; None if it has none.
+        classes: the names of the classifier's classes.
+        coverage: the fraction of prediction sets that must contain the true class; None for no sets.
+        set_score: the score of a class, see `conformal.ClassSets`.
+        by_class: whether the coverage must hold for each class, instead of for all images together.
+        accuracy: the accuracy that labels must have; labels that are too uncertain are withheld. None to withhold none.
+        unknown: the highest p-value of an image that is called unknown; None to call no image unknown.
 
     Raises:
         VitkitError: there are no held-out images or too few of them, or a value is not between 0 and 1.

@@ -1,21 +1,23 @@
-"""How unfamiliar an image is to a classifier: the fraction of known images that look at least as unfamiliar.
+"""Out-of-distribution scores of images, and their conformal p-values.
 
-A score is computed from the input of the head and the logits of an image; higher means less familiar. The scores are
+A score is computed from the feature vector (the input of the head) and the logits of an image. Higher scores mean less
+familiar images. The methods are
 
 - `neighbours`: the distance to the k-th nearest training image, for features of length 1 (Sun et al. 2022, arXiv
   2204.06507);
 - `mahalanobis`: the distance to the nearest class mean under a covariance that all classes share (Lee et al. 2018,
   arXiv 1807.03888), which is shrunk towards a multiple of the identity (Ledoit & Wolf 2004);
 - `energy`: minus the log-sum-exp of the logits (Liu et al. 2020, arXiv 2010.03759);
-- `joint`: neighbours and energy together, because neighbours miss a class that resembles the known ones, and energy
-  misses pictures of other things. Of the images that are called unknown, about 30 % are so by neighbours.
+- `joint`: `neighbours` and `energy` combined, because `neighbours` misses new classes that resemble the known ones, and
+  `energy` misses pictures of entirely different things. The weights assign about 30 % of the false alarms to
+  `neighbours`.
 
-A score is turned into a conformal p-value (Vovk et al. 2005; Bates et al. 2023, arXiv 2104.08279): with n held-out
-images, (1 + number of them that are at least as unfamiliar) / (n + 1). For a new image of the same kind, it is at most
-a with a probability of at most a, for every a.
+A score is converted to a conformal p-value (Vovk et al. 2005; Bates et al. 2023, arXiv 2104.08279). With n held-out
+images, the p-value is (1 + the number of held-out images that are at least as unfamiliar) / (n + 1). For a new image
+from the same distribution, the p-value is at most a with a probability of at most a, for every a.
 
-A training chooses the score and measures what it misses (`training.strangers`). This module imports numpy alone, so
-that predictions start fast.
+Training chooses the method and measures its false acceptance rates (`training.strangers`). This module imports only
+numpy, so that predictions start fast.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ _ROWS = 1_024  # images whose distances are computed at a time
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What a model makes of n images.
+    """A model's features and logits of n images, with the labels of the images.
 
     Attributes:
         features: input of the head, (n, D).
@@ -71,11 +73,11 @@ class Seen:
         return len(self.features)
 
     def at(self, rows: npt.NDArray[Any]) -> Seen:
-        """Return the images at these indices, or where a mask is true."""
+        """Return the images that these indices or this boolean mask select."""
         return Seen(self.features[rows], self.logits[rows], self.labels[rows] if len(self.labels) else self.labels)
 
     def without_class(self, k: int) -> Seen:
-        """Return the logits without those of a class. Images and labels stay."""
+        """Return a copy whose logits lack class k; features and labels are unchanged."""
         return Seen(self.features, np.delete(self.logits, k, axis=1), self.labels)
 
 
@@ -84,11 +86,11 @@ HeldOutImages = Seen | Sequence[tuple[Seen, Seen]]
 
 @dataclass(frozen=True, eq=False)
 class Strangeness:
-    """A fitted score; higher means less familiar.
+    """A fitted out-of-distribution score; higher means less familiar.
 
     Attributes:
         method: `neighbours`, `mahalanobis` or `energy`.
-        points: for `neighbours`, features of training images of length 1, (m, D), in float16; for `mahalanobis`, the
+        points: for `neighbours`, unit-length features of training images, (m, D), in float16; for `mahalanobis`, the
             whitened class means, (K, D); otherwise (0, 0).
         whitening: for `mahalanobis`, a matrix that makes the shared covariance the identity, (D, D); otherwise (0, 0).
     """
@@ -118,7 +120,7 @@ class Strangeness:
 
 
 def neighbour(images: int) -> int:
-    """Return the number of the neighbour whose distance counts, for so many training images."""
+    """Return k for this number of training images: the score is the distance to the k-th nearest neighbour."""
     return max(1, min(_NEIGHBOUR, images // 10))
 
 
@@ -170,16 +172,18 @@ def _inverse_root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 
 @dataclass(frozen=True)
 class Limit:
-    """How many images of a kind that belongs to no class pass as known, where `Unknown.accepted` of known images do.
+    """The false acceptance rate for one kind of images that belong to no known class.
+
+    It is measured at the threshold that accepts the fraction `Unknown.accepted` of known images.
 
     Attributes:
-        kind: the kind of images.
-        share: the fraction that passes, among images that did not choose the score.
-        bounds: a 95 % interval of this fraction. For pictures that were made, it is that of Clopper & Pearson (1934);
-            for classes that were left out, a prediction interval for another class, which takes into account how much
-            these classes differ.
+        kind: the kind of images: left-out classes, or one kind of generated pictures.
+        share: the fraction of these images that is accepted as known. Images with which the method was chosen are left
+            out.
+        bounds: a 95 % interval of `share`. For generated pictures, it is the interval of Clopper & Pearson (1934). For
+            left-out classes, it is a prediction interval for another class, which includes the variation among classes.
         images: the number of images.
-        classes: the number of classes that were left out; 0 for pictures that were made.
+        classes: the number of left-out classes; 0 for generated pictures.
     """
 
     kind: str
@@ -191,14 +195,14 @@ class Limit:
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """A score, the held-out images that turn it into a p-value, and what it was measured to miss.
+    """An out-of-distribution detector: fitted scores, held-out images for p-values, and false acceptance rates.
 
     Attributes:
-        method: the chosen one of `METHODS`.
-        scores: its parts.
-        known: the scores of the held-out images by each part, in the same order of images, (parts, n).
-        limits: what passes, by kind of image.
-        passing: for each method that was compared, the fraction that passes of the images that chose.
+        method: one of `METHODS`.
+        scores: the fitted scores that the method combines, called parts.
+        known: the scores of the held-out images, one row for each part, (parts, n).
+        limits: the false acceptance rate of each kind of images.
+        passing: for each compared method, the false acceptance rate on the images with which the method was chosen.
     """
 
     method: Method
@@ -209,13 +213,13 @@ class Unknown:
 
     @classmethod
     def fit(cls, method: Method, train: Seen, held_out: HeldOutImages, seed: int = 0) -> Unknown:
-        """Fit one method to training images, and turn it into p-values by held-out ones.
+        """Fit a method to training images, and store the scores of held-out images for p-values.
 
         Args:
-            method: the method.
+            method: one of `METHODS`.
             train: the training images.
-            held_out: the held-out images; or, for each fold of a cross-validation of the training images, the images of
-                the other folds and its own.
+            held_out: the held-out images, or a pair for each fold of a cross-validation: the images of all other folds,
+                and the images of the fold.
             seed: see `fit_score`.
         """
         scores = tuple(fit_score(part, train, seed) for part in PARTS[method])
@@ -228,21 +232,21 @@ class Unknown:
 
     @property
     def accepted(self) -> float:
-        """The fraction of known images that pass where scores are compared: `ACCEPTED`, or less with few images."""
+        """The fraction of known images to accept when methods are compared: `ACCEPTED`, or less with few images."""
         return min(ACCEPTED, 1 - _least(self.method) / (self.known.shape[1] + 1))
 
     def passes(self, seen: Seen) -> npt.NDArray[np.bool_]:
-        """Return whether images pass as known where this fraction of the known images does, (n,)."""
+        """Return which images (n,) pass as known at the threshold that accepts the share `accepted` of known ones."""
         passed: npt.NDArray[np.bool_] = self.of(seen) > 1 - self.accepted + 1e-9
         return passed
 
     @property
     def width(self) -> int:
-        """The number of features that are needed, D; 0 if the logits are enough."""
+        """The number of features that the scores need, D; 0 if they need only logits."""
         return max(score.points.shape[1] for score in self.scores)
 
     def of(self, seen: Seen) -> npt.NDArray[np.float64]:
-        """Return for each image the fraction (n,) of known images that look at least as unfamiliar, above 0 to 1."""
+        """Return the p-values (n,) of images: the fractions of known images that are at least as unfamiliar."""
         scores = np.stack([score.of(seen) for score in self.scores])
         return p_values(self.known, scores, tuple(PARTS[self.method].values()))
 
@@ -250,11 +254,12 @@ class Unknown:
 def p_values(
     known: npt.NDArray[np.float64], scores: npt.NDArray[np.float64], weights: Sequence[float] = (1.0,)
 ) -> npt.NDArray[np.float64]:
-    """Return conformal p-values (m,) of images that each have several scores.
+    """Return conformal p-values (m,) of images with one or several scores each.
 
-    An image and the known ones form a pool. By each score, an image of the pool has a tail: the number of images that
-    are at least as extreme, divided by the weight of the score. The images are ordered by their smallest tails. As this
-    order treats all images of the pool alike, the value is exact for any scores and weights.
+    Each image is pooled with the known images. The tail of an image in one score is the number of images in the pool
+    that score at least as high, divided by the weight of the score. The p-value is the fraction of the pool whose
+    smallest tail is at most the image's smallest tail. It is exact for any scores and weights, because all images of
+    the pool are treated alike.
 
     Args:
         known: scores of the known images, (parts, n).
@@ -279,9 +284,11 @@ def p_values(
 
 
 def images_needed(method: Method, level: float) -> int:
-    """Return the smallest number of held-out images with which an image that is extreme by one score has such a value.
+    """Return the number of held-out images that p-values as low as `level` require.
 
-    Known images that are extreme by other scores may count as at least as extreme: as many as the ratio of the weights.
+    With so many, an image that is more extreme than all known images in one score has at most this p-value, whichever
+    score that is. Known images that are extreme in another score can count as at least as extreme. Their number is at
+    most the ratio of the weights.
 
     Args:
         method: the method.
@@ -291,13 +298,13 @@ def images_needed(method: Method, level: float) -> int:
 
 
 def _least(method: Method) -> int:
-    """Return n + 1 times the p-value of an image that is the most extreme one by its least weighted score."""
+    """Return n + 1 times the highest p-value of an image that is the most extreme in the least weighted score."""
     weights = PARTS[method].values()
     return sum(math.floor(weight / min(weights) + 1e-9) for weight in weights)
 
 
 def check_level(unknown: Unknown, level: float) -> None:
-    """Check that images can be called unknown at a level.
+    """Check that images can be called unknown if their p-value is at most `level`.
 
     Raises:
         VitkitError: the level is not between 0 and 1, or there are too few held-out images for it.
@@ -317,7 +324,7 @@ def check_level(unknown: Unknown, level: float) -> None:
 
 
 def to_arrays(unknown: Unknown) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays of a score by name, and the rest as plain JSON types."""
+    """Return the arrays of a detector by name, and its other values as plain JSON types."""
     arrays: dict[str, npt.NDArray[Any]] = {"known": unknown.known}
     for score in unknown.scores:
         for name in ("points", "whitening"):
@@ -328,7 +335,7 @@ def to_arrays(unknown: Unknown) -> tuple[dict[str, npt.NDArray[Any]], dict[str, 
 
 
 def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> Unknown:
-    """Read what `to_arrays` returned.
+    """Restore a detector from the result of `to_arrays`.
 
     Raises:
         KeyError, TypeError, ValueError: the content is damaged.

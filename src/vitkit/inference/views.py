@@ -1,7 +1,7 @@
-"""Views of a picture, over which the probabilities of its classes can be averaged (test-time augmentation).
+"""Test-time augmentation: average the class probabilities over several views of a picture.
 
-`flip` adds the mirror image, and `crops` the four corners of the resized picture to its centre; both together are ten
-views (Krizhevsky et al. 2012, sec. 4.1). The first view is always the model's usual input.
+`flip` adds the mirror image of each view. `crops` adds the four corners of the resized picture to the centre crop. Both
+together give ten views (Krizhevsky et al. 2012, sec. 4.1). The first view is always the model's usual input.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Views:
         return f"mean of {self.count} views ({self})"
 
     def check(self, preprocess: Preprocess, recipe: object) -> None:
-        """Refuse views that make no sense for a model.
+        """Check that the views suit a model.
 
         Args:
             preprocess: the preprocessing of the model.
-            recipe: the fields of the recipe of its training; an empty mapping if they are not known.
+            recipe: the fields of the model's training recipe; an empty mapping if they are not known.
 
         Raises:
             VitkitError: the model was trained without mirrored pictures because left and right differ, or its

@@ -1,4 +1,4 @@
-"""The accelerators for which a training can be planned, with the sources of their figures."""
+"""The accelerators for which training can be planned, with their peak speeds and the sources of these figures."""
 
 from __future__ import annotations
 

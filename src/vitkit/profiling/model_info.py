@@ -2,8 +2,8 @@
 
 Everything is measured on the meta device, where tensors have no storage, so that even H/14 takes no memory. PyTorch's
 flop counter and its meta kernels for normalisation and GELU import the compiler, which takes a second. Therefore the
-few operations that matter are intercepted and counted here. Tests compare the result with the flop counter, and to the
-byte with the tensors that real models keep.
+few operations that matter are intercepted and counted here. Tests compare the multiply-accumulates with the flop
+counter, and the bytes with the tensors that real models keep for the backward pass.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _pass_flops(model: nn.Module, images: Tensor, measured: ForwardCost, counter
         model: the model.
         images: the input.
         measured: receives the results.
-        counter: context manager that counts the matrix products meanwhile.
+        counter: context manager that counts the matrix products of the forward pass.
     """
     kept: dict[int, Tensor] = {}
 
@@ -112,7 +112,7 @@ def _watch(module: nn.Module, name: str, measured: ForwardCost) -> list[Any]:
 
 
 class _Meter(TorchFunctionMode):
-    """Intercept calls of torch functions: count matrix products, and replace kernels that are slow to import."""
+    """An interceptor of torch functions that counts matrix products, and replaces kernels that import slowly."""
 
     def __init__(self, measured: ForwardCost) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class _KeepsOutput(torch.autograd.Function):
 
 
 class _CountedProduct(torch.autograd.Function):
-    """A product that keeps, for the backward pass, each factor that the gradient of the other one needs."""
+    """An elementwise product that keeps a factor for the backward pass if the other factor needs a gradient."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None,
     return _FusedAttention.apply(q, k, v)
 
 
-# What stands in for a kernel: same shapes, same tensors kept.
+# Substitutes for kernels, with the same output shapes and the same tensors kept for the backward pass.
 _STAND_INS: dict[Any, Callable[..., Tensor]] = {
     F.linear: lambda x, weight, _bias: _CountedLinear.apply(x, weight),
     F.conv2d: _convolve,
@@ -314,9 +314,10 @@ class ModelInfo:
     Attributes:
         config: the configuration.
         parameters: number of parameters.
-        gmacs: 10^9 multiply-accumulates of the whole forward pass, attention products included, as articles count them;
+        gmacs: 10^9 multiply-accumulates of the whole forward pass including attention products, as papers count them;
             multiply by 2 for FLOPs.
-        gmacs_executed: the same for what `forward` really computes; the last block computes only what the head needs.
+        gmacs_executed: 10^9 multiply-accumulates that `forward` executes. It is lower than `gmacs` if the last block
+            computes only the tokens that the head needs.
         weight_bytes: size of the weights, by dtype.
         activation_bytes: upper bound of the memory that the backward pass keeps for one float32 image.
         stages: the steps of the forward pass.
@@ -384,8 +385,9 @@ def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
 def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
     """Measure a forward pass; layers of equal cost are measured once.
 
-    The last layer may cost less because of the shortcut. Therefore models with one and with two attention layers (or
-    pairs of axial layers) are measured, and their difference is the cost of each further layer.
+    With `shortcut`, the last layer computes only the tokens that the head needs, and so costs less. Therefore models
+    with one and with two attention layers (or pairs of axial layers) are measured. Their difference is the cost of each
+    further layer.
     """
     alike = 2 if config.attention == "axial" else 1  # a layer within rows and one within columns
     if config.conv_layers or config.global_layers or config.layers <= 2 * alike:
@@ -439,7 +441,7 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
 
 
 def _relative(stage: _Walker) -> list[CostStage]:
-    """Return a stage for the tables of relative positions, or for the network that computes them, if there are any."""
+    """Return a stage for the tables of relative positions, or their network; an empty list if there are none."""
     model, config = stage.model, stage.model.config
     if model.rel_pos is None:
         return []
@@ -507,7 +509,7 @@ def _attention_stages(stage: _Walker, layers: Sequence[int], products: int) -> l
 
 @dataclass(frozen=True)
 class _Walker:
-    """Make stages for the modules that the model has."""
+    """A factory of stages for the modules of a model; modules that the model lacks have no stage."""
 
     model: VisionTransformer
     measured: ForwardCost

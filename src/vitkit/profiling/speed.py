@@ -172,8 +172,8 @@ def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, batch: int) -> T
 def random_model(config: Config, seed: int = 0) -> Model:
     """Create a model with random weights in evaluation mode.
 
-    The head, which is zero when training starts, gets random weights as well, so that logits have the size of a trained
-    model's.
+    The head of a new model is zero. Here it gets random weights too, so that logits are about as large as those of a
+    trained model.
     """
     torch.manual_seed(seed)
     model = build(config).eval()
@@ -190,7 +190,8 @@ def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
 
     Args:
         speed: the results.
-        ratios: other contenders' results by column name; the column has the median speedup over that contender.
+        ratios: the results of other contenders, by column name. The column contains the median speedup of `speed` over
+            the other contender.
     """
     rate, drift = speed.images_per_s, speed.drift
     values: dict[str, Any] = {
@@ -359,7 +360,7 @@ class Quartiles:
 
     @classmethod
     def of(cls, values: tuple[float, ...]) -> Quartiles:
-        """Compute the quartiles with linear interpolation, numpy's default; of a single value, all three are equal."""
+        """Compute the quartiles with linear interpolation, as numpy does; for a single value, all three are equal."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -62,7 +62,7 @@ def found(places: list[Path]) -> Iterator[Path]:
 
 
 def row(session: Any, card: Card, score: Any, path: Path) -> tuple[Path, str, float, float, str]:
-    """Return the path, the label, its confidence, how unfamiliar it is, and the reason if it cannot be read."""
+    """Return the path, the label, its confidence, the p-value, and an error message; "" if there is no error."""
     try:
         image = decode(path, card["preprocess"])
     except Exception as error:  # a damaged file may raise anything
@@ -79,7 +79,7 @@ def is_unknown(unknown: float, level: float | None) -> bool:
 
 
 def decide(p: Any, card: Card) -> tuple[str, float]:
-    """Return the label and its confidence; the labels of a model with several classes a picture are joined by `;`."""
+    """Return the label and its confidence; a multi-label model joins all predicted classes by `;`."""
     if "thresholds" not in card:
         return card["classes"][p.argmax()], p.max()
     named = np.flatnonzero(p >= np.array(card["thresholds"]))
@@ -94,13 +94,16 @@ def probabilities(logits: Any, card: Card) -> Any:
     return powers / powers.sum()
 
 
-# How unfamiliar a picture is: the part of known pictures that look at least as unfamiliar (vitkit predict --unknown).
+# The p-value of a picture: the fraction of known pictures that are at least as unfamiliar (vitkit predict --unknown).
 
 WEIGHTS = {"joint": {"neighbours": 0.3, "energy": 0.7}}
 
 
 def unknown_score(card: Card) -> Any:
-    """Return the method and the arrays of the score; None if the model has none. They are stored as .safetensors."""
+    """Return the method and the arrays of the score for unknown images; None if the model has no such score.
+
+    The card contains them as a .safetensors file in base64.
+    """
     if not card.get("features"):
         return None
     data = base64.b64decode(card["trust"])
@@ -138,7 +141,7 @@ def strangeness(part: str, arrays: dict[str, Any], logits: Any, features: Any) -
 
 
 def decode(path: Path, preprocess: Card) -> Image.Image:
-    """Return a picture upright, in RGB, on white."""
+    """Read a picture as RGB, rotated upright by its EXIF data, with a white background."""
     with Image.open(path) as image:
         if image.width * image.height > MOST_PIXELS:
             raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
@@ -160,7 +163,7 @@ def before_crop(preprocess: Card) -> list[int]:
 
 
 def resize(image: Image.Image, preprocess: Card) -> Image.Image:
-    """Return the part of the picture that the model sees, at the model's size."""
+    """Crop, pad or squash a picture to the model's input size."""
     (h, w), fit = preprocess["size"], preprocess["fit"]
     filter_ = Image.Resampling[preprocess["interpolation"].upper()]
     if fit == "squash":
@@ -193,7 +196,7 @@ def normalise(image: Image.Image, preprocess: Card) -> Any:
 
 
 def harmless(text: str) -> str:
-    """Return text that no spreadsheet takes for a formula."""
+    """Return the text, with a leading quote if a spreadsheet would interpret it as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 

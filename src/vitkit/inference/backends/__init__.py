@@ -30,20 +30,20 @@ def open_runner(
 
     Args:
         model: the model, which is not changed.
-        backend: one of `backend_names()`. `auto` is openvino on a CPU and compile on a GPU. It is eager if that backend
-            is not installed, fails, or takes longer to prepare than it saves for this number of images. (On CPUs
-            compile is slower than eager.)
+        backend: one of `backend_names()`. `auto` is openvino on a CPU and compile on a GPU. If this backend is not
+            installed, fails, or takes longer to prepare than it saves for this number of images, `auto` is eager. (On
+            CPUs compile is slower than eager.)
         precision: one of `PRECISIONS`; `auto` is bfloat16 if the hardware supports its multiplication, else float32.
             float16 is for GPUs without bfloat16, such as a T4 or a V100.
         images: the number of images to predict; None for many.
         merge: the number of patches that every layer merges, which is faster but changes the results slightly. Only
             backend eager supports it.
-        plan: how backend eager computes on a CPU, one of `PLANS`. `auto` uses a stored measurement for this machine;
-            without one it measures if there are many images, and otherwise uses `plain`. In float32, `auto` is `plain`,
-            which equals the model bit for bit, unless `images` is large.
+        plan: how backend eager computes on a CPU, one of `PLANS`. `auto` is the fastest plan by a stored measurement
+            for this machine. Without one, the plans are measured if there are many images, and otherwise `auto` is
+            `plain`. In float32, `auto` is `plain`, which equals the model bit for bit, unless `images` is large.
         say: called with a line about the measurement.
-        device: `cpu`, `cuda` or `mps`. `auto` is the model's device unless that is the CPU, else a GPU if there is one.
-            A backend that supports only CPUs then computes on the CPU.
+        device: `cpu`, `cuda` or `mps`. `auto` is the model's device if this is a GPU, otherwise a GPU of this machine,
+            or the CPU if there is none. With `auto`, a backend that supports only CPUs computes on the CPU.
 
     Raises:
         VitkitError: there is no such backend, precision, plan or device; the backend is not installed, cannot run the
@@ -95,7 +95,7 @@ def _check(backend: str, precision: str, plan: str, merge: int) -> None:
 
 
 def _place(model: Model, device: str) -> str:
-    """Return the device of the computation, by torch's name."""
+    """Return torch's name of the device on which to compute."""
     here = next(model.parameters()).device
     return str(here) if device == "auto" and here.type != "cpu" else choose_device(device)
 

@@ -1,9 +1,9 @@
-"""Write a model operation by operation, once for every runtime that takes a graph.
+"""Write the graph of a model, operation by operation, for any runtime.
 
-`emit` walks through the model in the order of eqs. 1-4 and passes each operation to a `GraphWriter`, which writes it
-for its runtime. Computations that prediction does not need are left out: the last layer computes only the tokens that
-the head reads, patches are cut by a reshape, and linear parts (the affine part of LayerNorm, LayerScale, and the scale
-of the attention logits) are folded into the next matrix in float64.
+`emit` walks through the model in the order of eqs. 1-4 and passes each operation to the `GraphWriter` of a runtime. The
+graph is optimised for prediction. The last layer computes only the tokens that the head reads. Patches are cut by a
+reshape. Linear parts (the affine part of LayerNorm, LayerScale, and the scale of the attention logits) are folded into
+an adjacent matrix in float64.
 
 Shapes: B batch, C channels, N tokens, n of them computed, D hidden size, H heads, D_h head size, h x w patch grid.
 """
@@ -93,7 +93,7 @@ class RelativePositions(Generic[V]):
         self.writer, self.heads, self.head_size = writer, heads, head_size
 
     def turned(self, relative: Relative | None, x: V, n: int) -> V:
-        """Rotate (B, H, n, D_h) as `Turn.turned` does; return x itself without rotary positions."""
+        """Rotate x (B, H, n, D_h) as `Turn.turned` does; return x unchanged if positions are not rotary."""
         if not isinstance(relative, Turn):
             return x
         writer, H, D_h = self.writer, self.heads, self.head_size
@@ -117,8 +117,8 @@ class RelativePositions(Generic[V]):
     def _by_offset(self, relative: RelativePosition, q: V, n: int) -> V:
         """Compute logits by offset from queries (B, H, n, D_h), and arrange them by key: (B, H, n, N).
 
-        The logits of row i start at offset N - 1 - i. In the flattened rows this is a step of 2N - 2 per row, so
-        cutting them into rows of that length aligns them.
+        In row i, the logits of the keys start at offset N - 1 - i. In the flattened rows, these starts are 2N - 2
+        apart. Cutting the flattened rows into rows of 2N - 2 therefore aligns the logits by key.
         """
         writer, N, H = self.writer, relative.tokens, self.heads
         by_offset = writer.reshape(writer.linear(q, relative.table.flip(0)), 0, H, n * (2 * N - 1))
@@ -157,7 +157,7 @@ class StemEmitter(Generic[V]):
         return writer.activate(writer.add(residual, self.group_norm(unit.norm3, x, side)), "relu"), side
 
     def convolve(self, conv: StandardisedConv2d, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
-        """Return the feature map and its height and width."""
+        """Emit a convolution; return the feature map, and its height and width."""
         size, stride = conv.kernel_size[0], conv.stride[0]
         kernel = standardise(conv.weight, conv.kind)
         x = self.writer.convolve(x, kernel, stride, _same(side, size, stride), 1)
@@ -271,7 +271,7 @@ class _GraphBuilder(Generic[V]):
         return x if queries is None else self.writer.slice(x, 1, 0, queries)
 
     def mix(self, branch: Branch, x: V, norm: Norm | None, queries: int | None, relative: Relative | None) -> V:
-        """Emit attention, or the layer that replaces it; the affine part of `norm` is still to be applied to x."""
+        """Emit attention, or the layer that replaces it; x is normalised by `norm` without its affine part."""
         mix = branch.mix
         if isinstance(mix, Attention):
             return self.attention(mix, x, norm, queries, relative, branch.scale)
@@ -364,7 +364,7 @@ class _GraphBuilder(Generic[V]):
         return self._read(pooled, norm, model.head)
 
     def unit(self, x: V) -> V:
-        """Divide (B, P) by its length."""
+        """Scale the vectors (B, P) to length 1."""
         size = self.config.feature_size
         return self.writer.multiply(self.rms(x, 1, size, _TINY), self.writer.constant(torch.full((1, 1), size**-0.5)))
 
@@ -395,7 +395,7 @@ class _GraphBuilder(Generic[V]):
         return self.writer.reshape(self.writer.slice(x, 1, i, i + 1), 0, self.config.hidden_size)
 
     def _read(self, x: V, norm: Norm | None, layer: nn.Module | None) -> V:
-        """Apply a layer, if there is one, to the normalised pooled tokens, (B, D), or (B, 2D) for token+gap."""
+        """Emit a layer, if there is one, for the normalised pooled tokens, (B, D), or (B, 2D) for token+gap."""
         twice = 2 if self.config.pool == "token+gap" else 1
         if isinstance(layer, nn.Linear):
             return self.linear(x, *after_norm(layer, norm, twice))
@@ -433,7 +433,7 @@ class _GraphBuilder(Generic[V]):
         )
 
     def rms(self, x: V, axis: int, size: int, eps: float) -> V:
-        """Divide the last axis by its root mean square, computed as the deviation of the axis and its negative."""
+        """Divide the last axis by its root mean square: the standard deviation of x concatenated with -x."""
         writer = self.writer
         both = writer.concat([x, writer.multiply(x, writer.constant(torch.full((1,), -1.0)))], axis)
         return writer.slice(writer.normalise(both, 2 * size, eps), axis, 0, size)

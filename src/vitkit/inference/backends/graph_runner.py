@@ -1,4 +1,7 @@
-"""The base class of runners that do not compute in PyTorch, and the import of OpenVINO. Does not import PyTorch."""
+"""The base class of runners that compute a graph, and the import of OpenVINO.
+
+Importing this module imports neither PyTorch nor a runtime.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _TELEMETRY, _ABSENT = "openvino_telemetry", object()
 
 
 class GraphRunner:
-    """A `Runner` that also takes and returns numpy arrays.
+    """A `Runner` of a graph, which also computes with numpy arrays (`answer`).
 
     Attributes:
         batch: the only batch size that the graph accepts; None for any.
@@ -89,8 +92,8 @@ def import_openvino() -> Any:
         there = sys.modules.get(_TELEMETRY, _ABSENT)
         sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # as if it were not installed
         try:
-            # The first conversion to numpy's types initialises a static variable. Two threads that do so at once
-            # deadlock: one holds Python's lock, and the other that of the variable.
+            # The first conversion to numpy's types initialises a static variable. If two threads did so at once, they
+            # would deadlock: one holds Python's lock, and the other the lock of the variable.
             import_module("openvino").Type.f32.to_dtype()
         except ImportError as error:
             raise VitkitError("OpenVINO is not installed: pip install 'vitkit[export]'") from error

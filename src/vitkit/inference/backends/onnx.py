@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend. It reads files without PyTorch; `onnx_graph` writes the graph of a model."""
+"""The ONNX Runtime backend. It runs files without PyTorch; `onnx_graph` writes the graph of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def from_model(model: Model, precision: str) -> Runner:
 
 
 def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
-    """Return the model as an `onnx.ModelProto`. Our model is written directly, another library's network is traced.
+    """Return the model as an `onnx.ModelProto`.
+
+    A `VisionTransformer` is written operation by operation; the network of another library is traced.
 
     Raises:
         VitkitError: ONNX is not installed, the model is too large, or a network cannot be traced.

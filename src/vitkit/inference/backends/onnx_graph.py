@@ -1,8 +1,8 @@
 """Write the graph of a model in ONNX's operations.
 
-The graph of another library's network is traced by PyTorch's exporter and written again. The exporter's file contains
-more than the graph, such as the source location of each operation. Only operations, constants, images and logits are
-kept, so that a file contains nothing about the machine it was made on, and readers can be strict.
+PyTorch's exporter traces the networks of other libraries. Its result contains more than the graph, such as the source
+location of each operation. The graph is therefore written again with only its operations, constants, inputs and
+outputs. Thus a file reveals nothing about the machine that made it, and readers can be strict.
 
 A model that computes features together with its logits (`inference.features.with_features`) has a second output,
 `features` (batch, D).
@@ -67,10 +67,10 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
 
 
 def check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
-    """Refuse a model that is too large for an ONNX file.
+    """Check that the weights of a model are small enough for an ONNX file.
 
     Raises:
-        VitkitError: it is too large; the message contains `cure`.
+        VitkitError: they are too large; the message ends with `cure`.
     """
     size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
     if size > _LARGEST:
@@ -95,7 +95,7 @@ def as_model(nodes: list[Any], images: Any, outputs: list[Any], constants: list[
 
 
 class _OnnxWriter:
-    """Write ONNX nodes; a value of the graph is represented by its name."""
+    """A `GraphWriter` of ONNX nodes; a value of the graph is represented by its name."""
 
     def __init__(self, batch: int | None, dtype: torch.dtype) -> None:
         self.batch, self.dtype = batch, dtype
@@ -231,7 +231,7 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
 
 
 def to_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """Convert the network to an `openvino.Model` from the graph of `to_onnx`.
+    """Convert the network to an `openvino.Model`, by way of the graph of `to_onnx`.
 
     Raises:
         VitkitError: see `to_onnx`; or OpenVINO is not installed, or does not support an operation.
@@ -286,7 +286,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
-    """Return only the operations and the constants."""
+    """Return the operations and the constants of a traced graph, without documentation."""
     import onnx
 
     nodes: list[Any] = []
@@ -307,7 +307,7 @@ def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
 
 
 def _constant(name: str, value: Any, dtype: torch.dtype, nodes: list[Any]) -> Any:
-    """Return a constant as it is stored; if its stored dtype differs, a node that converts it is added."""
+    """Return a constant in the form to store. If its dtype is changed, append a node that casts it back to `nodes`."""
     import onnx
 
     if dtype == torch.float32 or value.dtype.name != "float32" or value.ndim < 2:

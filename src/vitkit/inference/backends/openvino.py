@@ -1,4 +1,4 @@
-"""The OpenVINO backend, without PyTorch: a graph compiled for the processor. `openvino_graph` writes it."""
+"""The OpenVINO backend. It compiles and runs files without PyTorch; `openvino_graph` writes the graph of a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def from_model(model: Model, precision: str) -> OpenVINORunner:
 
 
 def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
-    """Return the model as an `openvino.Model`. Our model is written directly, another library's network is traced.
+    """Return the model as an `openvino.Model`.
+
+    A `VisionTransformer` is written operation by operation; the network of another library is traced.
 
     Raises:
         VitkitError: OpenVINO is not installed, or a network cannot be traced.
@@ -59,10 +61,10 @@ def from_file(path: Path, precision: str) -> OpenVINORunner:
 
 
 class OpenVINORunner(GraphRunner):
-    """A graph that is compiled at its first call, for the number of threads that PyTorch would use.
+    """A runner that compiles its graph once for each number of threads that it is called with (`pipeline.threads`).
 
-    These are all threads, or one if several threads share the cores (`flow`), so that no core waits for another
-    within a matrix product.
+    If several threads compute at once (`pipeline.flow`), the number is 1, so that no core waits for another within a
+    matrix product. Otherwise it is the number of cores by default.
     """
 
     backend = "openvino"

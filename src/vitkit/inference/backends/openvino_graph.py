@@ -23,7 +23,7 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
     Args:
         model: the model whose weights are copied.
         batch: the only batch size that the graph accepts; None for any.
-        dtype: the dtype of the stored weights; the runtime chooses that of the computation.
+        dtype: the dtype of the stored weights; the runtime chooses the dtype of the computation.
     """
     openvino = import_openvino()
     writer = _OpenVinoWriter(batch, dtype)
@@ -36,7 +36,7 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
 
 
 class _OpenVinoWriter:
-    """Write OpenVINO's operations."""
+    """A `GraphWriter` of OpenVINO's operations."""
 
     def __init__(self, batch: int | None, dtype: torch.dtype) -> None:
         self.op: Any = import_openvino().opset13

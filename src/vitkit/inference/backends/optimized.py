@@ -1,12 +1,12 @@
-"""An optimised copy of a model for prediction: the same results from fewer and larger steps.
+"""An optimised copy of a model for prediction: the same results from fewer and larger operations.
 
-Before the first prediction, the affine part of LayerNorm, LayerScale and the scale of attention are folded into
-adjacent linear layers in float64, which is exact. Patches are then projected by a matrix product instead of a
-convolution, weights are stored in the layout of the CPU's matrix product (oneDNN), and GELU and the residual sum are
-computed while their operand is in the cache.
+When the copy is made, LayerScale, the affine part of LayerNorm and the scale of attention are folded into adjacent
+linear layers. The folding is exact and is computed in float64. Patches are projected by a matrix product instead of a
+convolution. Weights are stored in the layout of the CPU's matrix product (oneDNN). GELU and the residual sum are fused
+into the matrix product, so that their operand is still in the cache.
 
-In bfloat16, attention and MLP are rounded. The residual stream, the tokens and the input of the head stay float32,
-which costs a few percent of the time and reduces the error of the logits by a seventh.
+In bfloat16, attention and MLP are rounded. The residual stream, the tokens and the input of the head stay float32. This
+costs a few percent of the time and reduces the error of the logits by a seventh.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vitkit.model.windows import attend_fused
 
 
 def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Tensor, Tensor]:
-    """Fold the affine part of a norm into the following layer: weight (out, in) and bias (out,), float64.
+    """Fold the affine part of a norm into the following layer; return its weight (out, in) and bias (out,), float64.
 
     W (x * g + b) + c = (W * g) x + (W b + c)
 
@@ -59,14 +59,14 @@ def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Ten
 
 
 def with_scale(linear: nn.Linear, scale: nn.Module, norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-    """Fold a following LayerScale and a preceding norm into a layer: weight and bias, float64."""
+    """Fold the following LayerScale and the preceding norm into a layer; return its weight and bias, float64."""
     weight, bias = after_norm(linear, norm if isinstance(norm, Norm) else None)
     gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(bias)
     return weight * gamma[:, None], bias * gamma
 
 
 def without_affine(norm: nn.Module) -> nn.Module:
-    """Return a norm without its affine part if that can be folded into the next layer; else the norm unchanged."""
+    """Return a `Norm` without its affine part, which is folded elsewhere; return any other module unchanged."""
     if not isinstance(norm, Norm):
         return norm
     if isinstance(norm, BatchNorm):
@@ -77,7 +77,7 @@ def without_affine(norm: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Way:
-    """How optimised layers compute: dtype, device, packing of weights by oneDNN, and kind of attention."""
+    """The settings of optimised layers: dtype, device, packing of weights by oneDNN, and kind of attention."""
 
     dtype: torch.dtype
     device: torch.device
@@ -91,12 +91,15 @@ class Way:
 
     @property
     def attend(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-        """Return eqs. 6-7 for scaled q: (B, H, n, D_h) and the logits' bias -> (B, n, D)."""
+        """Return the function of eqs. 6-7: scaled q (B, H, n, D_h), k, v and the logits' bias -> (B, n, D)."""
         return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
 
 
 def freeze(module: nn.Module, way: Way) -> None:
-    """Copy the parameters and buffers of a module; kernels that must still be standardised stay float32."""
+    """Replace the parameters and buffers of a module by copies in the dtype and on the device of `way`.
+
+    Convolution kernels that are standardised at run time stay float32.
+    """
     for part in module.modules():
         precision = way.precise if isinstance(part, StandardisedConv2d) else way
         for name, parameter in list(part.named_parameters(recurse=False)):
@@ -150,7 +153,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class PreparedPatchEmbed(nn.Module):
-    """`PatchEmbed` as a matrix product; the stem of a hybrid is computed like the other layers."""
+    """`PatchEmbed` as a matrix product in float32; the stem of a hybrid computes in the dtype of the layers."""
 
     def __init__(self, embed: PatchEmbed, way: Way) -> None:
         super().__init__()
@@ -171,7 +174,7 @@ class PreparedPatchEmbed(nn.Module):
 
 
 class PreparedBlock(nn.Module):
-    """`Block` with the same inputs and outputs; `attn` and `mlp` also receive the residual, and add to it."""
+    """An optimised `Block`, whose `attn` and `mlp` also receive the residual and add it to their output."""
 
     def __init__(self, block: nn.Module, way: Way, *, is_read_in_part: bool) -> None:
         super().__init__()
@@ -211,7 +214,7 @@ def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
 
 
 class _OtherMixing(nn.Module):
-    """Another token-mixing layer, unchanged, followed by the residual sum."""
+    """A token-mixing layer that has no optimised form, followed by the residual sum."""
 
     def __init__(self, mix: nn.Module, scale: nn.Module, way: Way) -> None:
         super().__init__()
@@ -224,7 +227,7 @@ class _OtherMixing(nn.Module):
 
 
 class PreparedAttention(nn.Module):
-    """`Attention` followed by the residual sum; computes all tokens or the first ones, as in `residual`."""
+    """`Attention` followed by the residual sum, for all tokens or only the first ones."""
 
     def __init__(self, attention: Attention, norm: Norm | None, scale: nn.Module, way: Way, *, is_split: bool) -> None:
         super().__init__()
@@ -238,7 +241,7 @@ class PreparedAttention(nn.Module):
         self.proj = _Linear(*with_scale(attention.proj, scale, attention.norm), way)
 
     def project(self, x: Tensor, queries: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute q (B, H, n, D_h), scaled, of the first n = `queries` tokens, and k and v (B, H, N, D_h) of all."""
+        """Compute scaled q (B, H, n, D_h) for the first n = `queries` tokens; k and v (B, H, N, D_h) for all."""
         x = x.to(self.dtype)
         if len(self.qkv) == 1:
             parts = self.qkv[0](x).chunk(3, dim=-1)
@@ -305,7 +308,7 @@ def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Te
 
 
 class OptimizedModel(nn.Module):
-    """Compute float32 logits (B, K) of images (B, C, height, width), or features (B, D) without a head."""
+    """An optimised model: images (B, C, height, width) -> float32 logits (B, K), or features (B, D) without a head."""
 
     def __init__(self, model: VisionTransformer, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -365,7 +368,7 @@ def prepare(
 
 
 def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
-    """Return the model on the CPU with its weights in another dtype, except for the heads."""
+    """Return a copy on the CPU with its layers in another dtype; heads and rotary positions stay float32."""
     way = Way(dtype, torch.device("cpu"), pack=False)
     with torch.no_grad():
         copied = sharing(model)

@@ -1,7 +1,7 @@
-"""The backends, one row each. Importing this module imports neither torch nor a runtime.
+"""The table of backends, one row each. Importing this module imports neither torch nor a runtime.
 
-To add a backend, add a module and a row. The command line derives its choices from these tables. The module also
-chooses the backend and precision that are fastest on this hardware.
+To add a backend, add a module and a row. The command line derives its choices from this table, `PRECISIONS` and
+`PLANS`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Backend:
         hint: how to install them.
         precision: the only precision that it supports; None for any of `PRECISIONS`.
         auto_on: the kind of device on which `auto` uses it instead of eager; None for none.
-        auto_from: the number of images from which its preparation is worthwhile.
-        devices: kinds of device that it supports; with more than one, the function takes the device as well.
+        auto_from: the smallest number of images for which its preparation is worthwhile.
+        devices: kinds of device that it supports. Unless this is only the CPU, the function takes the device as a third
+            argument.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Backend:
     devices: tuple[str, ...] = ("cpu",)
 
     def open(self, model: Model, precision: str, device: str = "cpu") -> Runner:
-        """Return a runner of the model in its present state, on a device by torch's name.
+        """Return a runner of the model in its present state, on a device that is named as in torch.
 
         Raises:
             VitkitError: a package is missing, or the backend cannot run the model or does not support the device.
@@ -132,14 +133,14 @@ for _row in (
 
 
 class Runner(Protocol):
-    """Compute logits of preprocessed images, with one backend in one precision.
+    """A function that computes logits of preprocessed images, with one backend in one precision.
 
     Attributes:
-        backend: its name in `registry.BACKENDS`.
-        precision: `float32` or `bfloat16`, the precision of the layers.
-        is_concurrent: whether several threads may call it at once, each with its own batch.
+        backend: the name of the backend in `BACKENDS`.
+        precision: the precision of the layers, one of `PRECISIONS` except `auto`.
+        is_concurrent: whether several threads may call the runner at once, each with its own batch.
         merged: the number of patches that every layer merges.
-        plan: one of `PLANS` except `auto`; empty if there is no choice.
+        plan: one of `PLANS` except `auto`; empty if no plan applies.
     """
 
     backend: str
@@ -149,8 +150,8 @@ class Runner(Protocol):
     plan: str
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Compute float32 logits (B, K) of images (B, C, height, width), on the CPU, for any B.
+        """Compute float32 logits (B, K) of images (B, C, height, width), for any B; both tensors are on the CPU.
 
-        Of a model that computes features as well (`inference.features.with_features`), the result is (B, K + D).
+        If the model also computes features (`inference.features.with_features`), the result is (B, K + D).
         """
         ...

@@ -1,8 +1,8 @@
-"""Token merging: similar patches become one, a few in every layer (Bolya et al., arXiv 2210.09461).
+"""Token merging: every layer merges its most similar patches (Bolya et al., arXiv 2210.09461).
 
-Between attention and MLP the patches are assigned alternately to two sets. Each patch of the first set is matched with
-the patch of the second whose key is most similar, and the r best matches are merged into their mean (sec. 3). A merged
-token counts in attention as often as it contains patches: the logarithm of its size is added to the logits (eq. 1).
+Between attention and MLP, the patches are assigned alternately to two sets. Each patch of the first set is matched with
+the patch of the second set whose key is most similar. The r best matches are merged into their mean (sec. 3). In
+attention, a merged token counts once for each of its patches: the logarithm of its size is added to the logits (eq. 1).
 Predictions change slightly; `benchmarks/merging.py` measures by how much.
 """
 
@@ -48,7 +48,10 @@ class MergingModel(nn.Module):
     def _layer(
         self, block: nn.Module, x: Tensor, sizes: Tensor | None, queries: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute eqs. 2-3 of the first `queries` tokens, or of all, merging tokens in between."""
+        """Compute eqs. 2-3 for all tokens, and merge tokens between the two equations.
+
+        If `queries` is a number, compute only this number of first tokens, and merge none.
+        """
         assert isinstance(block, PreparedBlock) and isinstance(block.attn, PreparedAttention)
         attention, keys = block.attn, list[Tensor]()
         bias = None if sizes is None else sizes.log()[:, None, None, :]  # (B, 1, 1, N): eq. 1
@@ -124,7 +127,11 @@ def merge_tokens(
 
 
 def _match(a: Tensor, b: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Match a (B, |a|, d) to b (B, |b|, d) (sec. 3): indices of a that stay, in order; that merge; their partners."""
+    """Match tokens a (B, |a|, d) to tokens b (B, |b|, d), sec. 3.
+
+    Returns:
+        The indices of the tokens of a that stay, in order; of the r tokens of a that merge; and of their partners in b.
+    """
     likeness = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).transpose(1, 2)  # (B, |a|, |b|)
     best, partner = likeness.max(dim=2)  # (B, |a|)
     order = best.argsort(dim=1, descending=True, stable=True)

@@ -1,8 +1,9 @@
-"""PyTorch's runners: the model itself, its optimised copy, or a compiled one.
+"""The PyTorch runners: the model itself, an optimised copy, or a compiled copy.
 
-Which of them is fastest depends on the processor. It is therefore measured on the machine, and the result is stored.
-When many images are predicted, the candidates alternate for about a second (A B C ... A B C ...), with a whole batch on
-each core. The model itself is used unless the median of another candidate is faster by at least five percent.
+An optimised copy can compute in several ways, called plans (`PLANS`). The fastest plan depends on the processor.
+Therefore, plans are measured on the machine when many images are predicted, and the fastest plan is stored. For about a
+second, the plans take turns (A B C ... A B C ...), with a whole batch on each core. The plan `plain` is used unless the
+median of another plan is faster by at least five percent.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Say, ignore
 
-GAIN = 1.05  # the minimum speed-up over the model itself that is worth another plan
+GAIN = 1.05  # the minimum speed-up over `plain` that is worth another plan
 _HOPELESS = 0.8  # candidates with a lower speed-up in the first round are not timed again
 _SECONDS = 1.0  # duration of the rounds
 _PATIENCE = 5.0  # maximum seconds for the minimum number of rounds, on a busy machine; after that, `plain` is used
@@ -46,7 +47,7 @@ _ROUNDS = (3, 15)  # minimum and maximum number of rounds
 
 
 def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
-    """Return the model for the CPU, computed by one of `PLANS` except `auto`."""
+    """Return a copy of the model for the CPU that computes by `plan`, one of `PLANS` except `auto`."""
     if plan == "plain":
         return plain(model, dtype)
     layout, _, attend = plan.partition("-")
@@ -54,12 +55,14 @@ def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat
 
 
 def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may_measure: bool, say: Say) -> str:
-    """Choose one of `PLANS` for this model here, from an earlier measurement or a new one; `plain` otherwise.
+    """Choose one of `PLANS` for this model on this machine.
+
+    The plan comes from a stored measurement, or from a new one if `may_measure` is set. Otherwise it is `plain`.
 
     Args:
         model: the model on the CPU.
         dtype: the dtype of the computation.
-        may_measure: whether there are enough images for a measurement of a second.
+        may_measure: whether there are enough images to spend a second on a measurement.
         say: called with a line about the measurement.
     """
     facts = _facts(model, dtype)
@@ -73,7 +76,7 @@ def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may
 
 
 def best(ratios: Mapping[str, float]) -> str:
-    """Return the plan with the largest speed-up over the model itself, if it is at least `GAIN`."""
+    """Return the plan with the largest speed-up over `plain`; `plain` if the speed-up is less than `GAIN`."""
     plan = max(ratios, key=lambda name: ratios[name], default="plain")
     return plan if ratios.get(plan, 0.0) >= GAIN else "plain"
 
@@ -87,10 +90,10 @@ def _in_words(plan: str, ratios: Mapping[str, float]) -> str:
 
 
 def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:
-    """Measure each plan's speed-up over the model itself in processor time per batch, as medians over rounds.
+    """Return each plan's speed-up over `plain` in processor time per batch, as the median over rounds.
 
-    Blocks of the same kind cost the same, so one of each kind is timed and weighted by its number. If time runs out
-    before the minimum number of rounds, the result contains only the model itself.
+    Blocks of the same kind cost the same. Therefore one block of each kind is timed, and weighted by the number of such
+    blocks. If time runs out before the minimum number of rounds, the result contains only `plain`.
     """
     cut, times = _one_of_each_kind(model)
     plans = [name for name in PLANS if name != "auto" and (can_pack(dtype) or not name.startswith("packed"))]
@@ -107,7 +110,7 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
 
 
 def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list[int]]:
-    """Return the model with one block of each kind, sharing weights, and the number of blocks of each kind."""
+    """Return a copy with one block of each kind and the last block, and the number of blocks of each kind."""
     config = model.config
     kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
     cut = sharing(model)
@@ -119,7 +122,7 @@ def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list
 def _take_turns(
     candidates: Mapping[str, OptimizedModel], times: Sequence[int], images: Tensor, began: float
 ) -> list[dict[str, float]]:
-    """Return the seconds per batch of each plan for each round; the first round only excludes slow candidates."""
+    """Return the seconds per batch of each plan, by round; plans that are slow in the first round are dropped."""
     racing: dict[str, float] = {}
     for name in [*candidates, *candidates]:  # in the second pass, kernels have been chosen
         racing[name] = _seconds(candidates[name], times, images)
@@ -134,7 +137,7 @@ def _take_turns(
 
 
 def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) -> float:
-    """Return this thread's processor time for the whole model, which other processes do not affect."""
+    """Return the seconds of processor time that this thread needs for a batch; other threads do not count."""
     began = time.thread_time()
     x = optimized.embed(images)  # (B, N, D)
     spent = time.thread_time() - began
@@ -147,11 +150,11 @@ def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) ->
     return spent + time.thread_time() - began
 
 
-# --- What was kept ------------------------------------------------------------------------------------------
+# --- Stored measurements ------------------------------------------------------------------------------------
 
 
 def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
-    """Return everything that a measurement depends on; dropout rates and initial values do not affect the cost."""
+    """Return all values that a measurement depends on; dropout rates and initialisation do not affect the cost."""
     config = {
         name: value for name, value in asdict(model.config).items() if "drop" not in name and name not in ("init",)
     }
@@ -170,7 +173,7 @@ def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the processor's name and a digest of its instruction sets, or what Python knows of it."""
+    """Return the processor's name and a digest of its instruction sets; without /proc/cpuinfo, only its name."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -241,7 +244,7 @@ class KernelReplay:
         return self._model(images)
 
     def _record(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        """Return the graph of a shape, the tensor it reads images from, and the one it writes to."""
+        """Record a CUDA graph for the shape of `images`; return the graph, its input tensor and its output tensor."""
         given, graph = images.clone(), torch.cuda.CUDAGraph()
         aside = torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(images.device))
@@ -262,7 +265,7 @@ class KernelReplay:
 def model_on_gpu(
     model: VisionTransformer, precision: str, device: str, *, is_compiled: bool = False
 ) -> Callable[[Tensor], Tensor]:
-    """Return the function that computes logits of images that are on a GPU, as the backends eager and compile do.
+    """Return the function with which the backends eager and compile compute logits of images on a GPU.
 
     Args:
         model: the model; it is copied.
@@ -285,7 +288,7 @@ class TorchRunner:
         precision: `float32`, `bfloat16` or `float16`.
         is_concurrent: whether several threads may call it at once, as on a CPU without compilation.
         merged: the number of patches that every layer merges.
-        plan: how eager computes on the CPU, one of `PLANS`; empty if it is bitwise equal to the model.
+        plan: the plan of eager on the CPU, one of `PLANS` except `auto`; empty if no plan applies.
     """
 
     def __init__(
@@ -304,7 +307,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        """Compute float32 logits (B, K) of images (B, C, height, width), on the CPU, for any B."""
+        """Compute float32 logits (B, K) of images (B, C, height, width), for any B; both tensors are on the CPU."""
         B = len(images)
         if self.backend == "compile":  # another batch size would be compiled again
             self._largest = max(self._largest, B if self._device == "cpu" else 1 << (B - 1).bit_length())
@@ -323,8 +326,9 @@ def eager(
 ) -> TorchRunner:
     """Return a runner in PyTorch without compilation.
 
-    On the CPU it computes by a plan; in float32 it is the model itself, unless a plan is named or there are many
-    images. On a GPU it is the optimised model in bfloat16 and float16.
+    On the CPU, it computes by a plan. In float32, this is the model itself, unless another plan is requested or was
+    measured to be faster. On a GPU, the optimised model computes in bfloat16 and float16, and the model itself in
+    float32.
 
     Raises:
         VitkitError: plans do not apply to this device, or this processor does not support packed weights.
@@ -351,7 +355,7 @@ def eager(
 
 
 class InHalfPrecision(nn.Module):
-    """A network with convolutions and products in 16 bits; statistics and logits stay float32."""
+    """A network under autocast: convolutions and matrix products in 16 bits, statistics and logits in float32."""
 
     def __init__(self, model: Network, dtype: torch.dtype, device: str) -> None:
         super().__init__()
@@ -383,10 +387,10 @@ def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchR
 
 
 def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
-    """Return the optimised model compiled by inductor, which takes up to a minute.
+    """Return a runner of the optimised model, compiled by inductor; compilation takes up to a minute.
 
     Raises:
-        VitkitError: it cannot be compiled, for example because there is no C++ compiler.
+        VitkitError: the model cannot be compiled, for example because there is no C++ compiler.
     """
     options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
     compute: Callable[[Tensor], Tensor]
